@@ -1,0 +1,279 @@
+"""The one primitive: choose exactly k edges by magnitude, and let the gradient reach all the others.
+
+`choose` gives the wiring: a boolean mask with exactly ``k`` true entries, those of largest magnitude.
+`real_edges` gives the weights of the forward pass: the real edges as they are, zeros elsewhere, with the
+gradient of the paper's Algorithm 1: it flows *to* every allowed edge and *through* none but the real ones.
+
+The order of edges is total, so the choice is a pure function of the weights, whatever the device, the memory
+format or the number of threads: by magnitude, ties by position (row-major; the earlier edge wins), NaN above
+infinity, so that a NaN always shows in the loss. Magnitudes are ranked as integers: the bits of a float
+without its sign order as its magnitude does.
+
+Both are operators of their own (``torch.ops.wirings``), so that `torch.compile`, CUDA graphs and `torch.func` see one
+opaque, pure step. (Forward-mode differentiation is left out: torch.compile takes no function that has it.) ``k`` may be
+a tensor: its value can then change between two replays of a captured step. On a GPU nothing is read back to the host.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from wirings.errors import WiringError
+
+_KEYS = {
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.int16,
+    torch.float32: torch.int32,
+    torch.float64: torch.int64,
+}
+_INFINITY = {dtype: torch.tensor(float("inf"), dtype=dtype).view(key).item() for dtype, key in _KEYS.items()}
+
+
+def choose(weight: Tensor, k: int | Tensor, allowed: Tensor | None = None) -> Tensor:
+    """Mark the ``k`` edges of largest magnitude: a boolean mask of ``weight``'s shape.
+
+    Args:
+        weight: weights (or any scores) in float16, bfloat16, float32 or float64; any shape and memory format.
+        k: how many edges, from 0 to the number of allowed ones; an int, or an integer tensor of no dimensions
+            (on a GPU trusted to be in range, since reading it would make the host wait).
+        allowed: a boolean mask of ``weight``'s shape; edges outside it are never chosen.
+
+    >>> choose(torch.tensor([[3.0, -1.0], [-2.0, 2.0]]), 2)
+    tensor([[ True, False],
+            [ True, False]])
+    """
+    return torch.ops.wirings.choose(weight.detach(), _count(weight, k, allowed), allowed)
+
+
+def real_edges(weight: Tensor, k: int | Tensor, allowed: Tensor | None = None) -> Tensor:
+    """The weights of the forward pass: the ``k`` real edges, zeros elsewhere. Arguments as for `choose`.
+
+    The gradient is passed straight through to every allowed edge, real or hallucinated.
+
+    >>> w = torch.tensor([3.0, -1.0, 2.0], requires_grad=True)
+    >>> real_edges(w, 2).detach()
+    tensor([3., 0., 2.])
+    >>> real_edges(w, 2).sum().backward(); w.grad
+    tensor([1., 1., 1.])
+    """
+    return _RealEdges.apply(weight, _count(weight, k, allowed), allowed)
+
+
+def straight_through(weight: Tensor, real: Tensor, reach: Tensor | None = None) -> Tensor:
+    """``weight`` where ``real``, zero elsewhere; the gradient goes to all edges, or to those in ``reach``.
+
+    >>> w = torch.tensor([3.0, -1.0, 2.0], requires_grad=True)
+    >>> real, reach = torch.tensor([True, False, False]), torch.tensor([True, True, False])
+    >>> straight_through(w, real, reach).sum().backward(); w.grad
+    tensor([1., 1., 0.])
+    """
+    return _StraightThrough.apply(weight, real, reach)
+
+
+def _count(weight: Tensor, k: int | Tensor, allowed: Tensor | None) -> Tensor:
+    """Check the arguments as far as that needs no look at the data; ``k`` as a tensor beside the weight."""
+    if weight.dtype not in _KEYS:
+        raise WiringError(
+            f"edges are ranked in float16, bfloat16, float32 or float64, not in {weight.dtype}; "
+            "convert the weight first."
+        )
+    if allowed is not None and (allowed.shape != weight.shape or allowed.dtype != torch.bool):
+        raise WiringError(
+            f"`allowed` must be a boolean mask of the weight's shape {tuple(weight.shape)}, "
+            f"but it is {allowed.dtype} of shape {tuple(allowed.shape)}."
+        )
+    if isinstance(k, Tensor):
+        if k.dim() or k.is_floating_point():
+            raise WiringError(f"k must be an int or an integer tensor of no dimensions, not {k.dtype} of {k.dim()}.")
+        return k
+    if not 0 <= k <= weight.numel():
+        raise _out_of_range(weight, k)
+    return torch.full((), k, dtype=torch.int64, device=weight.device)
+
+
+def in_transform(tensor: Tensor) -> bool:
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+class _RealEdges(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
+        return torch.ops.wirings.real_edges(weight, k, allowed)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[2])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _within(grad, ctx.saved_tensors[0]), None, None
+
+
+class _StraightThrough(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(weight: Tensor, real: Tensor, reach: Tensor | None) -> Tensor:
+        return torch.where(real, weight, 0.0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[2])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _within(grad, ctx.saved_tensors[0]), None, None
+
+
+def _within(grad: Tensor, reach: Tensor | None) -> Tensor:
+    return grad if reach is None else torch.where(reach, grad, 0.0)
+
+
+# ---- the operators --------------------------------------------------------------------------------------------
+
+_library = torch.library.Library("wirings", "DEF")
+for _name in ("choose", "real_edges"):
+    _library.define(f"{_name}(Tensor weight, Tensor k, Tensor? allowed) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+
+
+def _keys(weight: Tensor, allowed: Tensor | None, out: Tensor | None = None) -> Tensor:
+    """Integers that order as the magnitudes do, in ``weight``'s own layout; -1 where no edge is allowed."""
+    key = _KEYS[weight.dtype]
+    keys = torch.bitwise_and(weight.view(key), torch.iinfo(key).max, out=out)
+    return keys if allowed is None else keys.masked_fill_(~allowed, -1)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """All entries as one row in the order of memory, without a copy where they fill their memory."""
+    dims = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    return tensor.permute(dims).reshape(-1)
+
+
+def _boundary(keys: Tensor, k: int) -> tuple[int, int]:
+    """The smallest key among the ``k`` largest and the largest among the rest, 0 < k < n. Reorders ``keys``.
+
+    NumPy's selection is vectorised for integers, several times faster than `torch.kthvalue` or `torch.topk`.
+    """
+    row = keys.numpy()
+    last_out = row.size - k - 1
+    row.partition(last_out)
+    return int(row[last_out + 1 :].min()), int(row[last_out])
+
+
+def _surplus(keys: Tensor, least: int, k: int) -> np.ndarray:
+    """Row-major positions to drop from ``keys >= least`` to be left with ``k``: the last among the equals."""
+    rows = keys.reshape(-1)
+    keep = k - int(torch.count_nonzero(rows > least))
+    return np.flatnonzero((rows == least).numpy())[keep:]
+
+
+def _choose_cpu(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
+    count = _checked(weight, k)
+    keys = _keys(weight, allowed)
+    if count == 0:
+        return torch.zeros_like(keys, dtype=torch.bool)
+    if count == keys.numel():
+        least = next_out = int(keys.min())
+    else:
+        least, next_out = _boundary(_flat(keys).clone(), count)
+    if least < 0:
+        most = int(torch.count_nonzero(keys >= 0))
+        raise WiringError(f"k = {count} edges were asked for, but only {most} are allowed; lower k or allow more.")
+    real = keys >= least
+    if least == next_out:
+        real[_position(real, _surplus(keys, least, count))] = False
+    return real
+
+
+def _real_edges_cpu(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
+    count, out = _checked(weight, k), torch.empty_like(weight)
+    if count == 0:
+        return out.zero_()
+    if allowed is not None:
+        return torch.where(_choose_cpu(weight, k, allowed), weight, 0.0)
+    if count == weight.numel():
+        return out.copy_(weight)
+    # One buffer serves twice: as the keys to be reordered, then as the result.
+    keys = _keys(weight, None, out=out.view(_KEYS[weight.dtype]))
+    least, next_out = _boundary(_flat(keys), count)
+    if least > _INFINITY[weight.dtype]:  # k NaN or more
+        return torch.where(_choose_cpu(weight, k, None), weight, 0.0)
+    if least == 0:  # fewer than k edges differ from zero
+        return out.copy_(weight)
+    if least > next_out:  # no tie at the boundary: one pass sets all others to zero
+        return torch.ops.aten.hardshrink.out(weight, _value(next_out, weight.dtype), out=out)
+    torch.ops.aten.hardshrink.out(weight, _value(least - 1, weight.dtype), out=out)
+    out[_position(out, _surplus(_keys(weight, None), least, count))] = 0
+    return out
+
+
+def _checked(weight: Tensor, k: Tensor) -> int:
+    count = int(k)
+    if not 0 <= count <= weight.numel():
+        raise _out_of_range(weight, count)
+    return count
+
+
+def _out_of_range(weight: Tensor, k: int) -> WiringError:
+    return WiringError(
+        f"k must lie between 0 and the {weight.numel()} edges of a weight of shape {tuple(weight.shape)}, not be {k}."
+    )
+
+
+def _value(key: int, dtype: torch.dtype) -> float:
+    return torch.tensor(key, dtype=_KEYS[dtype]).view(dtype).item()
+
+
+def _position(tensor: Tensor, flat: np.ndarray) -> tuple[Tensor, ...]:
+    return tuple(torch.from_numpy(index) for index in np.unravel_index(flat, tuple(tensor.shape)))
+
+
+def _choose_device(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
+    """On any device, from PyTorch's own operators, with nothing read back to the host."""
+    keys = _keys(weight, allowed).reshape(-1)
+    k = k.to(weight.device)
+    least = keys.sort(descending=True).values.gather(0, (k - 1).clamp(min=0).reshape(1))
+    above, equal = keys > least, keys == least
+    real = above | (equal & (equal.cumsum(0) <= k - above.sum()))
+    return torch.empty_like(weight, dtype=torch.bool).copy_(real.view(weight.shape))
+
+
+def _real_edges_device(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
+    return torch.where(_choose_device(weight, k, allowed), weight, 0.0)
+
+
+_library.impl("choose", _choose_cpu, "CPU")
+_library.impl("real_edges", _real_edges_cpu, "CPU")
+_library.impl("choose", _choose_device, "CompositeExplicitAutograd")
+_library.impl("real_edges", _real_edges_device, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("wirings::choose", lib=_library)
+def _(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
+    return torch.empty_like(weight, dtype=torch.bool)
+
+
+@torch.library.register_fake("wirings::real_edges", lib=_library)
+def _(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
+    return torch.empty_like(weight)
+
+
+def _over_batch(operator: Any) -> Any:
+    """Under `torch.vmap` every member of the batch is a graph of its own, with k edges of its own."""
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+        members = [
+            operator(*(a if d is None else a.select(d, i) for a, d in zip(args, in_dims, strict=True)))
+            for i in range(info.batch_size)
+        ]
+        return torch.stack(members), 0
+
+    return rule
+
+
+torch.library.register_vmap("wirings::choose", _over_batch(torch.ops.wirings.choose), lib=_library)
+torch.library.register_vmap("wirings::real_edges", _over_batch(torch.ops.wirings.real_edges), lib=_library)

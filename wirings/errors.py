@@ -1,0 +1,20 @@
+"""The one error class for users' mistakes."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class WiringError(ValueError):
+    """A mistake in how the library was used.
+
+    Its message says what was expected, what came, where, and what to do. Whatever raised it left the
+    caller's model as it was.
+    """
+
+
+def unknown(kind: str, name: str, choices: Iterable[str]) -> WiringError:
+    """The error for a name that does not exist: lists the nearest one and all the choices."""
+    known = sorted(choices)
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return WiringError(f"unknown {kind} {name!r}.{hint} Choose from: {', '.join(known)}.")
