@@ -1,0 +1,255 @@
+"""Every registered rule, on every kind of layer, in every precision, keeps the contract."""
+
+import copy
+import shutil
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import wirings
+from wirings import rules
+from wirings.rules import Rule
+
+LAYERS = {
+    "linear": (lambda: nn.Linear(12, 10), (6, 12)),
+    "conv": (lambda: nn.Conv2d(4, 8, 3), (6, 4, 5, 5)),
+    "grouped": (lambda: nn.Conv2d(8, 8, 3, groups=4), (6, 8, 5, 5)),
+}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+everywhere = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+each_layer = pytest.mark.parametrize("layer", LAYERS)
+each_rule = pytest.mark.parametrize("rule", rules.names())
+
+
+def make(layer: str, dtype: torch.dtype, seed: int = 0) -> tuple[nn.Module, Tensor]:
+    """A model whose middle is the layer, and a batch for it."""
+    torch.manual_seed(seed)
+    build, shape = LAYERS[layer]
+    before = nn.Linear(shape[-1], shape[-1])
+    model = nn.Sequential(before, nn.Tanh(), build(), nn.Tanh()).to(dtype)
+    return model, torch.randn(shape).to(dtype)
+
+
+def wire(model: nn.Module, rule: str, density: float = 0.25) -> wirings.Wiring:
+    own = rules.get(rule).budget(8, (2, 4)) is not None
+    return wirings.wire_(model, rule) if own else wirings.wire_(model, rule, density=density)
+
+
+def expected_edges(rule: str, weight: Tensor, density: float = 0.25) -> int:
+    own = rules.get(rule).budget(weight.numel(), tuple(weight.shape))
+    return int(density * weight.numel()) if own is None else own
+
+
+def train(model: nn.Module, wiring: wirings.Wiring, x: Tensor, steps: int) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        wiring.step(optimizer)
+
+
+def assert_edge_count(rule: str, wiring: wirings.Wiring) -> None:
+    training = [layer.edges.training for layer in wiring.layers]
+    for layer in wiring.layers:
+        layer.edges.eval()
+        used, k = layer.edges(layer.weight), expected_edges(rule, layer.weight)
+        real = layer.edges.real(layer.weight)
+        assert int(real.sum()) == k
+        assert int(used.count_nonzero()) == k, "weights of real edges are not zero by chance here"
+        assert not used[~real].any()
+    for layer, mode in zip(wiring.layers, training, strict=True):
+        layer.edges.train(mode)
+
+
+@each_rule
+@each_layer
+@everywhere
+def test_exact_edge_count_after_every_step(rule: str, layer: str, dtype: torch.dtype) -> None:
+    model, x = make(layer, dtype)
+    wiring = wire(model, rule)
+    assert_edge_count(rule, wiring)
+    for _ in range(4):
+        train(model, wiring, x, 1)
+        assert_edge_count(rule, wiring)
+    sizes = {one.name: expected_edges(rule, one.weight) for one in wiring.layers}
+    assert {r.name + ".weight": r.edges for r in wiring.look()} == sizes
+    wirings.finalize_(model)
+    for name, k in sizes.items():
+        assert int(model.get_parameter(name).count_nonzero()) == k
+
+
+@each_rule
+@each_layer
+@everywhere
+def test_finalize_gives_the_same_outputs_and_plain_modules(rule: str, layer: str, dtype: torch.dtype) -> None:
+    model, x = make(layer, dtype)
+    plain = {name: type(module) for name, module in model.named_modules()}
+    keys = list(model.state_dict())
+    wiring = wire(model, rule)
+    train(model, wiring, x, 3)
+    with torch.no_grad():
+        before = model.eval()(x)
+        assert wirings.finalize_(model) is model
+        assert torch.equal(model(x), before)
+    assert list(model.state_dict()) == keys
+    assert {name: type(module) for name, module in model.named_modules()} == plain
+
+
+@each_rule
+@each_layer
+@everywhere
+def test_save_and_load(rule: str, layer: str, dtype: torch.dtype, tmp_path: object) -> None:
+    model, x = make(layer, dtype)
+    wiring = wire(model, rule)
+    train(model, wiring, x, 3)
+    torch.save({"model": model.state_dict(), "wiring": wiring.state_dict()}, f"{tmp_path}/saved.pt")
+
+    other, _ = make(layer, dtype, seed=1)
+    again = wire(other, rule)
+    saved = torch.load(f"{tmp_path}/saved.pt", weights_only=True)
+    other.load_state_dict(saved["model"])
+    again.load_state_dict(saved["wiring"])
+    assert again.steps == wiring.steps == 3
+    for name, mask in wiring.masks().items():
+        assert torch.equal(again.masks()[name], mask)
+    assert torch.equal(other.eval()(x), model.eval()(x))
+    for one in (model.train(), other.train()):
+        torch.manual_seed(5)
+        train(one, wiring if one is model else again, x, 2)
+    assert torch.equal(other.eval()(x), model.eval()(x)), "training goes on the same way"
+
+
+@each_rule
+@everywhere
+def test_plain_and_wired_checkpoints_are_interchangeable(rule: str, dtype: torch.dtype) -> None:
+    plain, _ = make("conv", dtype, seed=1)
+    model, _ = make("conv", dtype)
+    wiring = wire(model, rule)
+    model.load_state_dict(plain.state_dict())
+    for layer in wiring.layers:
+        assert torch.equal(layer.weight, plain.get_parameter(layer.name))
+    saved = model.state_dict()
+    memory = {key for key in saved if ".wiring." in key}
+    assert set(saved) - memory == set(plain.state_dict())
+    fresh, _ = make("conv", dtype, seed=2)
+    missing = fresh.load_state_dict(saved, strict=not memory)
+    assert set(missing.unexpected_keys) == memory
+    assert not missing.missing_keys
+    assert torch.equal(fresh[2].weight, plain[2].weight)
+
+
+@each_rule
+@each_layer
+@everywhere
+def test_determinism(rule: str, layer: str, dtype: torch.dtype) -> None:
+    states = []
+    for _ in range(2):
+        model, x = make(layer, dtype, seed=3)
+        wiring = wire(model, rule)
+        train(model, wiring, x, 3)
+        states.append(model.state_dict())
+    assert states[0].keys() == states[1].keys()
+    for key, value in states[0].items():
+        assert torch.equal(value, states[1][key])
+
+
+@each_rule
+@each_layer
+@everywhere
+def test_backward_flows_through_real_edges_alone(rule: str, layer: str, dtype: torch.dtype) -> None:
+    """Whatever the rule does with the gradient of an edge, what comes before the layer sees real edges only."""
+    model, x = make(layer, dtype)
+    wire(model, rule)
+    model.eval()
+    finalized = wirings.finalize_(copy.deepcopy(model))
+    for one in (model, finalized):
+        one(x).square().mean().backward()
+    assert torch.equal(model[0].bias.grad, finalized[0].bias.grad)
+    assert torch.equal(model[2].bias.grad, finalized[2].bias.grad)
+    grad = model[2].parametrizations.weight.original.grad
+    real = model[2].parametrizations.weight[0].real(model[2].parametrizations.weight.original)
+    assert grad is not None
+    assert grad[real].count_nonzero() > 0
+
+
+@each_rule
+@each_layer
+@everywhere
+def test_compiled_training_equals_eager(rule: str, layer: str, dtype: torch.dtype) -> None:
+    torch._dynamo.reset()
+    model, x = make(layer, dtype)
+    wiring = wire(model, rule)
+    model2 = copy.deepcopy(model)
+    compiled = torch.compile(model2, backend="aot_eager", fullgraph=True)
+    for one in (model, compiled):
+        torch.manual_seed(7)
+        optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            one(x).square().mean().backward()
+            optimizer.step()
+    for (name, a), (_, b) in zip(model.named_parameters(), model2.named_parameters(), strict=True):
+        torch.testing.assert_close(a, b, msg=name)
+    assert len(wiring.layers) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # the compiler's own deprecations
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the full compiler needs a C++ compiler")
+@each_rule
+def test_the_full_compiler(rule: str) -> None:
+    torch._dynamo.reset()
+    model, x = make("conv", torch.float32)
+    wire(model, rule)
+    model2 = copy.deepcopy(model)
+    compiled = torch.compile(model2, fullgraph=True)
+    for one in (model, compiled):
+        torch.manual_seed(7)
+        one(x).square().mean().backward()
+    for (name, a), (_, b) in zip(model.named_parameters(), model2.named_parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, msg=name)
+
+
+@each_rule
+def test_deepcopy_and_repr(rule: str) -> None:
+    model, x = make("conv", torch.float32)
+    wiring = wire(model, rule)
+    other = copy.deepcopy(model)
+    assert torch.equal(model.eval()(x), other.eval()(x))
+    with torch.no_grad():
+        for layer in wiring.layers:
+            layer.weight.zero_()
+    assert not torch.equal(model(x), other(x)), "the copy has weights and wiring of its own"
+    assert type(wiring.rule).__name__ in repr(wiring)
+    assert isinstance(rules.get(rule), Rule)
+
+
+@each_rule
+@pytest.mark.parametrize("share", ["erk", "global"])
+def test_other_shares_meet_the_total(rule: str, share: str) -> None:
+    if rules.get(rule).budget(8, (2, 4)) is not None:
+        with pytest.raises(wirings.WiringError, match="fixes the number of edges itself"):
+            wirings.wire_(make("conv", torch.float32)[0], rule, share=share)
+        return
+    model, x = make("conv", torch.float32)
+    wiring = wirings.wire_(model, rule, density=0.25, share=share)
+    total = sum(layer.weight.numel() for layer in wiring.layers) // 4
+    for _ in range(3):
+        train(model, wiring, x, 1)
+        assert sum(int(mask.sum()) for mask in wiring.masks().values()) == total
+    out = model.eval()(x)
+    assert torch.equal(wirings.finalize_(model)(x), out)
+
+
+@each_rule
+def test_follows_a_schedule(rule: str) -> None:
+    if rules.get(rule).budget(8, (2, 4)) is not None:
+        pytest.skip("takes no budget")
+    model, x = make("conv", torch.float32)
+    wiring = wirings.wire_(model, rule, density=wirings.Linear(1.0, 0.2, steps=4))
+    n = model[2].parametrizations.weight.original.numel()
+    for step, density in enumerate([1.0, 0.8, 0.6, 0.4, 0.2, 0.2]):
+        assert int(wiring.masks()["2.weight"].sum()) == int(density * n + 1e-6), step
+        train(model, wiring, x, 1)

@@ -1,0 +1,116 @@
+"""Budgets: densities, numbers, mappings, shares and schedules, with counts worked by hand."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wirings import Constant, Cubic, Linear, WiringError
+from wirings.budget import Budget, Size, matches
+
+
+def sizes(*shapes: tuple[int, ...]) -> list[Size]:
+    return [Size(f"layer{i}.weight", shape, math.prod(shape)) for i, shape in enumerate(shapes)]
+
+
+def test_a_density_is_rounded_down_in_every_layer() -> None:
+    assert Budget(density=0.1).counts(sizes((10, 10), (5, 5), (3, 3))) == [10, 2, 1]
+    assert Budget(density=0.29).counts(sizes((10, 10))) == [29], "not 28, which 0.29 * 100 = 28.999… would give"
+    assert Budget(density=0.01).counts(sizes((3, 3))) == [1], "at least one edge"
+    assert Budget(density=1.0).counts(sizes((3, 3), (2, 7))) == [9, 14]
+    assert Budget(density=Constant(0.5)).counts(sizes((4, 4)), step=9) == [8]
+
+
+def test_k_is_the_number_in_all() -> None:
+    assert Budget(k=10).counts(sizes((10, 10))) == [10]
+    assert Budget(k=50).counts(sizes((10, 10), (5, 20), (10, 5))) == [20, 20, 10]
+    assert Budget(k=7).counts(sizes((10, 10), (5, 20), (10, 5))) == [3, 3, 1]
+    assert Budget(k=4).counts(sizes((100, 100), (2, 2), (2, 2))) == [2, 1, 1], "no layer is cut off"
+
+
+def test_a_mapping_by_patterns_the_first_match_counts() -> None:
+    budget = Budget(mapping={"layer0": 7, "layer1*": 0.5, "*": 0.1})
+    assert budget.counts(sizes((10, 10), (4, 4), (10, 10))) == [7, 8, 10]
+    assert budget.amount_for("layer1.weight") == 0.5
+    assert Budget(mapping={"layer0": Linear(1.0, 0.5, steps=2)}).counts(sizes((4, 4)), 1) == [12]
+
+
+def test_erk_by_hand() -> None:
+    # sum / product: 20/100, 12/20: raw densities 0.2 and 0.6, edges 20 and 12 for scale 1; 16 edges are half of that.
+    assert Budget(k=16, share="erk").counts(sizes((10, 10), (2, 10))) == [10, 6]
+    # 60 edges: scale 60/32 would fill the second layer (0.6 * 1.875 > 1), so it is full and the first gets the rest.
+    assert Budget(k=60, share="erk").counts(sizes((10, 10), (2, 10))) == [40, 20]
+    # A convolution counts its kernel too: (4 + 4 + 3 + 3) / 144.
+    assert Budget(density=0.5, share="erk").counts(sizes((4, 4, 3, 3), (12, 12))) == [53, 91]
+
+
+def test_global_is_one_number() -> None:
+    assert Budget(density=0.25, share="global").counts(sizes((10, 10), (2, 10))) == [30]
+    assert Budget(k=31, share="global").counts(sizes((10, 10), (2, 10))) == [31]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=8),
+    st.floats(0.001, 1.0),
+    st.sampled_from(["uniform", "erk"]),
+)
+def test_a_total_is_met_exactly(shapes: list[tuple[int, int]], fraction: float, share: str) -> None:
+    layers = sizes(*shapes)
+    total = sum(size.allowed for size in layers)
+    k = max(1, int(fraction * total))
+    counts = Budget(k=k, share=share).counts(layers)
+    assert sum(counts) == k
+    assert all(0 <= count <= size.allowed for count, size in zip(counts, layers, strict=True))
+    assert k < len(layers) or min(counts) >= 1
+
+
+def test_schedules_by_hand() -> None:
+    linear, cubic = Linear(1.0, 0.2, steps=4, begin=1), Cubic(1.0, 0.2, steps=4, begin=1)
+    assert [linear(t) for t in range(7)] == pytest.approx([1.0, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2])
+    expected = [1.0, 1.0, 0.2 + 0.8 * 0.75**3, 0.2 + 0.8 * 0.5**3, 0.2 + 0.8 * 0.25**3, 0.2, 0.2]
+    assert [cubic(t) for t in range(7)] == pytest.approx(expected)
+    assert Linear(0.1, 0.3, steps=2)(1) == pytest.approx(0.2), "a density may grow"
+    assert Budget(density=linear).changes
+    assert not Budget(density=0.1).changes
+    assert Budget(mapping={"*": cubic}).changes
+
+
+def test_patterns() -> None:
+    assert matches("layer1.0.conv1.weight", "layer1")
+    assert matches("layer1.0.conv1.weight", "*.conv?")
+    assert not matches("layer10.conv1.weight", "layer1")
+    assert not matches("layer1.0.conv1.weight", "conv1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({}, "none came"),
+        ({"density": 0.1, "k": 3}, "density and k came"),
+        ({"density": 0.0}, r"\(0, 1\].*It is 0.0"),
+        ({"density": -0.1}, r"\(0, 1\].*It is -0.1"),
+        ({"density": 1.5}, "For 1.5 % write 0.015"),
+        ({"density": 10.0}, "For 10.0 % write 0.1"),
+        ({"density": float("nan")}, "It is nan"),
+        ({"density": 1}, "is an int; write 1.0, or k"),
+        ({"density": "0.1"}, "'0.1'"),
+        ({"k": 0}, "at least 1 edge, but it is 0"),
+        ({"k": 2.5}, r"k must be a number of edges \(an int\), but it is 2.5"),
+        ({"k": 10**6}, "allow only 125; lower k"),
+        ({"mapping": {"layer0": 101}}, "101 edges were asked for in layer0.weight.*only 100"),
+        ({"mapping": {}}, "empty mapping"),
+        ({"mapping": {"layer0": True}}, r"budget\['layer0'\] must be"),
+        ({"mapping": {"*": 0.5}, "share": "erk"}, "drop share='erk'"),
+        ({"density": 0.1, "share": "erks"}, "unknown share 'erks'. Did you mean 'erk'"),
+    ],
+)
+def test_mistakes(arguments: dict[str, object], says: str) -> None:
+    with pytest.raises(WiringError, match=says):
+        Budget(**arguments).counts(sizes((10, 10), (5, 5)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("arguments", [(0.0, 0.1, 5), (1.0, 1.2, 5), (1.0, 0.1, 0), (1.0, 0.1, 5, -1)])
+def test_mistakes_in_schedules(arguments: tuple[float, float, int]) -> None:
+    with pytest.raises(WiringError, match="Cubic"):
+        Cubic(*arguments)

@@ -1,0 +1,168 @@
+"""What users get wrong: one error class, a message that says what to do, and a model left as it was."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, weight_norm
+
+import wirings
+from wirings import WiringError, finalize_, unwire_, wire_
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8, 4))
+
+
+def with_nan() -> nn.Sequential:
+    model = network()
+    with torch.no_grad():
+        model[3].weight[1, 2] = float("nan")
+    return model
+
+
+def weight_normed() -> nn.Sequential:
+    model = network()
+    parametrizations.weight_norm(model[3])
+    return model
+
+
+def already_wired() -> nn.Sequential:
+    model = network()
+    wire_(model, density=0.5)
+    return model
+
+
+MISTAKES = {
+    "density of zero": (network, {"density": 0.0}, r"density must lie in \(0, 1\].*It is 0.0"),
+    "density in percent": (network, {"density": 5.0}, "For 5.0 % write 0.05"),
+    "no budget": (network, {}, "one of density=, k= or budget="),
+    "k too large": (network, {"k": 1000}, "k = 1000 edges were asked for, but the 2 layers .* allow only 248; lower k"),
+    "k too large in a layer": (network, {"budget": {"3": 33}}, "33 edges were asked for in 3.weight.*only 32"),
+    "skip matches nothing": (network, {"density": 0.1, "skip": ["fc"]}, r"skip=\['fc'\] matches no weight.*0, 3"),
+    "include matches nothing": (network, {"density": 0.1, "include": ["fc"]}, r"include=\['fc'\] matches no weight"),
+    "budget matches nothing": (network, {"budget": {"fc": 0.1}}, r"budget\['fc'\] matches none of the layers to wire"),
+    "nothing is left": (network, {"density": 0.1, "skip": ["*"]}, "leave no layer to wire"),
+    "skip is a string": (network, {"density": 0.1, "skip": "3"}, r"write skip=\['3'\]"),
+    "unknown rule": (network, {"rule": "dwn", "density": 0.1}, "unknown rule 'dwn'. Did you mean 'dnw'.*random"),
+    "rule is a class": (network, {"rule": wirings.rules.DNW, "density": 0.1}, "a name or a wirings.rules.Rule object"),
+    "dense with a budget": (
+        network,
+        {"rule": "dense", "density": 0.1},
+        "fixes the number of edges itself; drop density",
+    ),
+    "unknown share": (network, {"density": 0.1, "share": "globl"}, "Did you mean 'global'"),
+    "wired twice": (
+        already_wired,
+        {"density": 0.1},
+        "0.weight is wired already. Call wirings.finalize_ or wirings.unwire_",
+    ),
+    "NaN": (with_nan, {"density": 0.1}, "3.weight holds 1 NaN among its 32 weights"),
+    "no layers": (nn.ReLU, {"density": 0.1}, "ReLU has no layer to wire: expected a Linear"),
+    "norms alone": (lambda: nn.BatchNorm2d(3), {"density": 0.1}, "no layer to wire"),
+    "weight norm": (weight_normed, {"density": 0.1}, "3.weight is held by another parametrization.*_WeightNorm"),
+    "lazy layer": (lambda: nn.LazyLinear(3), {"density": 0.1}, "weight has no shape yet"),
+    "allowed has another shape": (
+        network,
+        {"density": 0.1, "allowed": {"3": torch.ones(4, 9).bool()}},
+        r"3.weight's shape \(4, 8\), but it is torch.bool of shape \(4, 9\)",
+    ),
+    "allowed matches nothing": (network, {"density": 0.1, "allowed": {"9": torch.ones(1).bool()}}, "matches none"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
+def test_mistakes_in_wiring(mistake: str) -> None:
+    build, arguments, says = MISTAKES[mistake]
+    model = build()
+    lazy = mistake == "lazy layer"
+    before = None if lazy else copy.deepcopy(model)
+    with pytest.raises(WiringError, match=says):
+        wire_(model, **arguments)
+    if before is not None:
+        assert repr(model) == repr(before), "left as it was"
+        for (name, a), (other, b) in zip(model.state_dict().items(), before.state_dict().items(), strict=True):
+            assert name == other
+            assert torch.equal(a, b) or torch.isnan(a).any()
+
+
+def test_the_error_is_a_value_error() -> None:
+    with pytest.raises(ValueError, match="unknown rule"):
+        wirings.rules.get("nothing")
+
+
+def test_skipping_what_another_parametrization_holds() -> None:
+    model = weight_normed()
+    assert [layer.name for layer in wire_(model, density=0.5, skip=["3"]).layers] == ["0.weight"]
+    finalize_(model)
+    assert "3.parametrizations.weight.original0" in model.state_dict()
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+def test_the_older_weight_norm_has_no_weight_to_wire() -> None:
+    model = nn.Sequential(weight_norm(nn.Linear(4, 4)))
+    with pytest.raises(WiringError, match="no layer to wire"):
+        wire_(model, density=0.5)
+
+
+@pytest.mark.parametrize("call", [finalize_, unwire_])
+def test_a_model_that_is_not_wired(call: Callable[[nn.Module], nn.Module]) -> None:
+    with pytest.raises(WiringError, match="Sequential is not wired"):
+        call(network())
+
+
+def test_nan_is_found_when_finalizing_and_shows_in_the_loss() -> None:
+    model = network()
+    wiring = wire_(model, density=0.1)
+    with torch.no_grad():
+        wiring.layers[1].weight[0, 0] = float("nan")
+    assert torch.isnan(model(torch.randn(2, 3, 3, 3)).sum())
+    with pytest.raises(WiringError, match="3.weight holds 1 NaN"):
+        finalize_(model)
+    assert wiring.layers[0].weight.count_nonzero() > 200, "left as it was, still wired"
+    assert repr(wiring).startswith("<Wiring of Sequential")
+
+
+def test_a_broken_rule_is_found_when_finalizing() -> None:
+    class TooMany(wirings.rules.Rule):
+        name = "too many"
+
+        def real(self, weight: torch.Tensor, edges: wirings.rules.Edges) -> torch.Tensor:
+            return wirings.choose(weight, edges.k + 1)
+
+    model = nn.Linear(4, 4)
+    wire_(model, TooMany(), k=3)
+    with pytest.raises(WiringError, match="weight: rule 'too many' should have 3 real edges.*but it has 4"):
+        finalize_(model)
+
+
+def test_failure_half_way_leaves_the_model_as_it_was() -> None:
+    class Fails(wirings.rules.DNW):
+        name = "fails"
+
+        def setup(self, layers: object) -> None:
+            raise RuntimeError("no")
+
+    model = network()
+    keys, kinds = list(model.state_dict()), [type(m) for m in model.modules()]
+    with pytest.raises(RuntimeError, match="no"):
+        wire_(model, Fails(), density=0.1, share="global")
+    assert list(model.state_dict()) == keys
+    assert [type(m) for m in model.modules()] == kinds
+    assert not model._forward_pre_hooks
+
+
+def test_mistakes_around_rules() -> None:
+    with pytest.raises(WiringError, match="does not take these settings"):
+        wirings.rules.get("random", sead=3)
+    with pytest.raises(WiringError, match="a rule named 'dnw' is registered already"):
+        wirings.rules.register(type("Other", (wirings.rules.DNW,), {}))
+
+
+def test_a_state_of_another_rule() -> None:
+    wiring = wire_(network(), density=0.1)
+    with pytest.raises(WiringError, match="saved with rule 'random', but the model is wired with 'dnw'"):
+        wiring.load_state_dict({"rule": "random", "steps": 3})

@@ -1,0 +1,410 @@
+"""`wire_`, `finalize_` and `unwire_` on every kind of layer, and with what people do to models around them."""
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import wirings
+from wirings import finalize_, unwire_, wire_
+
+
+class Attention(nn.Module):
+    """nn.MultiheadAttention attending to itself; with ``other``, keys of another width (so separate projections)."""
+
+    def __init__(self, other: bool = False) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True, kdim=8, vdim=4 if other else 8)
+        self.other = other
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x, x, x[..., :4] if self.other else x)[0]
+
+
+class Recurrent(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)[0]
+
+
+class Tied(nn.Module):
+    """A language model's head that is its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(20, 8)
+        self.body = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 20, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.body(self.embed(x))))
+
+
+# model, input, names of the wired weights
+MODELS = {
+    "linear": (lambda: nn.Linear(6, 5), (3, 6), ["weight"]),
+    "bilinear": (lambda: Twice(nn.Bilinear(6, 6, 5)), (3, 6), ["layer.weight"]),
+    "conv1d": (lambda: nn.Conv1d(4, 6, 3), (2, 4, 7), ["weight"]),
+    "conv2d": (lambda: nn.Conv2d(4, 6, 3), (2, 4, 7, 7), ["weight"]),
+    "conv3d": (lambda: nn.Conv3d(4, 6, 3), (2, 4, 5, 5, 5), ["weight"]),
+    "grouped": (lambda: nn.Conv2d(4, 6, 3, groups=2), (2, 4, 7, 7), ["weight"]),
+    "depthwise": (lambda: nn.Conv2d(4, 8, 3, groups=4), (2, 4, 7, 7), ["weight"]),
+    "transposed1d": (lambda: nn.ConvTranspose1d(4, 6, 3), (2, 4, 7), ["weight"]),
+    "transposed2d": (lambda: nn.ConvTranspose2d(4, 6, 3, groups=2), (2, 4, 7, 7), ["weight"]),
+    "transposed3d": (lambda: nn.ConvTranspose3d(4, 6, 3), (2, 4, 5, 5, 5), ["weight"]),
+    "rnn": (lambda: Recurrent(nn.RNN(4, 6)), (3, 2, 4), ["layer.weight_ih_l0", "layer.weight_hh_l0"]),
+    "gru": (lambda: Recurrent(nn.GRU(4, 6)), (3, 2, 4), ["layer.weight_ih_l0", "layer.weight_hh_l0"]),
+    "lstm": (
+        lambda: Recurrent(nn.LSTM(4, 6, 2, bidirectional=True, proj_size=3)),
+        (3, 2, 4),
+        [f"layer.weight_{w}_l{i}{r}" for i in (0, 1) for r in ("", "_reverse") for w in ("ih", "hh", "hr")],
+    ),
+    "cell": (lambda: Twice(nn.GRUCell(6, 6)), (2, 6), ["layer.weight_ih", "layer.weight_hh"]),
+    "attention": (Attention, (2, 5, 8), ["attention.in_proj_weight", "attention.out_proj.weight"]),
+    "attention of other widths": (
+        lambda: Attention(other=True),
+        (2, 5, 8),
+        [f"attention.{x}_proj_weight" for x in "qkv"] + ["attention.out_proj.weight"],
+    ),
+    "encoder": (
+        lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True),
+        (2, 5, 8),
+        ["self_attn.in_proj_weight", "self_attn.out_proj.weight", "linear1.weight", "linear2.weight"],
+    ),
+    "tied": (Tied, None, ["embed.weight", "body.weight"]),
+}
+
+
+class Twice(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x, x)
+
+
+def example(shape: tuple[int, ...] | None) -> Tensor:
+    return torch.randint(20, (2, 5)) if shape is None else torch.randn(shape)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
+def test_every_kind_of_layer(kind: str) -> None:
+    build, shape, names = MODELS[kind]
+    model, x = build(), example(shape)
+    plain = copy.deepcopy(model)
+    parameters = dict(model.named_parameters())
+    before = model(x)
+    wiring = wire_(model, density=0.4)
+    assert sorted(layer.name for layer in wiring.layers) == sorted(names)
+    assert {id(p) for p in model.parameters()} == {id(p) for p in parameters.values()}, (
+        "an optimizer made before goes on"
+    )
+    assert list(model.state_dict().keys() ^ plain.state_dict().keys()) == []
+
+    model(x).square().mean().backward()
+    for layer in wiring.layers:
+        hallucinated = ~layer.edges.real(layer.weight)
+        assert layer.weight.grad is not None
+        assert layer.weight.grad[hallucinated].count_nonzero() > 0, f"the gradient reaches {layer.name}"
+    assert not torch.allclose(model(x), before)
+
+    # The same computation by hand: a plain model whose hallucinated edges are set to zero.
+    reference = copy.deepcopy(plain)
+    with torch.no_grad():
+        for name, mask in wiring.masks().items():
+            reference.get_parameter(name).mul_(mask)
+    torch.testing.assert_close(model(x), reference(x))
+
+    for one in (copy.deepcopy(model), model):  # a copy is finalized without harm to the original
+        out = one.eval()(x)
+        finalize_(one)
+        torch.testing.assert_close(one(x), out, rtol=0, atol=0)
+        assert list(one.state_dict()) == list(plain.state_dict())
+        assert [n for n, _ in one.named_parameters()] == [n for n, _ in plain.named_parameters()], "in their old order"
+    assert {id(p) for p in model.parameters()} == {id(p) for p in parameters.values()}
+    assert torch.equal(model.train()(x), model(x))
+    pickled = io.BytesIO()
+    torch.save(model, pickled)  # whole modules can be pickled again: nothing of ours is left in them
+    assert b"wirings" not in pickled.getvalue()
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
+def test_unwire_gives_all_weights_back(kind: str) -> None:
+    build, shape, _ = MODELS[kind]
+    model, x = build(), example(shape)
+    before, saved = model(x), copy.deepcopy(model.state_dict())
+    wire_(model, density=0.4)
+    unwire_(model)
+    assert torch.equal(model(x), before)
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, saved[key])
+
+
+def test_tied_weights_have_one_wiring() -> None:
+    model = Tied()
+    wiring = wire_(model, k=60)
+    assert sum(int(m.sum()) for m in wiring.masks().values()) == 60
+    assert torch.equal(model.embed.weight, model.head.weight)
+    model(torch.randint(20, (2, 5))).sum().backward()
+    finalize_(model)
+    assert model.embed.weight is model.head.weight
+    assert int(model.head.weight.count_nonzero()) + int(model.body.weight.count_nonzero()) == 60
+
+
+def test_norms_biases_and_embeddings_stay_dense() -> None:
+    model = nn.Sequential(nn.Embedding(5, 4), nn.LayerNorm(4), nn.Linear(4, 3), nn.BatchNorm1d(3))
+    assert [layer.name for layer in wire_(model, density=0.5).layers] == ["2.weight"]
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Sequential(nn.Linear(16, 16), nn.ReLU()), nn.Linear(16, 4))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wired"),
+    [
+        ({}, ["0.weight", "2.0.weight", "3.weight"]),
+        ({"skip": ["0", "3"]}, ["2.0.weight"]),
+        ({"skip": ["2"]}, ["0.weight", "3.weight"]),  # a module: all in it
+        ({"include": ["2*"]}, ["2.0.weight"]),
+        ({"include": ["*.weight"], "skip": ["2.*"]}, ["0.weight", "3.weight"]),
+    ],
+)
+def test_patterns(arguments: dict[str, list[str]], wired: list[str]) -> None:
+    assert [layer.name for layer in wire_(mlp(), density=0.5, **arguments).layers] == wired
+
+
+def test_include_reaches_parameters_of_unknown_modules() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.matrix, self.scale = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.ones(4))
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x @ self.matrix * self.scale)
+
+    assert [layer.name for layer in wire_(Own(), density=0.5).layers] == ["linear.weight"]
+    model = Own()
+    assert [layer.name for layer in wire_(model, density=0.5, include=["matrix"]).layers] == ["matrix"]
+    assert int(model.matrix.count_nonzero()) == 8
+
+
+def test_allowed_edges_only() -> None:
+    model, lower = nn.Linear(6, 6), torch.ones(6, 6).tril().bool()
+    wiring = wire_(model, density=0.5, allowed={"weight": lower})
+    assert wiring.look()[0].possible == 21
+    assert int(model.weight.count_nonzero()) == 10
+    model(torch.randn(3, 6)).sum().backward()
+    assert not wiring.layers[0].weight.grad[~lower].any()
+    assert not finalize_(model).weight[~lower].any()
+
+
+def test_the_table() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Conv2d(2, 2, 1, groups=2, bias=False))
+    wiring = wire_(model, budget={"0": 2, "1": 1})
+    with torch.no_grad():
+        wiring.layers[0].weight.copy_(torch.tensor([[9.0, 8.0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]))
+        wiring.layers[1].weight.copy_(torch.tensor([3.0, 1.0]).view(2, 1, 1, 1))
+    wiring.look()
+    first, second = wiring.look()
+    assert (first.name, first.shape, first.edges, first.density) == ("0", (3, 4), 2, 2 / 12)
+    assert (first.swapped, first.without_input, first.without_output) == (0, 2, 2)
+    assert (second.without_input, second.without_output) == (1, 1)
+    with torch.no_grad():
+        wiring.layers[0].weight[1, 2] = 10.0
+    text = str(wiring)
+    assert text.splitlines()[2].split() == ["0", "3×4", "2", "16.67", "%", "1", "1", "2"]
+    assert text.splitlines()[-1].split() == ["2", "layers", "14", "3", "21.43", "%", "1", "2", "3"]
+    assert wiring.look()[0].swapped == 0, "since the last look"
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_nodes_of_transposed_convolutions(groups: int) -> None:
+    model = nn.ConvTranspose2d(4, 6, 3, groups=groups, bias=False)
+    wiring = wire_(model, k=1)
+    with torch.no_grad():
+        wiring.layers[0].weight[3, 1] = 9.0  # from the last input channel
+    report = wiring.look()[0]
+    assert (report.without_output, report.without_input) == (3, 5)
+    with torch.no_grad():  # what does not depend on x leaves; what changes tells which channel hears the last one
+        a, b = model(torch.zeros(1, 4, 5, 5)), model(torch.eye(4)[3].view(1, 4, 1, 1).expand(1, 4, 5, 5))
+    assert int((a != b).flatten(2).any(2).sum()) == 1
+
+
+def test_a_pretrained_model_keeps_its_weights() -> None:
+    model = mlp()
+    strongest = {
+        name: p.detach().abs().flatten().topk(3).indices for name, p in model.named_parameters() if p.dim() > 1
+    }
+    wiring = wire_(model, budget={"*": 3})
+    for name, mask in wiring.masks().items():
+        assert sorted(mask.flatten().nonzero().flatten().tolist()) == sorted(strongest[name].tolist())
+
+
+@pytest.mark.parametrize(
+    ("make", "lr"),
+    [(torch.optim.SGD, 0.5), (torch.optim.AdamW, 0.02), (torch.optim.Adam, 0.02)],
+    ids=["sgd", "adamw", "adam"],
+)
+def test_optimizers_train_hallucinated_edges(make: type[torch.optim.Optimizer], lr: float) -> None:
+    model = mlp()
+    optimizer = make(model.parameters(), lr=lr)  # made before
+    wiring = wire_(model, density=0.2)
+    start = [layer.weight.detach().clone() for layer in wiring.layers]
+    x = torch.randn(64, 8)
+    y = x[:, :4].argmax(1)
+    losses = []
+    for _ in range(20):
+        loss = nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        wiring.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]
+    assert sum(report.swapped for report in wiring.look()) > 0
+    for layer, before in zip(wiring.layers, start, strict=True):
+        hallucinated = ~layer.edges.real(layer.weight)
+        assert not torch.equal(layer.weight[hallucinated], before[hallucinated])
+
+
+def test_clipping_leaves_hallucinated_edges_out_of_the_norm() -> None:
+    model = mlp()
+    wiring = wire_(model, density=0.1)
+    (model(torch.randn(32, 8)) * 10).square().sum().backward()
+    grads = {name: p.grad.clone() for name, p in model.named_parameters()}
+    masks = {f"{n.removesuffix('weight')}parametrizations.weight.original": m for n, m in wiring.masks().items()}
+    real = torch.cat([(g * masks[n] if n in masks else g).flatten() for n, g in grads.items()]).norm()
+    total = torch.cat([g.flatten() for g in grads.values()]).norm()
+    norm = wiring.clip_grad_norm_(1.0)
+    torch.testing.assert_close(norm, real)
+    assert norm < 0.95 * total
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, grads[name] / (real + 1e-6))
+
+
+def test_a_schedule_moves_with_step_and_is_resumed() -> None:
+    def build() -> tuple[nn.Module, wirings.Wiring]:
+        model = nn.Linear(10, 10)
+        return model, wire_(model, density=wirings.Cubic(1.0, 0.1, steps=10, begin=2))
+
+    model, wiring = build()
+    counts = []
+    for _ in range(14):
+        counts.append(int(model.weight.count_nonzero()))
+        wiring.step()
+    expected = [int(100 * (0.1 + 0.9 * (1 - min(max((t - 2) / 10, 0), 1)) ** 3) + 1e-6) for t in range(14)]
+    assert counts == expected
+    again, resumed = build()
+    resumed.load_state_dict({"rule": "dnw", "steps": 5})
+    assert int(again.weight.count_nonzero()) == expected[5]
+
+
+def test_steps_of_a_plain_dnw_change_nothing() -> None:
+    model = nn.Linear(10, 10)
+    wiring = wire_(model, density=0.1)
+    before = model.weight.detach().clone()
+    wiring.step()
+    assert torch.equal(model.weight, before)
+    assert wiring.steps == 1
+
+
+def test_global_budget_is_one_ranking_over_all_layers() -> None:
+    model = mlp()
+    with torch.no_grad():
+        model[0].weight.mul_(100)  # strong edges draw the budget to their layer
+    wiring = wire_(model, k=100, share="global")
+    weights = torch.cat([layer.weight.detach().flatten() for layer in wiring.layers])
+    assert torch.equal(torch.cat([m.flatten() for m in wiring.masks().values()]), wirings.choose(weights, 100))
+    assert wiring.look()[0].edges == 100
+    x = torch.randn(3, 8)
+    for touch in (lambda w: w.mul_(1e-4), lambda w: w.data.mul_(1e4)):  # seen by its version, and not
+        with torch.no_grad():
+            touch(wiring.layers[0].weight)
+            model(x)
+        weights = torch.cat([layer.weight.detach().flatten() for layer in wiring.layers])
+        assert torch.equal(torch.cat([m.flatten() for m in wiring.masks().values()]), wirings.choose(weights, 100))
+    other = copy.deepcopy(model)
+    torch.testing.assert_close(other(x), model(x))
+    assert sum(int(p.count_nonzero()) for n, p in finalize_(other).named_parameters() if p.dim() > 1) == 100
+    model(x).sum().backward()
+    assert wiring.layers[2].weight.grad.count_nonzero() > 0
+
+
+def test_under_functional_call_and_ensembles() -> None:
+    models = [mlp() for _ in range(3)]
+    for model in models:
+        wire_(model, density=0.2)
+    x = torch.randn(5, 8)
+    parameters, buffers = torch.func.stack_module_state(models)
+    out = torch.vmap(lambda p, b: torch.func.functional_call(models[0], (p, b), (x,)))(parameters, buffers)
+    torch.testing.assert_close(out, torch.stack([model(x) for model in models]))
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+def test_mixed_precision(precision: torch.dtype) -> None:
+    model = mlp()
+    wiring = wire_(model, density=0.2)
+    scaler = torch.amp.GradScaler("cpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        with torch.autocast("cpu", dtype=precision):
+            loss = model(torch.randn(4, 8)).float().square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert all(report.edges == int(0.2 * report.possible) for report in wiring.look())
+
+
+def test_moving_and_converting_a_wired_model() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3))
+    wiring = wire_(model, "random", density=0.2)
+    masks = wiring.masks()
+    model.to(torch.bfloat16).to(memory_format=torch.channels_last)
+    assert all(torch.equal(wiring.masks()[name], mask) for name, mask in masks.items())
+    out = model(torch.randn(1, 3, 8, 8, dtype=torch.bfloat16))
+    assert out.dtype == torch.bfloat16
+    assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_assigning_to_a_wired_weight() -> None:
+    model = nn.Linear(3, 2)
+    wiring = wire_(model, k=2)
+    new = torch.tensor([[1.0, 5.0, 2.0], [3.0, 0.0, 4.0]])
+    with torch.no_grad():
+        model.weight = new
+    assert torch.equal(wiring.layers[0].weight, new)
+    assert model.weight.tolist() == [[0.0, 5.0, 0.0], [0.0, 0.0, 4.0]]
+
+
+def test_a_seed_makes_the_random_graph_the_same() -> None:
+    graphs = []
+    for seed in (3, 3, 4, None):
+        model = mlp()
+        graphs.append(wire_(model, wirings.rules.Random(seed=seed), density=0.5).masks()["2.0.weight"])
+    assert torch.equal(graphs[0], graphs[1])
+    assert not torch.equal(graphs[0], graphs[2])
+    assert not torch.equal(graphs[0], graphs[3])
+
+
+def test_no_update_lets_an_edge_in_only_when_a_real_one_shrinks() -> None:
+    model = nn.Linear(3, 1, bias=False)
+    wiring = wire_(model, "no_update", k=1)
+    weight = wiring.layers[0].weight
+    with torch.no_grad():
+        weight.copy_(torch.tensor([[2.0, 1.0, 0.5]]))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    model(torch.tensor([[1.5, 9.0, 9.0]])).sum().backward()
+    assert weight.grad.tolist() == [[1.5, 0.0, 0.0]]
+    optimizer.step()
+    assert model.weight.tolist() == [[0.0, 1.0, 0.0]], "2.0 shrank to 0.5, so 1.0 is the largest"

@@ -1,0 +1,26 @@
+"""wirings: learn how a neural network is wired while it trains."""
+
+from wirings import rules
+from wirings.budget import Constant, Cubic, Linear
+from wirings.edges import choose, real_edges, straight_through
+from wirings.errors import WiringError
+from wirings.version import __version__
+from wirings.wire import finalize_, unwire_, wire_
+from wirings.wiring import LayerReport, Wiring
+
+__all__ = [
+    "Constant",
+    "Cubic",
+    "LayerReport",
+    "Linear",
+    "Wiring",
+    "WiringError",
+    "__version__",
+    "choose",
+    "finalize_",
+    "real_edges",
+    "rules",
+    "straight_through",
+    "unwire_",
+    "wire_",
+]

@@ -1,0 +1,126 @@
+"""Putting edges on a module's weight, and taking them off again so that nothing of ours is left.
+
+A wired weight is a parametrization (`torch.nn.utils.parametrize`): the optimizer's parameter stays the same object
+and holds all edges; ``module.weight`` gives what the forward pass uses. A wired model's ``state_dict`` has the plain
+model's keys, with all weights under them; what a rule remembers stands beside them as ``<weight>.wiring.<name>``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from wirings.rules.base import Edges, held
+
+
+def attach(module: nn.Module, attribute: str, edges: Edges) -> None:
+    order = list(module._parameters)
+    if parametrize.is_parametrized(module):
+        _own_class(module)
+    parametrize.register_parametrization(module, attribute, edges, unsafe=True)
+    state = module.__dict__.setdefault("_wirings_order", order)
+    assert attribute in state
+    if _keep_names not in module._state_dict_hooks.values():
+        module.register_state_dict_post_hook(_keep_names)
+        module.register_load_state_dict_pre_hook(_take_names)
+    if isinstance(module, nn.RNNBase):
+        _compute_flat_weights(module)
+
+
+def detach_all(model: nn.Module) -> None:
+    for _, module, attribute, _ in wired(model):
+        _own_class(module)
+        parametrize.remove_parametrizations(module, attribute, leave_parametrized=False)
+    for module in model.modules():
+        order = module.__dict__.pop("_wirings_order", None)
+        if order is None:
+            continue
+        if not parametrize.is_parametrized(module):
+            module._parameters = {name: module._parameters[name] for name in order}
+            if isinstance(module, nn.RNNBase):
+                module._init_flat_weights()
+        for hooks in (module._state_dict_hooks, module._load_state_dict_pre_hooks):
+            for key, hook in list(hooks.items()):
+                if getattr(hook, "hook", hook) in (_keep_names, _take_names):
+                    del hooks[key]
+    for key, hook in list(model._forward_pre_hooks.items()):
+        if hook is forget_choice:
+            del model._forward_pre_hooks[key]
+
+
+def _own_class(module: nn.Module) -> None:
+    """Give a parametrized module a class that no copy of it shares.
+
+    PyTorch makes one class for each parametrized module, keeps it through `copy.deepcopy`, and takes properties off it
+    when a parametrization goes: finalizing a copy would break the original.
+    """
+    cls = type(module)
+    module.__class__ = type(cls.__name__, cls.__bases__, {k: v for k, v in vars(cls).items() if k != "__weakref__"})
+
+
+def wired(model: nn.Module) -> list[tuple[str, nn.Module, str, Edges]]:
+    """Every wired place in the model: the weight's name, its module and attribute, its edges."""
+    found = []
+    for prefix, module in model.named_modules():
+        for attribute, holder in held(module).items():
+            if isinstance(holder[0], Edges):
+                found.append((f"{prefix}.{attribute}" if prefix else attribute, module, attribute, holder[0]))
+    return found
+
+
+def forget_choice(model: nn.Module, args: Any) -> None:
+    if not torch.compiler.is_compiling():
+        for _, _, _, edges in wired(model):
+            if edges.pool is not None:
+                edges.pool.forget()
+                return
+
+
+def _names(module: nn.Module, prefix: str) -> list[tuple[str, str]]:
+    """The beginnings of state_dict keys, as the parametrization has them and as we write them."""
+    pairs = []
+    if parametrize.is_parametrized(module):
+        for attribute, held in module.parametrizations.items():  # type: ignore[union-attr, operator]
+            if isinstance(held[0], Edges):
+                inner = f"{prefix}parametrizations.{attribute}"
+                pairs += [
+                    (f"{inner}.original", f"{prefix}{attribute}"),
+                    (f"{inner}.0.", f"{prefix}{attribute}.wiring."),
+                ]
+    return pairs
+
+
+def _keep_names(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    """After state_dict(): the plain model's keys."""
+    for inner, plain in _names(module, prefix):
+        for key in [key for key in state if key.startswith(inner)]:
+            state[plain + key[len(inner) :]] = state.pop(key)
+
+
+def _take_names(module: nn.Module, state: dict[str, Any], prefix: str, *args: Any) -> None:
+    """Before load_state_dict(): a plain or a wired model's keys. A plain one leaves the rule's memory as it is."""
+    for inner, plain in _names(module, prefix):
+        for key in [key for key in state if key.startswith(plain) and (plain.endswith(".") or key == plain)]:
+            state[inner + key[len(plain) :]] = state.pop(key)
+        if inner.endswith(".0."):
+            attribute = inner.removeprefix(f"{prefix}parametrizations.").removesuffix(".0.")
+            edges: Edges = held(module)[attribute][0]
+            if not any(key.startswith(inner) for key in state):
+                state.update({inner + name: value for name, value in edges.memory().items()})
+
+
+def _compute_flat_weights(module: nn.RNNBase) -> None:
+    """Let a recurrent layer take its weights from the parametrizations, once a forward pass.
+
+    It keeps a list of its own, which would go stale. Its class is its own since it was parametrized, so it can be
+    given a list that is computed.
+    """
+    module.__dict__.pop("_flat_weights", None)
+    cls: Any = type(module)
+    cls._flat_weights = property(
+        lambda self: [getattr(self, name, None) for name in self._flat_weights_names], lambda self, value: None
+    )
+    cls._weights_have_changed = lambda self: False

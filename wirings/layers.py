@@ -1,0 +1,134 @@
+"""Which weights of a model can be wired, and which nodes their edges join."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from wirings.budget import matches
+from wirings.errors import WiringError
+from wirings.rules.base import held
+
+_ATTENTION = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
+
+
+@dataclass(eq=False)
+class Target:
+    """One weight to be wired, with every place that uses it (more than one if it is tied)."""
+
+    weight: nn.Parameter
+    places: list[tuple[str, nn.Module, str]] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.places[0][0]
+
+    def matches(self, pattern: str) -> bool:
+        return any(matches(name, pattern) for name, _, _ in self.places)
+
+
+def find(model: nn.Module, include: Sequence[str] | None, skip: Sequence[str]) -> list[Target]:
+    """The weights to wire: those of known layers (or, with ``include``, the matching ones) less those to skip."""
+    places: dict[int, Target] = {}  # every matrix of the model, tied ones once
+    for name, module, attribute, weight in _matrices(model):
+        target = places.setdefault(id(weight), Target(weight))
+        target.places.append((name, module, attribute))
+    everything = list(places.values())
+    known = [t for t in everything if any(attribute in wired_by_default(module) for _, module, attribute in t.places)]
+    if not known and include is None:
+        raise WiringError(
+            f"{type(model).__name__} has no layer to wire: expected a Linear, convolution, recurrent or attention "
+            "layer in it. Name other parameters of two or more dimensions with include=[…]."
+        )
+    chosen = known
+    if include is not None:
+        for pattern in include:
+            if not any(t.matches(pattern) for t in everything):
+                raise _no_match("include", pattern, everything)
+        # A pattern that names a whole module takes its known weights; one that names a weight takes that.
+        chosen = [
+            t for t in everything if any(t.matches(p) for p in include) and (t in known or _named(t, include, known))
+        ]
+    for pattern in skip:
+        if not any(t.matches(pattern) for t in everything):
+            raise _no_match("skip", pattern, everything)
+    chosen = [t for t in chosen if not any(t.matches(p) for p in skip)]
+    if not chosen:
+        raise WiringError("include= and skip= together leave no layer to wire.")
+    return chosen
+
+
+def _named(target: Target, include: Sequence[str], known: list[Target]) -> bool:
+    """Whether a pattern asks for this weight although it is of no known layer: it matches no known one."""
+    return any(target.matches(p) and not any(t.matches(p) for t in known) for p in include)
+
+
+def _no_match(argument: str, pattern: str, targets: list[Target]) -> WiringError:
+    names = [target.name.removesuffix(".weight") for target in targets]
+    shown = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+    nested = [n for n in names if n.endswith(f".{pattern}")]
+    hint = f" Patterns match from the start of a name: '*.{pattern}' would match {nested[0]}." if nested else ""
+    return WiringError(
+        f"{argument}=[{pattern!r}] matches no weight of the model.{hint} Its weights: {shown or 'none'}."
+    )
+
+
+def _matrices(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
+    """Every parameter of two or more dimensions that could be wired, with its owner; checks that it can."""
+    for prefix, module in model.named_modules():
+        if isinstance(module, parametrize.ParametrizationList) or _inside_parametrization(prefix):
+            continue
+        dot = f"{prefix}." if prefix else ""
+        for attribute, holder in held(module).items():
+            weight = getattr(holder, "original", None)  # some parametrizations hold several
+            if attribute in wired_by_default(module) or (isinstance(weight, nn.Parameter) and weight.dim() > 1):
+                yield f"{dot}{attribute}", module, attribute, next(holder.parameters()) if weight is None else weight
+        for attribute, parameter in module.named_parameters(recurse=False):
+            if isinstance(parameter, nn.parameter.UninitializedParameter):
+                raise WiringError(
+                    f"{dot}{attribute} has no shape yet (a lazy layer): run one forward pass before wiring."
+                )
+            if parameter.dim() > 1:
+                yield f"{dot}{attribute}", module, attribute, parameter
+
+
+def _inside_parametrization(prefix: str) -> bool:
+    return prefix.endswith("parametrizations") or ".parametrizations." in f".{prefix}"
+
+
+def wired_by_default(module: nn.Module) -> tuple[str, ...]:
+    """The names of the weights that `wire_` takes from a module of this kind; biases and norms stay dense."""
+    if isinstance(module, (nn.Linear, nn.Bilinear, *_CONVOLUTIONS)):
+        return ("weight",)
+    if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
+        names = [*module._parameters, *held(module)]
+        return tuple(name for name in names if name.startswith("weight_"))
+    if isinstance(module, nn.MultiheadAttention):
+        return _ATTENTION
+    return ()
+
+
+def node_matrix(module: nn.Module, attribute: str, real: Tensor) -> Tensor:
+    """Which nodes are joined: a boolean matrix (nodes that receive, nodes that send) from a wiring.
+
+    A convolution's nodes are channels; a recurrent layer's are its units (the gates of a unit are one node).
+    """
+    if isinstance(module, _CONVOLUTIONS):
+        channels = real.flatten(2).any(2)
+        groups = module.groups
+        if isinstance(module, _TRANSPOSED):  # (in, out / groups): the first dimension sends
+            channels = torch.cat([part.t() for part in channels.chunk(groups)])
+        if groups == 1:
+            return channels
+        return torch.block_diag(*channels.to(torch.uint8).chunk(groups)).bool()
+    if isinstance(module, nn.RNNBase) and not attribute.startswith("weight_hr"):
+        return real.view(-1, module.hidden_size, real.shape[1]).any(0)
+    if isinstance(module, nn.RNNCellBase):
+        return real.view(-1, module.hidden_size, real.shape[1]).any(0)
+    return real.flatten(1)

@@ -1,0 +1,250 @@
+"""The contract of a rule, the edges that it acts on, and the registry.
+
+A rule says how a wiring is chosen and how it changes. It sees weights, their gradients or the optimizer's state
+where it asks for them, a budget and a step, and never the model. Its callers (`wire_`, the graphs, `finalize_`)
+know nothing but this contract:
+
+- `Rule.budget`: most rules take the caller's budget; one that fixes its own (dense, N:M) says how much.
+- `Rule.setup`, once, when all layers are wired, and `Rule.rebudget` when a schedule has changed their budgets:
+  what the rule must remember goes into buffers of the edges, and so into the checkpoint.
+- `Rule.forward`: the weight of the forward pass, and through autograd where the gradient goes. May look at
+  ``edges.training`` (targeted dropout), hold more than k edges in training (annealing), scale (soft thresholds).
+- `Rule.real`: the wiring: exactly k edges, those that are left when the model is evaluated and finalized.
+- `Rule.step`, after every optimizer step: for rules that act between steps (SET, RigL, sparse momentum).
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from wirings import edges as primitive
+from wirings.errors import WiringError, unknown
+
+
+class Rule(ABC):
+    """How a wiring is chosen, and how it changes. See the module's text for the contract."""
+
+    name: ClassVar[str]
+
+    def budget(self, allowed: int, shape: tuple[int, ...]) -> int | None:
+        """The number of edges of a weight with ``allowed`` allowed edges, or None to take the caller's."""
+        return None
+
+    def setup(self, layers: Sequence[Layer]) -> None:  # noqa: B027 - most rules have nothing to prepare
+        """Called once, after all layers were wired: choose and remember what the rule needs."""
+
+    def rebudget(self, layers: Sequence[Layer]) -> None:  # noqa: B027 - pure functions of the weights need nothing
+        """Called when a schedule has changed the budgets of ``layers``."""
+
+    @abstractmethod
+    def real(self, weight: Tensor, edges: Edges) -> Tensor:
+        """The wiring: a boolean mask with exactly the budget's number of true entries."""
+
+    def forward(self, weight: Tensor, edges: Edges) -> Tensor:
+        """The weight that the forward pass uses. By default real edges alone, and only they get a gradient."""
+        return torch.where(self.real(weight, edges), weight, 0.0)
+
+    def step(self, layers: Sequence[Layer], step: int, optimizer: torch.optim.Optimizer | None) -> None:  # noqa: B027
+        """Called after optimizer step number ``step`` (from 1). ``optimizer`` is what the user passed, or None."""
+
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{key}={value!r}" for key, value in sorted(vars(self).items()) if key[0] != "_")
+        return f"{type(self).__name__}({settings})"
+
+
+class Edges(nn.Module):
+    """The edges of one weight: how many are real, which are allowed, and what the rule remembers of them.
+
+    `wire_` puts it on a weight as a parametrization; graphs hold it directly. Called with the weight, it gives the
+    weight of the forward pass.
+
+    Args:
+        rule: the rule, shared by all edges of a model.
+        k: how many edges are real; with a ``pool``, how many in the whole pool.
+        allowed: a boolean mask of the weight's shape, or None if all edges are allowed.
+        pool: the weights that share one budget with this one, or None for a budget of its own.
+    """
+
+    k: Tensor
+    allowed: Tensor | None
+
+    def __init__(self, rule: Rule, k: int, allowed: Tensor | None = None, pool: Pool | None = None) -> None:
+        super().__init__()
+        self.rule, self.pool = rule, pool
+        # A tensor, so that a schedule can change it under torch.compile and in captured CUDA graphs. Neither is
+        # saved: both follow from the call that wired the model.
+        self.register_buffer("k", torch.tensor(k, dtype=torch.int64), persistent=False)
+        self.register_buffer("allowed", allowed, persistent=False)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return self.rule.forward(weight, self)
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        """Assigning to a wired weight sets all its edges, hallucinated ones included."""
+        return weight
+
+    def real(self, weight: Tensor) -> Tensor:
+        """The wiring that the rule gives this weight: a boolean mask."""
+        with torch.no_grad():
+            return self.rule.real(weight.detach(), self)
+
+    def remember(self, name: str, value: Tensor) -> None:
+        """Keep ``value`` as the rule's memory: saved and loaded with the model, moved with it to a device."""
+        if name in self._buffers and self._buffers[name] is not None:
+            getattr(self, name).copy_(value)
+        else:
+            self.register_buffer(name, value)
+
+    def memory(self) -> dict[str, Tensor]:
+        """What the rule remembers, by name."""
+        return {name: b for name, b in self._buffers.items() if name not in ("k", "allowed") and b is not None}
+
+    def choose(self, weight: Tensor) -> Tensor:
+        """The budget's number of edges of largest magnitude, in this weight or over the whole pool."""
+        if self.pool is None:
+            return primitive.choose(weight, self.k, self.allowed)
+        return self.pool.choose(self)
+
+    def keep(self, weight: Tensor) -> Tensor:
+        """The chosen edges alone, the gradient passed straight through to every allowed edge."""
+        if self.pool is None:
+            return primitive.real_edges(weight, self.k, self.allowed)
+        return primitive.straight_through(weight, self.pool.choose(self), self.allowed)
+
+    def extra_repr(self) -> str:
+        return f"{self.rule!r}, k={int(self.k)}" + (" (over all layers)" if self.pool is not None else "")
+
+
+def held(module: nn.Module) -> dict[str, Any]:
+    """The lists of parametrizations on a module, by the attribute that they hold; empty if there are none."""
+    lists: Any = getattr(module, "parametrizations", None) if parametrize.is_parametrized(module) else None
+    return {} if lists is None else dict(lists.items())
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One wired weight, as a rule and a report see it."""
+
+    name: str
+    module: nn.Module
+    attribute: str
+    edges: Edges
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """The parameter with all weights, hallucinated ones included; the one that the optimizer holds."""
+        holder = held(self.module).get(self.attribute)
+        weight: nn.Parameter = getattr(self.module, self.attribute) if holder is None else holder.original
+        return weight
+
+    @property
+    def possible(self) -> int:
+        """How many edges are allowed."""
+        allowed = self.edges.allowed
+        return self.weight.numel() if allowed is None else int(torch.count_nonzero(allowed))
+
+
+class Pool:
+    """Layers that share one budget: their edges are ranked together.
+
+    The choice is made once for all and kept until a weight changes, so that it costs one ranking a step however
+    many layers ask. A change is seen by the weights' version counters; `forget`, called at every forward pass of the
+    model, covers writes that they do not count (``weight.data``).
+    """
+
+    def __init__(self) -> None:
+        self.layers: list[Layer] = []
+        self._stamp: list[tuple[Tensor, int]] = []
+        self._masks: list[Tensor] = []
+
+    def choose(self, edges: Edges) -> Tensor:
+        """The wiring of ``edges``, one of the pool's."""
+        place = next(i for i, layer in enumerate(self.layers) if layer.edges is edges)
+        weights = [layer.weight for layer in self.layers]
+        if torch.compiler.is_compiling() or any(primitive.in_transform(w) or w.is_inference() for w in weights):
+            # A compiler drops the repeated calls by itself; under torch.func there is no version to go by.
+            return choose_together(self.layers, weights)[place]
+        stamp = [(edges.k, edges.k._version), *((w, w._version) for w in weights)]
+        if len(stamp) != len(self._stamp) or any(
+            a is not b or v != u for (a, v), (b, u) in zip(stamp, self._stamp, strict=True)
+        ):
+            self._stamp, self._masks = stamp, choose_together(self.layers, weights)
+        return self._masks[place]
+
+    def forget(self) -> None:
+        self._stamp, self._masks = [], []
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Pool:
+        replica = memo[id(self)] = Pool()
+        replica.layers = copy.deepcopy(self.layers, memo)
+        return replica
+
+
+def choose_together(layers: Sequence[Layer], scores: Sequence[Tensor]) -> list[Tensor]:
+    """For each layer its wiring by the magnitude of ``scores``: each its own budget, or the pool's over all.
+
+    For rules that rank something else than the weights, such as random numbers or momentum.
+    """
+    if layers[0].edges.pool is None:
+        return [
+            primitive.choose(s, layer.edges.k, layer.edges.allowed) for layer, s in zip(layers, scores, strict=True)
+        ]
+    dtype = scores[0].dtype
+    for score in scores[1:]:
+        dtype = torch.promote_types(dtype, score.dtype)
+    row = torch.cat([s.detach().reshape(-1).to(dtype) for s in scores])
+    allowed = None
+    if any(layer.edges.allowed is not None for layer in layers):
+        allowed = torch.cat(
+            [torch.ones_like(s, dtype=torch.bool) if a is None else a for s, a in _with_allowed(layers, scores)]
+        )
+    real = primitive.choose(row, layers[0].edges.k, allowed)
+    parts = real.split([s.numel() for s in scores])
+    return [part.view(s.shape) for part, s in zip(parts, scores, strict=True)]
+
+
+def _with_allowed(layers: Sequence[Layer], scores: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor | None]]:
+    for layer, score in zip(layers, scores, strict=True):
+        allowed = layer.edges.allowed
+        yield score.reshape(-1), None if allowed is None else allowed.reshape(-1)
+
+
+_registry: dict[str, type[Rule]] = {}
+R = TypeVar("R", bound=type[Rule])
+
+
+def register(cls: R) -> R:
+    """Make a rule available by its ``name``. Registered rules are put through the contract tests."""
+    if cls.name in _registry:
+        raise WiringError(f"a rule named {cls.name!r} is registered already ({_registry[cls.name].__qualname__}).")
+    _registry[cls.name] = cls
+    return cls
+
+
+def names() -> list[str]:
+    """The registered rules' names."""
+    return sorted(_registry)
+
+
+def get(rule: str | Rule, **settings: Any) -> Rule:
+    """The rule of that name, made with ``settings``; a rule that is one already is given back."""
+    if isinstance(rule, Rule):
+        return rule
+    if not isinstance(rule, str):
+        raise WiringError(
+            f"a rule is a name or a wirings.rules.Rule object, not {rule!r}. Names: {', '.join(names())}."
+        )
+    if rule not in _registry:
+        raise unknown("rule", rule, _registry)
+    try:
+        return _registry[rule](**settings)
+    except TypeError as error:
+        raise WiringError(f"rule {rule!r} does not take these settings: {error}") from error

@@ -1,0 +1,22 @@
+"""Every allowed edge, always: the complete graph that sparse wirings are compared with."""
+
+import torch
+from torch import Tensor
+
+from wirings.rules.base import Edges, Rule, register
+
+
+@register
+class Dense(Rule):
+    """All allowed edges are real. It takes no budget."""
+
+    name = "dense"
+
+    def budget(self, allowed: int, shape: tuple[int, ...]) -> int:
+        return allowed
+
+    def real(self, weight: Tensor, edges: Edges) -> Tensor:
+        return torch.ones_like(weight, dtype=torch.bool) if edges.allowed is None else edges.allowed
+
+    def forward(self, weight: Tensor, edges: Edges) -> Tensor:
+        return weight if edges.allowed is None else super().forward(weight, edges)

@@ -1,0 +1,216 @@
+"""`wire_` any model in place, `finalize_` it to plain modules with exact zeros, or `unwire_` it with all weights.
+
+A model is changed in place, and only after all checks have passed. How edges sit on a module: `wirings.attach`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from wirings import rules
+from wirings.attach import attach, detach_all, forget_choice, wired
+from wirings.budget import Amount, Budget, Density, Size
+from wirings.errors import WiringError
+from wirings.layers import Target, find
+from wirings.rules import Edges, Layer, Pool, Rule
+from wirings.rules.base import held
+from wirings.wiring import Wiring
+
+
+def wire_(
+    model: nn.Module,
+    rule: str | Rule = "dnw",
+    *,
+    density: Density | None = None,
+    k: int | None = None,
+    budget: Mapping[str, Amount] | None = None,
+    share: str = "uniform",
+    include: Sequence[str] | None = None,
+    skip: Sequence[str] = (),
+    allowed: Mapping[str, Tensor] | None = None,
+) -> Wiring:
+    """Wire a model in place: from now on its layers use only a budget of edges, chosen by ``rule``.
+
+    Linear, convolution (transposed and grouped ones too), recurrent and attention weights are wired; biases, norms and
+    embeddings stay dense. Tied weights have one wiring. The optimizer may be made before or after.
+
+    Args:
+        model: any module. Weights that it has already, pretrained ones say, are kept.
+        rule: a rule's name (`wirings.rules.names`) or a rule.
+        density: the fraction of edges that is real, in (0, 1], or a schedule of it (`wirings.Linear`, `wirings.Cubic`).
+        k: instead of ``density``, the number of edges in all.
+        budget: instead of both, a mapping from layer patterns to a density (float or schedule) or a number of edges
+            (int); the first pattern that matches a layer counts, and layers that none matches are not wired.
+        share: how the budget is shared out: ``"uniform"``, ``"erk"`` or ``"global"`` (all layers ranked together).
+        include: patterns of the layers to wire, such as ``["layer*", "head.weight"]``; may name any parameter of two or
+            more dimensions. By default every layer of a known kind.
+        skip: patterns of layers to leave dense.
+        allowed: for some layers' patterns, boolean masks of the edges that may exist at all.
+
+    Returns:
+        A handle: print it for a table, call its ``step()`` after every optimizer step.
+    """
+    rule = rules.get(rule)
+    plan = _budget(rule, density, k, budget, share)
+    include, skip = _patterns("include", include), _patterns("skip", skip) or []
+    targets = find(model, include, skip)
+    if plan is not None and plan.mapping is not None:
+        for pattern in plan.mapping:
+            if not any(t.matches(pattern) for t in targets):
+                names = ", ".join(t.name for t in targets)
+                raise WiringError(f"budget[{pattern!r}] matches none of the layers to wire: {names}.")
+        targets = [t for t in targets if plan.amount_for(t.name) is not None]
+    for target in targets:
+        _check(target)
+    masks = _allowed(targets, allowed or {})
+    sizes = [_size(target, mask) for target, mask in zip(targets, masks, strict=True)]
+    counts = [_own_budget(rule, size) for size in sizes] if plan is None else plan.counts(sizes)
+
+    pool = Pool() if share == "global" else None
+    layers = []
+    try:
+        for i, (target, mask) in enumerate(zip(targets, masks, strict=True)):
+            edges = Edges(rule, counts[0] if pool is not None else counts[i], mask, pool).to(target.weight.device)
+            edges.train(target.places[0][1].training)
+            for _, module, attribute in target.places:
+                attach(module, attribute, edges)
+            layers.append(Layer(target.name, target.places[0][1], target.places[0][2], edges))
+        if pool is not None:
+            pool.layers = layers
+            model.register_forward_pre_hook(forget_choice)
+        rule.setup(layers)
+        return Wiring(model, rule, layers, plan)
+    except BaseException:
+        detach_all(model)
+        raise
+
+
+def finalize_(model: nn.Module) -> nn.Module:
+    """Give plain modules back, in place: original ``state_dict`` keys, exact zeros for the edges that are not real.
+
+    Outputs are those of the wired model in evaluation. Returns the model.
+    """
+    places = wired(model)
+    if not places:
+        raise WiringError(
+            f"{type(model).__name__} is not wired: nothing to finalize. Call wirings.wire_(model, …) first."
+        )
+    final: dict[int, Tensor] = {}
+    with torch.no_grad():
+        for name, module, attribute, edges in places:
+            weight = held(module)[attribute].original
+            if id(weight) in final:
+                continue
+            _check_finite(name, weight)
+            final[id(weight)] = _final_weight(name, weight, edges)
+        for _, module, attribute, _ in places:
+            weight = held(module)[attribute].original
+            weight.copy_(final[id(weight)])
+    detach_all(model)
+    return model
+
+
+def unwire_(model: nn.Module) -> nn.Module:
+    """Give plain modules back, in place, with all weights, hallucinated ones included. Returns the model."""
+    if not wired(model):
+        raise WiringError(f"{type(model).__name__} is not wired: nothing to unwire.")
+    detach_all(model)
+    return model
+
+
+def _final_weight(name: str, weight: Tensor, edges: Edges) -> Tensor:
+    training = edges.training
+    edges.eval()
+    try:
+        value, real = edges(weight), edges.real(weight)
+    finally:
+        edges.train(training)
+    count, outside = int(torch.count_nonzero(real)), int(torch.count_nonzero(value[~real]))
+    if outside or (edges.pool is None and count != int(edges.k)):
+        raise WiringError(
+            f"{name}: rule {edges.rule.name!r} should have {int(edges.k)} real edges and zeros elsewhere, but it has "
+            f"{count} and {outside} other weights that are not zero. The rule is broken; the model was left as it is."
+        )
+    return value
+
+
+# ---- checks, all before anything is changed -------------------------------------------------------------------
+
+
+def _budget(
+    rule: Rule, density: Density | None, k: int | None, mapping: Mapping[str, Amount] | None, share: str
+) -> Budget | None:
+    """The caller's budget; None where the rule has one of its own."""
+    if rule.budget(1, (1,)) is None:
+        return Budget(density, k, mapping, share)
+    given = {"density": density, "k": k, "budget": mapping}
+    if any(value is not None for value in given.values()) or share != "uniform":
+        came = (
+            ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None) or f"share={share!r}"
+        )
+        raise WiringError(f"rule {rule.name!r} fixes the number of edges itself; drop {came}.")
+    return None
+
+
+def _own_budget(rule: Rule, size: Size) -> int:
+    count = rule.budget(size.allowed, size.shape)
+    assert count is not None
+    return count
+
+
+def _patterns(argument: str, patterns: Sequence[str] | None) -> list[str] | None:
+    if isinstance(patterns, str):
+        raise WiringError(f"{argument}= takes a list of patterns, but a string came: write {argument}=[{patterns!r}].")
+    return None if patterns is None else list(patterns)
+
+
+def _check(target: Target) -> None:
+    for name, module, attribute in target.places:
+        holder = held(module).get(attribute)
+        if holder is not None:
+            if isinstance(holder[0], Edges):
+                raise WiringError(
+                    f"{name} is wired already. Call wirings.finalize_ or wirings.unwire_ before wiring again."
+                )
+            raise WiringError(
+                f"{name} is held by another parametrization ({type(holder[0]).__name__}), so its edges have no "
+                "weights of their own. Remove it first (torch.nn.utils.parametrize.remove_parametrizations), or give "
+                f"skip=[{name!r}]."
+            )
+    _check_finite(target.name, target.weight)
+
+
+def _check_finite(name: str, weight: Tensor) -> None:
+    if weight.is_meta:
+        return
+    bad = int(torch.count_nonzero(torch.isnan(weight)))
+    if bad:
+        raise WiringError(
+            f"{name} holds {bad} NaN among its {weight.numel()} weights, and NaN has no magnitude to rank by. Find "
+            "where it came from (a diverged run, an uninitialised weight) and start from weights without it."
+        )
+
+
+def _allowed(targets: list[Target], masks: Mapping[str, Tensor]) -> list[Tensor | None]:
+    for pattern, mask in masks.items():
+        hits = [t for t in targets if t.matches(pattern)]
+        if not hits:
+            raise WiringError(
+                f"allowed[{pattern!r}] matches none of the layers to wire: {', '.join(t.name for t in targets)}."
+            )
+        for target in hits:
+            if mask.dtype != torch.bool or mask.shape != target.weight.shape:
+                raise WiringError(
+                    f"allowed[{pattern!r}] must be a boolean mask of {target.name}'s shape "
+                    f"{tuple(target.weight.shape)}, but it is {mask.dtype} of shape {tuple(mask.shape)}."
+                )
+    found = [next((m for p, m in masks.items() if target.matches(p)), None) for target in targets]
+    return [None if m is None else m.to(t.weight.device) for t, m in zip(targets, found, strict=True)]
+
+
+def _size(target: Target, mask: Tensor | None) -> Size:
+    edges = target.weight.numel() if mask is None else int(torch.count_nonzero(mask))
+    return Size(target.name, tuple(target.weight.shape), edges)

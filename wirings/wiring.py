@@ -1,0 +1,158 @@
+"""The handle that `wire_` returns: steps the rule, reports on the wiring, saves what is not in the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from wirings.budget import Budget, Size
+from wirings.errors import WiringError
+from wirings.layers import node_matrix
+from wirings.rules import Layer, Rule
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """What one layer's wiring looks like now."""
+
+    name: str
+    shape: tuple[int, ...]
+    edges: int
+    possible: int
+    swapped: int
+    """Edges that are real now and were not at the last look."""
+    without_input: int
+    """Nodes that no real edge of this layer leads to."""
+    without_output: int
+    """Nodes that no real edge of this layer leaves from."""
+
+    @property
+    def density(self) -> float:
+        return self.edges / self.possible
+
+
+class Wiring:
+    """What is wired in a model. Print it for a table of its layers."""
+
+    def __init__(self, model: nn.Module, rule: Rule, layers: list[Layer], budget: Budget | None) -> None:
+        self.model, self.rule, self.layers, self.budget = model, rule, layers, budget
+        self.steps = 0
+        self._sizes = [Size(layer.name, tuple(layer.weight.shape), layer.possible) for layer in layers]
+        self._seen: list[np.ndarray] = []
+        self.look()
+
+    def step(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Call it after every ``optimizer.step()``: moves schedules on, and lets rules act that do so between steps.
+
+        Args:
+            optimizer: for the rules that read its state; they say so if it is missing.
+        """
+        self.steps += 1
+        self._follow_schedule()
+        self.rule.step(self.layers, self.steps, optimizer)
+
+    def _follow_schedule(self) -> None:
+        if self.budget is None or not self.budget.changes:
+            return
+        counts = self.budget.counts(self._sizes, self.steps)
+        if len(counts) == 1:
+            counts = counts * len(self.layers)
+        if counts == self._counts:
+            return
+        self._counts = counts
+        for layer, k in zip(self.layers, counts, strict=True):
+            layer.edges.k.fill_(k)
+        self.rule.rebudget(self.layers)
+
+    _counts: list[int] | None = None
+
+    def masks(self) -> dict[str, Tensor]:
+        """The wiring: for every wired weight a boolean mask of its real edges."""
+        return {layer.name: layer.edges.real(layer.weight) for layer in self.layers}
+
+    def look(self) -> list[LayerReport]:
+        """A report on every layer; edges swapped are counted from one look to the next."""
+        reports, seen = [], []
+        for i, (layer, size) in enumerate(zip(self.layers, self._sizes, strict=True)):
+            real = layer.edges.real(layer.weight)
+            seen.append(np.packbits(real.cpu().numpy()))
+            nodes = node_matrix(layer.module, layer.attribute, real)
+            reports.append(
+                LayerReport(
+                    name=layer.name.removesuffix(".weight"),
+                    shape=size.shape,
+                    edges=int(torch.count_nonzero(real)),
+                    possible=size.allowed,
+                    swapped=int(np.bitwise_count(seen[i] & ~self._seen[i]).sum()) if self._seen else 0,
+                    without_input=int((~nodes.any(1)).sum()),
+                    without_output=int((~nodes.any(0)).sum()),
+                )
+            )
+        self._seen = seen
+        return reports
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Clip the gradients of the whole model by the norm that the network of real edges has.
+
+        Hallucinated edges have gradients too, and most edges are hallucinated: `torch.nn.utils.clip_grad_norm_` counts
+        them all, and so clips harder than the network that is used would need. This one leaves them out of the norm;
+        all gradients, theirs included, are then scaled alike. Returns the norm.
+        """
+        wired = {id(layer.weight): layer for layer in self.layers}
+        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        grads = []
+        for parameter in parameters:
+            assert parameter.grad is not None
+            layer = wired.get(id(parameter))
+            real = None if layer is None else layer.edges.real(layer.weight)
+            grads.append(parameter.grad if real is None else torch.where(real, parameter.grad, 0.0))
+        norm = torch.nn.utils.get_total_norm(grads, norm_type)
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        return norm
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs beside the model's own ``state_dict``: where the schedules stand."""
+        return {"rule": self.rule.name, "steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved `state_dict`; load the model's first."""
+        if state.get("rule") != self.rule.name:
+            raise WiringError(
+                f"this state was saved with rule {state.get('rule')!r}, but the model is wired with "
+                f"{self.rule.name!r}; wire the model with the rule that it was saved with."
+            )
+        self.steps = int(state["steps"])
+        self._follow_schedule()
+
+    def __repr__(self) -> str:
+        return f"<Wiring of {type(self.model).__name__}: {self.rule!r}, {len(self.layers)} layers, step {self.steps}>"
+
+    def __str__(self) -> str:
+        """A table of the layers. Counts as a look: the next one tells the edges swapped since."""
+        return table(self.look())
+
+
+def table(reports: list[LayerReport]) -> str:
+    """Layer reports as text in columns, with a line for the sum."""
+    head = ["layer", "shape", "edges", "density", "swapped", "no input", "no output"]
+    rows = [[r.name, "×".join(map(str, r.shape)), *_numbers([r])] for r in reports]
+    rows.append([f"{len(reports)} layers", f"{sum(r.possible for r in reports):,}", *_numbers(reports)])
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    lines = [
+        "  ".join(
+            cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in [head, *rows]
+    ]
+    rule = "─" * len(lines[0])
+    return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
+
+
+def _numbers(reports: list[LayerReport]) -> list[str]:
+    edges, possible = sum(r.edges for r in reports), sum(r.possible for r in reports)
+    rest = [sum(getattr(r, name) for r in reports) for name in ("swapped", "without_input", "without_output")]
+    return [f"{edges:,}", f"{100 * edges / possible:.2f} %", *(f"{number:,}" for number in rest)]
