@@ -1,0 +1,21 @@
+"""``python -m wirings`` and the command ``wirings``."""
+
+import sys
+
+from wirings.errors import WiringError
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one line, not a traceback."""
+    try:
+        from wirings.cli import app
+    except ModuleNotFoundError as error:
+        sys.exit(f'The command line needs the package {error.name!r}: pip install "wirings[demo]"')
+    try:
+        app()
+    except WiringError as error:
+        sys.exit(f"Error: {error}")
+
+
+if __name__ == "__main__":
+    main()
