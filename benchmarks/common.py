@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 
-def time_once(run: Callable[[], object], device: str) -> float:
-    """Seconds that one call takes; CUDA events on a GPU, the clock on a CPU."""
+def time_once(run: Callable[[], object], device: str, calls: int = 10) -> float:
+    """Seconds that one call takes; on a GPU by CUDA events around several calls, on a CPU by the clock."""
     if device != "cuda":
         start = time.perf_counter()
         run()
@@ -25,10 +25,23 @@ def time_once(run: Callable[[], object], device: str) -> float:
     before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
     before.record()
-    run()
+    for _ in range(calls):
+        run()
     after.record()
     after.synchronize()
-    return before.elapsed_time(after) / 1e3
+    return before.elapsed_time(after) / 1e3 / calls
+
+
+def captured(run: Callable[[], object]) -> Callable[[], object]:
+    """The same call, replayed from a CUDA graph: what the GPU takes, without the host."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
 
 
 def compare(sides: dict[str, Callable[[], object]], device: str, seconds: float = 2.0) -> dict[str, dict[str, float]]:

@@ -1,6 +1,7 @@
 """What wiring costs: one training step of a wired model against the same model dense, in turn, in one process.
 
-By default a 20-layer perceptron of width 1,024, batch 512, density 10 %, SGD with momentum.
+By default a 20-layer perceptron of width 1,024, batch 512, density 10 %, SGD with momentum; on a CPU with one thread and
+with as many as PyTorch takes. The ratio is the median over pairs of steps, one right after the other.
 
     python -m benchmarks.wired_step [--device cuda] [--rule dnw] [--out results/benchmarks/wired_step-cpu.json]
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import wirings
-from benchmarks.common import compare, machine, save
+from benchmarks.common import machine, save, summary, time_once
 
 
 def stepper(model: nn.Module, x: Tensor, wiring: wirings.Wiring | None) -> Callable[[], None]:
@@ -44,28 +46,39 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=20)
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--batch", type=int, default=512)
-    parser.add_argument("--seconds", type=float, default=20.0, help="how long to time each side")
+    parser.add_argument("--pairs", type=int, default=60, help="steps of each side")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     device, width = options.device, options.width
     about = machine(device)
-    print(f"{about['hardware']}, {about['threads']} threads, {about['versions']}")
+    print(f"{about['hardware']}, {about['versions']}")
     torch.manual_seed(0)
     dense = nn.Sequential(*[layer for _ in range(options.layers) for layer in (nn.Linear(width, width), nn.ReLU())])
     dense.to(device)
     model = copy.deepcopy(dense)
     wiring = wirings.wire_(model, options.rule, density=options.density)
     x = torch.randn(options.batch, width, device=device)
-    taken = compare({"dense": stepper(dense, x, None), "wired": stepper(model, x, wiring)}, device, options.seconds)
-    for name, times in taken.items():
-        low, high = 1e3 * times["q1_s"], 1e3 * times["q3_s"]
-        print(
-            f"{name}: {1e3 * times['median_s']:.1f} ms a step (quartiles {low:.1f} to {high:.1f}, {times['n']} steps)"
-        )
-    ratio = taken["wired"]["median_s"] / taken["dense"]["median_s"]
-    print(f"wired / dense: {ratio:.3f}")
+    sides = {"dense": stepper(dense, x, None), "wired": stepper(model, x, wiring)}
+    rows = []
+    for threads in [1] if device == "cuda" else sorted({1, about["threads"]}):
+        torch.set_num_threads(threads)
+        taken: dict[str, list[float]] = {name: [] for name in sides}
+        for pair in range(options.pairs + 3):
+            for name, step in sides.items():
+                seconds = time_once(step, device)
+                if pair >= 3:  # the first ones warm up
+                    taken[name].append(seconds)
+        ratio = statistics.median(w / d for w, d in zip(taken["wired"], taken["dense"], strict=True))
+        times = {name: summary(each) for name, each in taken.items()}
+        for name, each in times.items():
+            low, high = 1e3 * each["q1_s"], 1e3 * each["q3_s"]
+            print(
+                f"{threads} threads, {name}: {1e3 * each['median_s']:.2f} ms a step (quartiles {low:.2f} to {high:.2f})"
+            )
+        print(f"{threads} threads, wired / dense: {ratio:.3f}")
+        rows.append({"threads": threads, "times": times, "ratio": ratio})
     settings = {key: value for key, value in vars(options).items() if key != "out"}
-    save(options.out, {"benchmark": "wired_step", "settings": settings, **about, "times": taken, "ratio": ratio})
+    save(options.out, {"benchmark": "wired_step", "settings": settings, **about, "rows": rows})
 
 
 if __name__ == "__main__":

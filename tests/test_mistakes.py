@@ -63,6 +63,7 @@ MISTAKES = {
     "no layers": (nn.ReLU, {"density": 0.1}, "ReLU has no layer to wire: expected a Linear"),
     "norms alone": (lambda: nn.BatchNorm2d(3), {"density": 0.1}, "no layer to wire"),
     "weight norm": (weight_normed, {"density": 0.1}, "3.weight is held by another parametrization.*_WeightNorm"),
+    "meta device": (lambda: nn.Linear(3, 4, device="meta"), {"density": 0.1}, "weight is on the meta device"),
     "lazy layer": (lambda: nn.LazyLinear(3), {"density": 0.1}, "weight has no shape yet"),
     "allowed has another shape": (
         network,
@@ -78,8 +79,7 @@ MISTAKES = {
 def test_mistakes_in_wiring(mistake: str) -> None:
     build, arguments, says = MISTAKES[mistake]
     model = build()
-    lazy = mistake == "lazy layer"
-    before = None if lazy else copy.deepcopy(model)
+    before = None if mistake in ("lazy layer", "meta device") else copy.deepcopy(model)
     with pytest.raises(WiringError, match=says):
         wire_(model, **arguments)
     if before is not None:
@@ -120,7 +120,7 @@ def test_nan_is_found_when_finalizing_and_shows_in_the_loss() -> None:
     with torch.no_grad():
         wiring.layers[1].weight[0, 0] = float("nan")
     assert torch.isnan(model(torch.randn(2, 3, 3, 3)).sum())
-    with pytest.raises(WiringError, match="3.weight holds 1 NaN"):
+    with pytest.raises(WiringError, match=r"3\.weight holds 1 NaN"):
         finalize_(model)
     assert wiring.layers[0].weight.count_nonzero() > 200, "left as it was, still wired"
     assert repr(wiring).startswith("<Wiring of Sequential")
@@ -135,7 +135,7 @@ def test_a_broken_rule_is_found_when_finalizing() -> None:
 
     model = nn.Linear(4, 4)
     wire_(model, TooMany(), k=3)
-    with pytest.raises(WiringError, match="weight: rule 'too many' should have 3 real edges.*but it has 4"):
+    with pytest.raises(WiringError, match=r"weight: rule 'too many' should have 3 real edges.*but it has 4"):
         finalize_(model)
 
 
@@ -153,6 +153,20 @@ def test_failure_half_way_leaves_the_model_as_it_was() -> None:
     assert list(model.state_dict()) == keys
     assert [type(m) for m in model.modules()] == kinds
     assert not model._forward_pre_hooks
+
+
+def test_failure_leaves_an_earlier_wiring_alone() -> None:
+    model = network()
+    first = wire_(model[0], "random", density=0.5)
+    with pytest.raises(WiringError, match=r"0\.weight is wired already"):
+        wire_(model, density=0.1)
+    with pytest.raises(WiringError, match="unknown share"):
+        wire_(model, density=0.1, skip=["0"], share="all")
+    second = wire_(model, density=0.25, skip=["0"], share="global")  # two wirings in one model
+    assert [report.edges for report in (*first.look(), *second.look())] == [108, 8]
+    finalize_(model)
+    assert not model._forward_pre_hooks
+    assert (int(model[0].weight.count_nonzero()), int(model[3].weight.count_nonzero())) == (108, 8)
 
 
 def test_mistakes_around_rules() -> None:

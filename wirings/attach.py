@@ -7,6 +7,7 @@ model's keys, with all weights under them; what a rule remembers stands beside t
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -17,12 +18,11 @@ from wirings.rules.base import Edges, held
 
 
 def attach(module: nn.Module, attribute: str, edges: Edges) -> None:
-    order = list(module._parameters)
+    """Wire one weight of a module."""
+    module.__dict__.setdefault("_wirings_order", list(module._parameters))
     if parametrize.is_parametrized(module):
         _own_class(module)
     parametrize.register_parametrization(module, attribute, edges, unsafe=True)
-    state = module.__dict__.setdefault("_wirings_order", order)
-    assert attribute in state
     if _keep_names not in module._state_dict_hooks.values():
         module.register_state_dict_post_hook(_keep_names)
         module.register_load_state_dict_pre_hook(_take_names)
@@ -30,25 +30,30 @@ def attach(module: nn.Module, attribute: str, edges: Edges) -> None:
         _compute_flat_weights(module)
 
 
-def detach_all(model: nn.Module) -> None:
-    for _, module, attribute, _ in wired(model):
-        _own_class(module)
-        parametrize.remove_parametrizations(module, attribute, leave_parametrized=False)
+def detach(model: nn.Module, only: Collection[Edges] | None = None) -> None:
+    """Give the plain modules back, with all weights: of every wired place in the model, or of ``only`` those edges."""
+    for _, module, attribute, edges in wired(model):
+        if only is None or edges in only:
+            _own_class(module)
+            parametrize.remove_parametrizations(module, attribute, leave_parametrized=False)
+    left = wired(model)
+    still = {id(module) for _, module, _, _ in left}
     for module in model.modules():
-        order = module.__dict__.pop("_wirings_order", None)
-        if order is None:
+        if "_wirings_order" not in module.__dict__ or id(module) in still:
             continue
-        if not parametrize.is_parametrized(module):
-            module._parameters = {name: module._parameters[name] for name in order}
-            if isinstance(module, nn.RNNBase):
-                module._init_flat_weights()
-        for hooks in (module._state_dict_hooks, module._load_state_dict_pre_hooks):
-            for key, hook in list(hooks.items()):
-                if getattr(hook, "hook", hook) in (_keep_names, _take_names):
-                    del hooks[key]
-    for key, hook in list(model._forward_pre_hooks.items()):
-        if hook is forget_choice:
-            del model._forward_pre_hooks[key]
+        order, parameters = module.__dict__.pop("_wirings_order"), module._parameters
+        module._parameters = {name: parameters[name] for name in order if name in parameters} | parameters
+        if isinstance(module, nn.RNNBase):
+            module._init_flat_weights()
+        _drop(module._state_dict_hooks, _keep_names)
+        _drop(module._load_state_dict_pre_hooks, _take_names)
+    if all(edges.pool is None for _, _, _, edges in left):
+        _drop(model._forward_pre_hooks, forget_choice)
+
+
+def _drop(hooks: dict[int, Any], ours: Any) -> None:
+    for key in [key for key, hook in hooks.items() if getattr(hook, "hook", hook) is ours]:
+        del hooks[key]
 
 
 def _own_class(module: nn.Module) -> None:
@@ -72,11 +77,11 @@ def wired(model: nn.Module) -> list[tuple[str, nn.Module, str, Edges]]:
 
 
 def forget_choice(model: nn.Module, args: Any) -> None:
+    """A forward pre-hook: layers that share a budget rank their edges anew."""
     if not torch.compiler.is_compiling():
         for _, _, _, edges in wired(model):
             if edges.pool is not None:
                 edges.pool.forget()
-                return
 
 
 def _names(module: nn.Module, prefix: str) -> list[tuple[str, str]]:

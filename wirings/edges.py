@@ -14,21 +14,15 @@ opaque, pure step. (Forward-mode differentiation is left out: torch.compile take
 a tensor: its value can then change between two replays of a captured step. On a GPU nothing is read back to the host.
 """
 
+import functools
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from wirings import _select_cpu
+from wirings._select_cpu import KEYS, out_of_range
 from wirings.errors import WiringError
-
-_KEYS = {
-    torch.float16: torch.int16,
-    torch.bfloat16: torch.int16,
-    torch.float32: torch.int32,
-    torch.float64: torch.int64,
-}
-_INFINITY = {dtype: torch.tensor(float("inf"), dtype=dtype).view(key).item() for dtype, key in _KEYS.items()}
 
 
 def choose(weight: Tensor, k: int | Tensor, allowed: Tensor | None = None) -> Tensor:
@@ -74,7 +68,7 @@ def straight_through(weight: Tensor, real: Tensor, reach: Tensor | None = None) 
 
 def _count(weight: Tensor, k: int | Tensor, allowed: Tensor | None) -> Tensor:
     """Check the arguments as far as that needs no look at the data; ``k`` as a tensor beside the weight."""
-    if weight.dtype not in _KEYS:
+    if weight.dtype not in KEYS:
         raise WiringError(
             f"edges are ranked in float16, bfloat16, float32 or float64, not in {weight.dtype}; "
             "convert the weight first."
@@ -89,7 +83,7 @@ def _count(weight: Tensor, k: int | Tensor, allowed: Tensor | None) -> Tensor:
             raise WiringError(f"k must be an int or an integer tensor of no dimensions, not {k.dtype} of {k.dim()}.")
         return k
     if not 0 <= k <= weight.numel():
-        raise _out_of_range(weight, k)
+        raise out_of_range(weight, k)
     return torch.full((), k, dtype=torch.int64, device=weight.device)
 
 
@@ -140,101 +134,9 @@ for _name in ("choose", "real_edges"):
     _library.define(f"{_name}(Tensor weight, Tensor k, Tensor? allowed) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 
 
-def _keys(weight: Tensor, allowed: Tensor | None, out: Tensor | None = None) -> Tensor:
-    """Integers that order as the magnitudes do, in ``weight``'s own layout; -1 where no edge is allowed."""
-    key = _KEYS[weight.dtype]
-    keys = torch.bitwise_and(weight.view(key), torch.iinfo(key).max, out=out)
-    return keys if allowed is None else keys.masked_fill_(~allowed, -1)
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    """All entries as one row in the order of memory, without a copy where they fill their memory."""
-    dims = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
-    return tensor.permute(dims).reshape(-1)
-
-
-def _boundary(keys: Tensor, k: int) -> tuple[int, int]:
-    """The smallest key among the ``k`` largest and the largest among the rest, 0 < k < n. Reorders ``keys``.
-
-    NumPy's selection is vectorised for integers, several times faster than `torch.kthvalue` or `torch.topk`.
-    """
-    row = keys.numpy()
-    last_out = row.size - k - 1
-    row.partition(last_out)
-    return int(row[last_out + 1 :].min()), int(row[last_out])
-
-
-def _surplus(keys: Tensor, least: int, k: int) -> np.ndarray:
-    """Row-major positions to drop from ``keys >= least`` to be left with ``k``: the last among the equals."""
-    rows = keys.reshape(-1)
-    keep = k - int(torch.count_nonzero(rows > least))
-    return np.flatnonzero((rows == least).numpy())[keep:]
-
-
-def _choose_cpu(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
-    count = _checked(weight, k)
-    keys = _keys(weight, allowed)
-    if count == 0:
-        return torch.zeros_like(keys, dtype=torch.bool)
-    if count == keys.numel():
-        least = next_out = int(keys.min())
-    else:
-        least, next_out = _boundary(_flat(keys).clone(), count)
-    if least < 0:
-        most = int(torch.count_nonzero(keys >= 0))
-        raise WiringError(f"k = {count} edges were asked for, but only {most} are allowed; lower k or allow more.")
-    real = keys >= least
-    if least == next_out:
-        real[_position(real, _surplus(keys, least, count))] = False
-    return real
-
-
-def _real_edges_cpu(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
-    count, out = _checked(weight, k), torch.empty_like(weight)
-    if count == 0:
-        return out.zero_()
-    if allowed is not None:
-        return torch.where(_choose_cpu(weight, k, allowed), weight, 0.0)
-    if count == weight.numel():
-        return out.copy_(weight)
-    # One buffer serves twice: as the keys to be reordered, then as the result.
-    keys = _keys(weight, None, out=out.view(_KEYS[weight.dtype]))
-    least, next_out = _boundary(_flat(keys), count)
-    if least > _INFINITY[weight.dtype]:  # k NaN or more
-        return torch.where(_choose_cpu(weight, k, None), weight, 0.0)
-    if least == 0:  # fewer than k edges differ from zero
-        return out.copy_(weight)
-    if least > next_out:  # no tie at the boundary: one pass sets all others to zero
-        return torch.ops.aten.hardshrink.out(weight, _value(next_out, weight.dtype), out=out)
-    torch.ops.aten.hardshrink.out(weight, _value(least - 1, weight.dtype), out=out)
-    out[_position(out, _surplus(_keys(weight, None), least, count))] = 0
-    return out
-
-
-def _checked(weight: Tensor, k: Tensor) -> int:
-    count = int(k)
-    if not 0 <= count <= weight.numel():
-        raise _out_of_range(weight, count)
-    return count
-
-
-def _out_of_range(weight: Tensor, k: int) -> WiringError:
-    return WiringError(
-        f"k must lie between 0 and the {weight.numel()} edges of a weight of shape {tuple(weight.shape)}, not be {k}."
-    )
-
-
-def _value(key: int, dtype: torch.dtype) -> float:
-    return torch.tensor(key, dtype=_KEYS[dtype]).view(dtype).item()
-
-
-def _position(tensor: Tensor, flat: np.ndarray) -> tuple[Tensor, ...]:
-    return tuple(torch.from_numpy(index) for index in np.unravel_index(flat, tuple(tensor.shape)))
-
-
 def _choose_device(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
     """On any device, from PyTorch's own operators, with nothing read back to the host."""
-    keys = _keys(weight, allowed).reshape(-1)
+    keys = _select_cpu.keys_of(weight, allowed).reshape(-1)
     k = k.to(weight.device)
     least = keys.sort(descending=True).values.gather(0, (k - 1).clamp(min=0).reshape(1))
     above, equal = keys > least, keys == least
@@ -246,8 +148,34 @@ def _real_edges_device(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Ten
     return torch.where(_choose_device(weight, k, allowed), weight, 0.0)
 
 
-_library.impl("choose", _choose_cpu, "CPU")
-_library.impl("real_edges", _real_edges_cpu, "CPU")
+@functools.cache
+def _kernels() -> Any:
+    """Our own kernels for CUDA, or None where Triton is missing."""
+    try:
+        from wirings import _select_cuda
+    except ImportError:
+        return None
+    return _select_cuda
+
+
+def _choose_cuda(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
+    kernels = _kernels()
+    if kernels is None or not kernels.supports(weight):
+        return _choose_device(weight, k, allowed)
+    return kernels.choose(weight, k.to(weight.device), allowed)
+
+
+def _real_edges_cuda(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
+    kernels = _kernels()
+    if kernels is None or not kernels.supports(weight):
+        return _real_edges_device(weight, k, allowed)
+    return kernels.real_edges(weight, k.to(weight.device), allowed)
+
+
+_library.impl("choose", _choose_cuda, "CUDA")
+_library.impl("real_edges", _real_edges_cuda, "CUDA")
+_library.impl("choose", _select_cpu.choose, "CPU")
+_library.impl("real_edges", _select_cpu.real_edges, "CPU")
 _library.impl("choose", _choose_device, "CompositeExplicitAutograd")
 _library.impl("real_edges", _real_edges_device, "CompositeExplicitAutograd")
 

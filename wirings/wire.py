@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from wirings import rules
-from wirings.attach import attach, detach_all, forget_choice, wired
+from wirings.attach import attach, detach, forget_choice, wired
 from wirings.budget import Amount, Budget, Density, Size
 from wirings.errors import WiringError
 from wirings.layers import Target, find
@@ -69,6 +69,7 @@ def wire_(
     sizes = [_size(target, mask) for target, mask in zip(targets, masks, strict=True)]
     counts = [_own_budget(rule, size) for size in sizes] if plan is None else plan.counts(sizes)
 
+    before = [edges for _, _, _, edges in wired(model)]
     pool = Pool() if share == "global" else None
     layers = []
     try:
@@ -80,11 +81,12 @@ def wire_(
             layers.append(Layer(target.name, target.places[0][1], target.places[0][2], edges))
         if pool is not None:
             pool.layers = layers
-            model.register_forward_pre_hook(forget_choice)
+            if forget_choice not in model._forward_pre_hooks.values():
+                model.register_forward_pre_hook(forget_choice)
         rule.setup(layers)
         return Wiring(model, rule, layers, plan)
     except BaseException:
-        detach_all(model)
+        detach(model, only=[edges for _, _, _, edges in wired(model) if edges not in before])
         raise
 
 
@@ -109,7 +111,7 @@ def finalize_(model: nn.Module) -> nn.Module:
         for _, module, attribute, _ in places:
             weight = held(module)[attribute].original
             weight.copy_(final[id(weight)])
-    detach_all(model)
+    detach(model)
     return model
 
 
@@ -117,7 +119,7 @@ def unwire_(model: nn.Module) -> nn.Module:
     """Give plain modules back, in place, with all weights, hallucinated ones included. Returns the model."""
     if not wired(model):
         raise WiringError(f"{type(model).__name__} is not wired: nothing to unwire.")
-    detach_all(model)
+    detach(model)
     return model
 
 
@@ -180,12 +182,14 @@ def _check(target: Target) -> None:
                 "weights of their own. Remove it first (torch.nn.utils.parametrize.remove_parametrizations), or give "
                 f"skip=[{name!r}]."
             )
+    if target.weight.is_meta:
+        raise WiringError(
+            f"{target.name} is on the meta device and has no values to rank; give it values, then wire it."
+        )
     _check_finite(target.name, target.weight)
 
 
 def _check_finite(name: str, weight: Tensor) -> None:
-    if weight.is_meta:
-        return
     bad = int(torch.count_nonzero(torch.isnan(weight)))
     if bad:
         raise WiringError(

@@ -1,0 +1,157 @@
+"""On a CUDA device: no host synchronisation, CUDA graphs, the compiler, and the same wiring as on a CPU."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import wirings
+from wirings import rules
+
+pytestmark = pytest.mark.gpu
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 3),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.Conv2d(32, 32, 3, groups=4),
+        nn.Flatten(),
+        nn.Linear(512, 10),
+    )
+
+
+def wire(model: nn.Module, rule: str, density: object = 0.1) -> wirings.Wiring:
+    own = rules.get(rule).budget(8, (2, 4)) is not None
+    return wirings.wire_(model, rule, density=None if own else density)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", [(1000,), (300, 500), (64, 32, 3, 3), (1200, 1000)], ids=str)
+def test_the_same_choice_as_on_a_cpu(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    weight = torch.randn(shape).to(dtype)
+    allowed = torch.rand(shape) < 0.5
+    for layout in (torch.contiguous_format, torch.channels_last) if len(shape) == 4 else (torch.contiguous_format,):
+        weight = weight.contiguous(memory_format=layout)
+        for k in (0, 1, weight.numel() // 10, weight.numel() // 3):
+            for mask in (None, allowed):
+                there = wirings.choose(weight.cuda(), k, None if mask is None else mask.cuda())
+                assert torch.equal(there.cpu(), wirings.choose(weight, k, mask))
+                kept = wirings.real_edges(weight.cuda(), k, None if mask is None else mask.cuda())
+                assert torch.equal(kept.cpu(), wirings.real_edges(weight, k, mask))
+                assert kept.stride() == weight.stride()
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
+@pytest.mark.parametrize("share", ["uniform", "global"])
+@pytest.mark.parametrize("rule", rules.names())
+def test_a_training_step_reads_nothing_back(rule: str, share: str) -> None:
+    if rule == "dense" and share == "global":
+        pytest.skip("takes no budget")
+    model = network().cuda()
+    budget = {} if rule == "dense" else {"density": wirings.Linear(0.5, 0.1, steps=5), "share": share}
+    wiring = wirings.wire_(model, rule, **budget)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    x, y = torch.randn(8, 3, 8, 8, device="cuda"), torch.randint(10, (8,), device="cuda")
+    for step in range(4):
+        if step == 1:  # the first step allocates, compiles kernels and may wait
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            loss = nn.functional.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        wiring.step()
+    assert torch.isfinite(loss)
+
+
+def test_a_captured_step_follows_the_schedule() -> None:
+    model = network().cuda()
+    wiring = wire(model, "dnw", wirings.Linear(0.5, 0.1, steps=4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    x, y = torch.randn(8, 3, 8, 8, device="cuda"), torch.randint(10, (8,), device="cuda")
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=False)
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+        used = [module.weight.count_nonzero() for module in model if hasattr(module, "parametrizations")]
+    sizes = [layer.weight.numel() for layer in wiring.layers]
+    for t in range(5):
+        graph.replay()
+        density = max(0.5 - 0.1 * t, 0.1)
+        assert [int(count) for count in used] == [int(density * size + 1e-6) for size in sizes], t
+        wiring.step()
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+@pytest.mark.parametrize("rule", rules.names())
+@pytest.mark.filterwarnings("default")
+def test_the_full_compiler(rule: str, mode: str) -> None:
+    torch._dynamo.reset()
+    model = network().cuda()
+    wire(model, rule)
+    other = copy.deepcopy(model)
+    compiled = torch.compile(other, fullgraph=True, mode=mode)
+    x, y = torch.randn(8, 3, 8, 8, device="cuda"), torch.randint(10, (8,), device="cuda")
+    losses = []
+    for one in (model, compiled):
+        optimizer = torch.optim.SGD(one.parameters(), lr=0.01, momentum=0.9)
+        taken = []
+        for _ in range(5):
+            loss = nn.functional.cross_entropy(one(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            taken.append(loss.item())
+        losses.append(taken)
+    assert losses[0] == pytest.approx(losses[1], rel=2e-2)
+    assert losses[0][-1] < losses[0][0]
+
+
+@pytest.mark.filterwarnings("ignore:RNN module weights are not part of single:UserWarning")  # they are computed
+def test_moving_a_wired_model_and_its_checkpoint() -> None:
+    model = network()
+    wiring = wire(model, "random")
+    masks = {name: mask.clone() for name, mask in wiring.masks().items()}
+    model.cuda()
+    assert all(torch.equal(mask.cpu(), masks[name]) for name, mask in wiring.masks().items())
+    there = network().cuda()
+    again = wire(there, "random")
+    there.load_state_dict(model.cpu().state_dict())
+    assert all(torch.equal(mask.cpu(), masks[name]) for name, mask in again.masks().items())
+    lstm = nn.LSTM(8, 16, 2).cuda()
+    wirings.wire_(lstm, density=0.2)
+    out, _ = lstm(torch.randn(3, 2, 8, device="cuda"))
+    out.sum().backward()
+    finalized = wirings.finalize_(copy.deepcopy(lstm))
+    x = torch.randn(3, 2, 8, device="cuda")
+    torch.testing.assert_close(finalized(x)[0], lstm(x)[0])
+
+
+def test_mixed_precision() -> None:
+    model = network().cuda()
+    wiring = wire(model, "dnw")
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler()
+    x, y = torch.randn(8, 3, 8, 8, device="cuda"), torch.randint(10, (8,), device="cuda")
+    for dtype in (torch.float16, torch.bfloat16):
+        with torch.autocast("cuda", dtype=dtype):
+            loss = nn.functional.cross_entropy(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert all(report.edges == max(1, int(0.1 * report.possible)) for report in wiring.look())
