@@ -16,12 +16,13 @@ import numpy as np
 import torch
 
 
-def time_once(run: Callable[[], object], device: str, calls: int = 10) -> float:
-    """Seconds that one call takes; on a GPU by CUDA events around several calls, on a CPU by the clock."""
+def time_once(run: Callable[[], object], device: str, calls: int = 1) -> float:
+    """Seconds that one of ``calls`` calls takes; by CUDA events on a GPU, by the clock on a CPU."""
     if device != "cuda":
         start = time.perf_counter()
-        run()
-        return time.perf_counter() - start
+        for _ in range(calls):
+            run()
+        return (time.perf_counter() - start) / calls
     before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
     before.record()
@@ -47,19 +48,17 @@ def captured(run: Callable[[], object]) -> Callable[[], object]:
 def compare(sides: dict[str, Callable[[], object]], device: str, seconds: float = 2.0) -> dict[str, dict[str, float]]:
     """Median and spread (quartiles) of each side in seconds, all sides in turn, after a warm-up.
 
-    Taking turns shares out what else the machine does. Each side runs at least 3 times, and about ``seconds`` long.
+    Taking turns shares out what else the machine does. A turn is as many calls as fill a few milliseconds (one, if that
+    takes longer). Each side has at least 3 turns, and takes about ``seconds`` in all.
     """
-    times: dict[str, list[float]] = {}
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    calls: dict[str, int] = {}
     for name, run in sides.items():
-        first = time_once(run, device)
-        times[name] = []
-        if first < seconds / 4:
-            time_once(run, device)
-    while any(len(taken) < 3 or (sum(taken) < seconds and len(taken) < 200) for taken in times.values()):
-        for name, run in sides.items():
-            taken = times[name]
-            if len(taken) < 3 or (sum(taken) < seconds and len(taken) < 200):
-                taken.append(time_once(run, device))
+        time_once(run, device)
+        calls[name] = max(1, min(50, int(5e-3 / time_once(run, device))))
+    while unfinished := [n for n, t in times.items() if len(t) < 3 or (sum(t) * calls[n] < seconds and len(t) < 200)]:
+        for name in unfinished:
+            times[name].append(time_once(sides[name], device, calls[name]))
     return {name: summary(taken) for name, taken in times.items()}
 
 

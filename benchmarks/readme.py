@@ -39,9 +39,9 @@ def cost() -> str:
         wired, dense = (1e3 * row["times"][side]["median_s"] for side in ("wired", "dense"))
         cores = "1 CPU core" if row["threads"] == 1 else f"{row['threads']} CPU cores"
         lines.append(
-            f"| a training step, {settings['layers']} layers of width {settings['width']:,}, batch {settings['batch']}, "
-            f"{100 * settings['density']:g} % of the edges, {cores} | {wired:.0f} ms | dense: {dense:.0f} ms "
-            f"({100 * (row['ratio'] - 1):+.0f} %) |"
+            f"| a training step, {settings['layers']} layers of width {settings['width']:,}, batch "
+            f"{settings['batch']}, {100 * settings['density']:g} % of the edges, {cores} | {wired:.0f} ms | "
+            f"dense: {dense:.0f} ms ({100 * (row['ratio'] - 1):+.0f} %) |"
         )
     for name, where in (("select-cpu", "2 CPU cores"), ("select-h200", "H200")):
         found = record(f"benchmarks/{name}")

@@ -1,7 +1,7 @@
 """What wiring costs: one training step of a wired model against the same model dense, in turn, in one process.
 
-By default a 20-layer perceptron of width 1,024, batch 512, density 10 %, SGD with momentum; on a CPU with one thread and
-with as many as PyTorch takes. The ratio is the median over pairs of steps, one right after the other.
+By default a 20-layer perceptron of width 1,024, batch 512, density 10 %, SGD with momentum; on a CPU with one thread
+and with as many as PyTorch takes. The ratio is the median over pairs of steps, one right after the other.
 
     python -m benchmarks.wired_step [--device cuda] [--rule dnw] [--out results/benchmarks/wired_step-cpu.json]
 """

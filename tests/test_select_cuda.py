@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from wirings.edges import _choose_cpu, _choose_device
+from wirings import _select_cpu
+from wirings.edges import _choose_device
 
 pytest.importorskip("triton", reason="Triton is not installed")
 import triton.language as tl
@@ -131,6 +132,7 @@ def test_capture(n: int, dtype: torch.dtype) -> None:
 
 
 @on_gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 def test_nothing_waits_for_the_gpu() -> None:
     for n in (10_000, 640_000, 3_000_000):
         weight, k = torch.randn(n, device="cuda"), torch.tensor(n // 10, device="cuda")
@@ -243,4 +245,6 @@ def test_supports(dtype: torch.dtype) -> None:
 def test_same_choice_as_on_cpu(tiny: pytest.MonkeyPatch) -> None:
     weight = make("few values", (700,), torch.float32)
     for k in counts(700):
-        assert torch.equal(select.choose(weight, torch.tensor(k), None), _choose_cpu(weight, torch.tensor(k), None))
+        assert torch.equal(
+            select.choose(weight, torch.tensor(k), None), _select_cpu.choose(weight, torch.tensor(k), None)
+        )

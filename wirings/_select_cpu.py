@@ -13,59 +13,41 @@ KEYS = {
     torch.float32: torch.int32,
     torch.float64: torch.int64,
 }
+MAGNITUDE = {key: torch.iinfo(key).max for key in KEYS.values()}  # all bits but the sign
 INFINITY = {dtype: torch.tensor(float("inf"), dtype=dtype).view(key).item() for dtype, key in KEYS.items()}
 
 
-def keys_of(weight: Tensor, allowed: Tensor | None, out: Tensor | None = None) -> Tensor:
+def keys_of(weight: Tensor, allowed: Tensor | None) -> Tensor:
     """Integers that order as the magnitudes do, in ``weight``'s own layout; -1 where no edge is allowed."""
     key = KEYS[weight.dtype]
-    keys = torch.bitwise_and(weight.view(key), torch.iinfo(key).max, out=out)
+    keys = torch.bitwise_and(weight.view(key), MAGNITUDE[key])
     return keys if allowed is None else keys.masked_fill_(~allowed, -1)
 
 
-def _flat(tensor: Tensor) -> Tensor:
-    """All entries as one row in the order of memory, without a copy where they fill their memory."""
-    dims = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
-    return tensor.permute(dims).reshape(-1)
-
-
-def _boundary(keys: Tensor, k: int) -> tuple[int, int]:
-    """The smallest key among the ``k`` largest and the largest among the rest, 0 < k < n. Reorders ``keys``.
-
-    NumPy's selection is vectorised for integers, several times faster than `torch.kthvalue` or `torch.topk`.
-    """
-    row = keys.numpy()
-    last_out = row.size - k - 1
-    row.partition(last_out)
-    return int(row[last_out + 1 :].min()), int(row[last_out])
-
-
-def _surplus(keys: Tensor, least: int, k: int) -> np.ndarray:
-    """Row-major positions to drop from ``keys >= least`` to be left with ``k``: the last among the equals."""
-    rows = keys.reshape(-1)
-    keep = k - int(torch.count_nonzero(rows > least))
-    return np.flatnonzero((rows == least).numpy())[keep:]
-
-
 def choose(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
-    count = _checked(weight, k)
-    keys = keys_of(weight, allowed)
+    """Mark the ``k`` edges of largest magnitude."""
+    count, out = _checked(weight, k), torch.empty_like(weight, dtype=torch.bool)
     if count == 0:
-        return torch.zeros_like(keys, dtype=torch.bool)
-    if count == keys.numel():
-        least = next_out = int(keys.min())
-    else:
-        least, next_out = _boundary(_flat(keys).clone(), count)
-    if least < 0:
-        most = int(torch.count_nonzero(keys >= 0))
-        raise WiringError(f"k = {count} edges were asked for, but only {most} are allowed; lower k or allow more.")
-    real = keys >= least
-    if least == next_out:
-        real[_position(real, _surplus(keys, least, count))] = False
-    return real
+        return out.zero_()
+    key = KEYS[weight.dtype]
+    keys = _row(weight, key) & MAGNITUDE[key]
+    if allowed is not None:
+        keys[~_row(out.copy_(allowed))] = -1
+    next_out = _next_out(keys.copy(), count) if count < keys.size else -1
+    real = _row(out)
+    np.greater(keys, next_out, out=real)
+    missing = count - int(np.count_nonzero(real))
+    if missing:
+        if next_out < 0:
+            raise WiringError(
+                f"k = {count} edges were asked for, but only {count - missing} are allowed; lower k or allow more."
+            )
+        real[_first(weight, keys == next_out, missing)] = True
+    return out
 
 
 def real_edges(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
+    """The ``k`` edges of largest magnitude, zeros elsewhere."""
     count, out = _checked(weight, k), torch.empty_like(weight)
     if count == 0:
         return out.zero_()
@@ -74,16 +56,46 @@ def real_edges(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
     if count == weight.numel():
         return out.copy_(weight)
     # One buffer serves twice: as the keys to be reordered, then as the result.
-    least, next_out = _boundary(_flat(keys_of(weight, None, out=out.view(KEYS[weight.dtype]))), count)
-    if least > INFINITY[weight.dtype]:  # k NaN or more
+    key = KEYS[weight.dtype]
+    torch.bitwise_and(weight.view(key), MAGNITUDE[key], out=out.view(key))
+    keys = _row(out, key)
+    next_out = _next_out(keys, count)
+    if next_out > INFINITY[weight.dtype]:  # more than k are NaN
         return torch.where(choose(weight, k, None), weight, 0.0)
-    if least == 0:  # fewer than k edges differ from zero
-        return out.copy_(weight)
-    if least > next_out:  # no tie at the boundary: one pass sets all others to zero
-        return torch.ops.aten.hardshrink.out(weight, _value(next_out, weight.dtype), out=out)
-    torch.ops.aten.hardshrink.out(weight, _value(least - 1, weight.dtype), out=out)
-    out[_position(out, _surplus(keys_of(weight, None), least, count))] = 0
+    missing = int(np.count_nonzero(keys[-count:] == next_out))  # of the k largest: ties at the boundary
+    torch.ops.aten.hardshrink.out(weight, _value(next_out, weight.dtype), out=out)  # zero up to there
+    if missing and next_out:
+        row = _row(weight, key)
+        places = _first(weight, row & MAGNITUDE[key] == next_out, missing)
+        _row(out, key)[places] = row[places]
     return out
+
+
+def _row(tensor: Tensor, dtype: torch.dtype | None = None) -> np.ndarray:
+    """All entries as one row in the order of memory; no copy where they fill their memory, as in any usual layout."""
+    if not tensor.is_contiguous():
+        tensor = tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
+    row = tensor.reshape(-1)
+    return (row if dtype is None else row.view(dtype)).numpy()
+
+
+def _next_out(keys: np.ndarray, k: int) -> int:
+    """The largest key that is not among the ``k`` largest, k < n. Reorders ``keys``: the k largest come last.
+
+    NumPy's selection is vectorised for integers, several times faster than `torch.kthvalue` or `torch.topk`.
+    """
+    place = keys.size - k - 1
+    keys.partition(place)
+    return int(keys[place])
+
+
+def _first(weight: Tensor, marked: np.ndarray, count: int) -> np.ndarray:
+    """Where the first ``count`` marked edges are in memory: the first in row-major order, whatever the layout."""
+    places = np.flatnonzero(marked)
+    if not weight.is_contiguous():
+        rows = torch.arange(weight.numel()).view(weight.shape)
+        places = places[np.argsort(_row(torch.empty_like(weight, dtype=torch.int64).copy_(rows))[places])]
+    return places[:count]
 
 
 def _checked(weight: Tensor, k: Tensor) -> int:
@@ -101,7 +113,3 @@ def out_of_range(weight: Tensor, k: int) -> WiringError:
 
 def _value(key: int, dtype: torch.dtype) -> float:
     return torch.tensor(key, dtype=KEYS[dtype]).view(dtype).item()
-
-
-def _position(tensor: Tensor, flat: np.ndarray) -> tuple[Tensor, ...]:
-    return tuple(torch.from_numpy(index) for index in np.unravel_index(flat, tuple(tensor.shape)))

@@ -11,6 +11,8 @@ very likely enclose the least real edge are guessed, one cheap pass gathers the 
 are counted. Where the guess turns out wrong, all edges are. A small weight is left to one program, which bisects.
 """
 
+from typing import Any, ClassVar
+
 import torch
 import triton
 import triton.language as tl
@@ -60,27 +62,52 @@ def _select(weight: Tensor, k: Tensor, allowed: Tensor | None, out: Tensor) -> T
     shifts = (23, 15, 7, 0) if bits == torch.int32 else (7, 0)
     edges = (weight.detach().view(bits), allowed, n, channels, space)
     result = out.view(torch.uint8 if out.dtype == torch.bool else bits)
+    aligned = [x is None or x.data_ptr() % 16 == 0 for x in (weight, allowed, k)]
+    launch = _Launcher((weight.device, weight.dtype, out.dtype, allowed is None, n, channels, space, k.dtype, *aligned))
     with torch.cuda.device_of(weight):
         if n <= _SMALL:  # n = 0 does no harm
             block, warps = (1024, 4) if n <= 1024 else (4096, 16) if n <= 4096 else (_SMALL, 32)
-            _select_small[(1,)](*edges, k, result, shifts[0] + 8, block, num_warps=warps)
+            launch(_select_small, 1, warps, *edges, k, result, shifts[0] + 8, block)
             return out
         run = triton.cdiv(n, _PROGRAMS.value * _BLOCK) * _BLOCK
-        grid = (triton.cdiv(n, run),)
+        grid = triton.cdiv(n, run)
         # By program: how many keys were gathered, then how many edges it holds of each key the last pass counts.
-        tally = torch.empty(129 * grid[0], dtype=torch.int32, device=weight.device)
+        tally = torch.empty(129 * grid, dtype=torch.int32, device=weight.device)
         guess = n >= _GUESS_FROM
         board = (torch.empty if guess else torch.zeros)(2048, dtype=torch.int32, device=weight.device)
         near = result if result.dtype == bits else torch.empty(n if guess else 0, dtype=bits, device=weight.device)
         if guess:
-            _guess[(1,)](*edges, k, board, shifts[0] + 8, _SAMPLE, num_warps=16)
-            _gather[grid](*edges, near, tally, board, run, _BLOCK, 128, num_warps=4)
+            launch(_guess, 1, 16, *edges, k, board, shifts[0] + 8, _SAMPLE)
+            launch(_gather, grid, 4, *edges, near, tally, board, run, _BLOCK, 128)
         # Among gathered keys, one warp is enough for a program; and a large block would be mostly empty.
         block, warps = (_BLOCK // 4, 1) if guess else (_BLOCK, 4)
         for turn, shift in enumerate(shifts):
-            _count[grid](*edges, k, near, tally, board, run, guess, turn, shift, block, num_warps=warps)
-        _write[grid](*edges, tally, board, run, result, len(shifts), _BLOCK, num_warps=4)
+            launch(_count, grid, warps, *edges, k, near, tally, board, run, guess, turn, shift, block)
+        launch(_write, grid, 4, *edges, tally, board, run, result, len(shifts), _BLOCK)
     return out
+
+
+class _Launcher:
+    """Launches a weight's kernels one after the other; from the second time on without Triton's look at the arguments.
+
+    That look costs the host several times as much as the launch. It finds the compiled kernel by types, constants, and
+    what it may assume of numbers and addresses: all that is in ``like``, so the kernels of the first time fit.
+    """
+
+    known: ClassVar[dict[tuple[Any, ...], dict[int, Any]]] = {}
+
+    def __init__(self, like: tuple[Any, ...]) -> None:
+        self.kernels, self.turn = self.known.setdefault(like, {}), 0
+
+    def __call__(self, kernel: Any, grid: int, warps: int, *args: Any) -> None:
+        compiled = self.kernels.get(self.turn)
+        if compiled is not None:
+            compiled[(grid, 1, 1)](*args)
+        else:
+            compiled = kernel[(grid,)](*args, num_warps=warps)
+            if compiled is not None:  # as it is in Triton's interpreter
+                self.kernels[self.turn] = compiled
+        self.turn += 1
 
 
 @triton.jit
