@@ -41,8 +41,10 @@ def cases(draw: st.DrawFn) -> tuple[Tensor, int, Tensor | None]:
     weight = torch.tensor(draw(st.lists(number, min_size=n, max_size=n))).view(shape).to(draw(st.sampled_from(DTYPES)))
     if weight.dim() == 4 and draw(st.booleans()):
         weight = weight.contiguous(memory_format=torch.channels_last)
-    elif weight.dim() == 2 and draw(st.booleans()):
-        weight = weight.t()
+    elif weight.dim() == 2:
+        change = draw(st.sampled_from([lambda w: w, torch.t, lambda w: w[:, ::2], lambda w: w[:1].expand(w.shape)]))
+        weight = change(weight)
+    n = weight.numel()
     allowed = None
     if draw(st.booleans()):
         allowed = torch.tensor(draw(st.lists(st.booleans(), min_size=n, max_size=n))).view(weight.shape)

@@ -24,7 +24,7 @@ def network() -> nn.Sequential:
 
 
 def wire(model: nn.Module, rule: str, density: object = 0.1) -> wirings.Wiring:
-    own = rules.get(rule).budget(8, (2, 4)) is not None
+    own = rules.get(rule).own_budget
     return wirings.wire_(model, rule, density=None if own else density)
 
 
@@ -51,7 +51,7 @@ def test_a_training_step_reads_nothing_back(rule: str, share: str) -> None:
     if rule == "dense" and share == "global":
         pytest.skip("takes no budget")
     model = network().cuda()
-    budget = {} if rule == "dense" else {"density": wirings.Linear(0.5, 0.1, steps=5), "share": share}
+    budget = {} if rule == "dense" else {"density": wirings.LinearSchedule(0.5, 0.1, steps=5), "share": share}
     wiring = wirings.wire_(model, rule, **budget)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     x, y = torch.randn(8, 3, 8, 8, device="cuda"), torch.randint(10, (8,), device="cuda")
@@ -71,7 +71,7 @@ def test_a_training_step_reads_nothing_back(rule: str, share: str) -> None:
 
 def test_a_captured_step_follows_the_schedule() -> None:
     model = network().cuda()
-    wiring = wire(model, "dnw", wirings.Linear(0.5, 0.1, steps=4))
+    wiring = wire(model, "dnw", wirings.LinearSchedule(0.5, 0.1, steps=4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     x, y = torch.randn(8, 3, 8, 8, device="cuda"), torch.randint(10, (8,), device="cuda")
 

@@ -70,6 +70,20 @@ MISTAKES = {
         {"density": 0.1, "allowed": {"3": torch.ones(4, 9).bool()}},
         r"3.weight's shape \(4, 8\), but it is torch.bool of shape \(4, 9\)",
     ),
+    "budget is a number": (network, {"budget": 0.1}, "for one number for all layers use density= or k="),
+    "not a module": (lambda: nn.Linear(2, 2).parameters(), {"density": 0.1}, "takes a torch.nn.Module, not generator"),
+    "skip is not a name": (network, {"density": 0.1, "skip": [3]}, "a pattern is a string, not 3; write '3'"),
+    "allowed is a list": (network, {"density": 0.1, "allowed": {"3": [1]}}, "must be a boolean tensor, not list"),
+    "allowed allows nothing": (
+        network,
+        {"density": 0.1, "allowed": {"3": torch.zeros(4, 8).bool()}},
+        "allows no edge at all of 3.weight",
+    ),
+    "k above what is allowed": (
+        network,
+        {"budget": {"3": 9}, "allowed": {"3": torch.eye(4, 8).bool()}},
+        "9 edges were asked for in 3.weight.*allows only 4",
+    ),
     "allowed matches nothing": (network, {"density": 0.1, "allowed": {"9": torch.ones(1).bool()}}, "matches none"),
 }
 
@@ -79,11 +93,15 @@ MISTAKES = {
 def test_mistakes_in_wiring(mistake: str) -> None:
     build, arguments, says = MISTAKES[mistake]
     model = build()
-    before = None if mistake in ("lazy layer", "meta device") else copy.deepcopy(model)
+    before = None if mistake in ("lazy layer", "meta device", "not a module") else copy.deepcopy(model)
     with pytest.raises(WiringError, match=says):
         wire_(model, **arguments)
     if before is not None:
         assert repr(model) == repr(before), "left as it was"
+        for module, other in zip(model.modules(), before.modules(), strict=True):
+            assert list(module.__dict__) == list(other.__dict__)
+            for hooks in ("_forward_pre_hooks", "_state_dict_hooks", "_load_state_dict_pre_hooks"):
+                assert len(getattr(module, hooks)) == len(getattr(other, hooks))
         for (name, a), (other, b) in zip(model.state_dict().items(), before.state_dict().items(), strict=True):
             assert name == other
             assert torch.equal(a, b) or torch.isnan(a).any()
@@ -179,4 +197,6 @@ def test_mistakes_around_rules() -> None:
 def test_a_state_of_another_rule() -> None:
     wiring = wire_(network(), density=0.1)
     with pytest.raises(WiringError, match="saved with rule 'random', but the model is wired with 'dnw'"):
-        wiring.load_state_dict({"rule": "random", "steps": 3})
+        wiring.load_state_dict({"rule": "random", "steps": 3, "edges": [21, 3]})
+    with pytest.raises(WiringError, match="saved with 108, 16 edges, but at step 3 the model is wired with 21, 3"):
+        wiring.load_state_dict({"rule": "dnw", "steps": 3, "edges": [108, 16]})

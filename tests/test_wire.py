@@ -5,10 +5,11 @@ import io
 
 import pytest
 import torch
+import torch._dynamo.testing
 from torch import Tensor, nn
 
 import wirings
-from wirings import finalize_, unwire_, wire_
+from wirings import finalize_, rules, unwire_, wire_
 
 
 class Attention(nn.Module):
@@ -217,7 +218,7 @@ def test_the_table() -> None:
         wiring.layers[1].weight.copy_(torch.tensor([3.0, 1.0]).view(2, 1, 1, 1))
     wiring.look()
     first, second = wiring.look()
-    assert (first.name, first.shape, first.edges, first.density) == ("0", (3, 4), 2, 2 / 12)
+    assert (first.name, first.shape, first.edges, first.density) == ("0.weight", (3, 4), 2, 2 / 12)
     assert (first.swapped, first.without_input, first.without_output) == (0, 2, 2)
     assert (second.without_input, second.without_output) == (1, 1)
     with torch.no_grad():
@@ -296,7 +297,7 @@ def test_clipping_leaves_hallucinated_edges_out_of_the_norm() -> None:
 def test_a_schedule_moves_with_step_and_is_resumed() -> None:
     def build() -> tuple[nn.Module, wirings.Wiring]:
         model = nn.Linear(10, 10)
-        return model, wire_(model, density=wirings.Cubic(1.0, 0.1, steps=10, begin=2))
+        return model, wire_(model, density=wirings.CubicSchedule(1.0, 0.1, steps=10, begin=2))
 
     model, wiring = build()
     counts = []
@@ -306,7 +307,7 @@ def test_a_schedule_moves_with_step_and_is_resumed() -> None:
     expected = [int(100 * (0.1 + 0.9 * (1 - min(max((t - 2) / 10, 0), 1)) ** 3) + 1e-6) for t in range(14)]
     assert counts == expected
     again, resumed = build()
-    resumed.load_state_dict({"rule": "dnw", "steps": 5})
+    resumed.load_state_dict({"rule": "dnw", "steps": 5, "edges": [expected[5]]})
     assert int(again.weight.count_nonzero()) == expected[5]
 
 
@@ -408,3 +409,161 @@ def test_no_update_lets_an_edge_in_only_when_a_real_one_shrinks() -> None:
     assert weight.grad.tolist() == [[1.5, 0.0, 0.0]]
     optimizer.step()
     assert model.weight.tolist() == [[0.0, 1.0, 0.0]], "2.0 shrank to 0.5, so 1.0 is the largest"
+
+
+def test_a_global_budget_is_ranked_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = mlp()
+    wire_(model, k=100, share="global")
+    calls = []
+    once = rules.base.choose_together
+    monkeypatch.setattr(rules.base, "choose_together", lambda *a: calls.append(1) or once(*a))
+    model(torch.randn(3, 8)).sum().backward()
+    assert len(calls) == 1
+    for parameter in model.parameters():
+        parameter.data.mul_(2)  # unseen by version counters: the next forward pass ranks anew all the same
+    model(torch.randn(3, 8))
+    assert len(calls) == 2
+
+
+def test_part_of_a_global_budget_cannot_be_finalized_alone() -> None:
+    model = mlp()
+    wire_(model, k=100, share="global")
+    for call in (finalize_, unwire_):
+        with pytest.raises(
+            wirings.WiringError, match=r"weight shares one budget with 2\.0\.weight, which is not in this"
+        ):
+            call(model[0])
+    outer = nn.Sequential(model)
+    finalize_(outer)
+    assert not model._forward_pre_hooks, "nothing of ours is left"
+
+
+def test_functional_call_by_either_names_leaves_the_model_as_it_was() -> None:
+    model, x = mlp(), torch.randn(3, 8)
+    wiring = wire_(model, density=0.2)
+    before = [layer.weight.detach().clone() for layer in wiring.layers]
+    expected = model(x)
+    for state in (model.state_dict(), dict(model.named_parameters())):
+        assert torch.equal(torch.func.functional_call(model, state, (x,)), expected)
+    halved = {name: value / 2 for name, value in model.state_dict().items()}
+    torch.func.functional_call(model, halved, (x,))
+    for layer, weight in zip(wiring.layers, before, strict=True):
+        assert torch.equal(layer.weight, weight), "hallucinated edges included"
+
+
+def test_a_budget_by_any_name_of_a_tied_weight() -> None:
+    model = Tied()
+    wiring = wire_(model, budget={"head": 7, "body": 0.25})
+    assert {report.name: report.edges for report in wiring.look()} == {"embed.weight": 7, "body.weight": 16}
+
+
+class Fixed(rules.Rule):
+    """Chooses when it is wired and when the budget changes, and never else: its memory must survive a resume."""
+
+    name = "fixed"
+
+    def setup(self, layers: list[rules.Layer]) -> None:
+        for layer in layers:
+            layer.edges.remember("wiring", layer.edges.choose(layer.weight.detach()))
+
+    rebudget = setup
+
+    def real(self, weight: Tensor, edges: rules.Edges) -> Tensor:
+        return edges.wiring
+
+
+def test_resuming_keeps_what_a_rule_remembers() -> None:
+    def build() -> tuple[nn.Module, wirings.Wiring]:
+        model = nn.Linear(10, 10)
+        return model, wire_(model, Fixed(), density=wirings.LinearSchedule(1.0, 0.5, steps=2))
+
+    model, wiring = build()
+    for _ in range(3):
+        wiring.step()
+    with torch.no_grad():
+        wiring.layers[0].weight.neg_().add_(1.0)  # so that a choice made now would be another
+    other, resumed = build()
+    other.load_state_dict(model.state_dict())
+    resumed.load_state_dict(wiring.state_dict())
+    resumed.step()
+    assert torch.equal(resumed.masks()["weight"], wiring.masks()["weight"])
+    assert torch.equal(other.weight, model.weight)
+
+
+def test_a_handle_says_when_its_model_is_no_longer_wired() -> None:
+    model = mlp()
+    wiring = wire_(model, density=0.2)
+    finalize_(model)
+    for call in (wiring.look, wiring.masks, wiring.__str__, lambda: wiring.clip_grad_norm_(1.0)):
+        with pytest.raises(wirings.WiringError, match="no longer wired by this handle"):
+            call()
+    again = wire_(model, density=0.1)  # a finalized model can be wired again
+    assert [report.edges for report in again.look()] == [12, 25, 6]
+
+
+def test_another_parametrization_on_top_is_not_dropped() -> None:
+    class Double(nn.Module):
+        def forward(self, weight: Tensor) -> Tensor:
+            return 2 * weight
+
+    model = nn.Linear(4, 4)
+    wire_(model, density=0.5)
+    nn.utils.parametrize.register_parametrization(model, "weight", Double())
+    with pytest.raises(wirings.WiringError, match=r"another parametrization \(Double\) on top"):
+        finalize_(model)
+
+
+def test_masks_are_copies() -> None:
+    model, allowed = nn.Linear(4, 4), torch.ones(4, 4).tril().bool()
+    wiring = wire_(model, "random", k=3, allowed={"weight": allowed})
+    allowed.zero_()
+    wiring.masks()["weight"].zero_()
+    assert wiring.look()[0].edges == 3
+    assert wiring.look()[0].possible == 10
+
+
+def test_averaged_models() -> None:
+    model, x = mlp(), torch.randn(3, 8)
+    wiring = wire_(model, "random", density=0.2)
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    start = [layer.weight.detach().clone() for layer in wiring.layers]
+    with torch.no_grad():
+        for layer in wiring.layers:
+            layer.weight.add_(1.0)
+    for _ in range(2):
+        averaged.update_parameters(model)
+    held = averaged.module[0].parametrizations.weight
+    torch.testing.assert_close(held.original, start[0] + 1.0)
+    final = finalize_(averaged.module)
+    assert int(final[0].weight.count_nonzero()) == 25
+    assert torch.equal(final[0].weight != 0, wiring.masks()["0.weight"])
+    assert torch.isfinite(final(x)).all()
+
+
+@pytest.mark.parametrize("share", ["uniform", "global"])
+@pytest.mark.parametrize("rule", ["dnw", "random", "no_update"])
+def test_a_schedule_needs_no_recompilation(rule: str, share: str) -> None:
+    torch._dynamo.reset()
+    model = mlp()
+    wiring = wire_(model, rule, density=wirings.LinearSchedule(1.0, 0.2, steps=8), share=share)
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled, x = torch.compile(model, backend=counter, fullgraph=True), torch.randn(3, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        out = compiled(x)
+        torch.testing.assert_close(out, model(x))
+        optimizer.zero_grad()
+        out.square().mean().backward()
+        optimizer.step()
+        wiring.step()
+    assert counter.frame_count == 1
+    total = sum(report.possible for report in wiring.look())
+    assert abs(sum(report.edges for report in wiring.look()) - 0.2 * total) < 3
+
+
+def test_the_order_of_keys_is_the_plain_model_s() -> None:
+    for kind in ("conv2d", "lstm", "encoder", "attention of other widths"):
+        model = MODELS[kind][0]()
+        keys = list(model.state_dict())
+        wire_(model, density=0.5)
+        assert list(model.state_dict()) == keys

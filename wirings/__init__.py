@@ -1,7 +1,7 @@
 """wirings: learn how a neural network is wired while it trains."""
 
 from wirings import rules
-from wirings.budget import Constant, Cubic, Linear
+from wirings.budget import ConstantSchedule, CubicSchedule, LinearSchedule
 from wirings.edges import choose, real_edges, straight_through
 from wirings.errors import WiringError
 from wirings.version import __version__
@@ -9,10 +9,10 @@ from wirings.wire import finalize_, unwire_, wire_
 from wirings.wiring import LayerReport, Wiring
 
 __all__ = [
-    "Constant",
-    "Cubic",
+    "ConstantSchedule",
+    "CubicSchedule",
     "LayerReport",
-    "Linear",
+    "LinearSchedule",
     "Wiring",
     "WiringError",
     "__version__",

@@ -27,6 +27,8 @@ def keys_of(weight: Tensor, allowed: Tensor | None) -> Tensor:
 def choose(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
     """Mark the ``k`` edges of largest magnitude."""
     count, out = _checked(weight, k), torch.empty_like(weight, dtype=torch.bool)
+    if 0 in weight.stride():  # an expanded weight, which has no memory for each of its edges
+        return out.copy_(choose(weight.contiguous(), k, allowed))
     if count == 0:
         return out.zero_()
     key = KEYS[weight.dtype]
@@ -51,7 +53,7 @@ def real_edges(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
     count, out = _checked(weight, k), torch.empty_like(weight)
     if count == 0:
         return out.zero_()
-    if allowed is not None:
+    if allowed is not None or 0 in weight.stride():
         return torch.where(choose(weight, k, allowed), weight, 0.0)
     if count == weight.numel():
         return out.copy_(weight)

@@ -72,9 +72,9 @@ def _select(weight: Tensor, k: Tensor, allowed: Tensor | None, out: Tensor) -> T
         run = triton.cdiv(n, _PROGRAMS.value * _BLOCK) * _BLOCK
         grid = triton.cdiv(n, run)
         # By program: how many keys were gathered, then how many edges it holds of each key the last pass counts.
-        tally = torch.empty(129 * grid, dtype=torch.int32, device=weight.device)
         guess = n >= _GUESS_FROM
-        board = (torch.empty if guess else torch.zeros)(2048, dtype=torch.int32, device=weight.device)
+        both = (torch.empty if guess else torch.zeros)(2048 + 129 * grid, dtype=torch.int32, device=weight.device)
+        board, tally = both[:2048], both[2048:]
         near = result if result.dtype == bits else torch.empty(n if guess else 0, dtype=bits, device=weight.device)
         if guess:
             launch(_guess, 1, 16, *edges, k, board, shifts[0] + 8, _SAMPLE)
@@ -98,11 +98,14 @@ class _Launcher:
 
     def __init__(self, like: tuple[Any, ...]) -> None:
         self.kernels, self.turn = self.known.setdefault(like, {}), 0
+        self.stream = torch._C._cuda_getCurrentRawStream(like[0].index) if self.kernels else 0
 
     def __call__(self, kernel: Any, grid: int, warps: int, *args: Any) -> None:
         compiled = self.kernels.get(self.turn)
         if compiled is not None:
-            compiled[(grid, 1, 1)](*args)
+            # Addresses in place of tensors: the launcher would have to ask each tensor, and the driver about each.
+            plain = [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in args]
+            compiled.run(grid, 1, 1, self.stream, compiled.function, compiled.packed_metadata, None, None, None, *plain)
         else:
             compiled = kernel[(grid,)](*args, num_warps=warps)
             if compiled is not None:  # as it is in Triton's interpreter

@@ -48,7 +48,8 @@ def detach(model: nn.Module, only: Collection[Edges] | None = None) -> None:
         _drop(module._state_dict_hooks, _keep_names)
         _drop(module._load_state_dict_pre_hooks, _take_names)
     if all(edges.pool is None for _, _, _, edges in left):
-        _drop(model._forward_pre_hooks, forget_choice)
+        for module in model.modules():
+            _drop(module._forward_pre_hooks, forget_choice)
 
 
 def _drop(hooks: dict[int, Any], ours: Any) -> None:
@@ -99,10 +100,14 @@ def _names(module: nn.Module, prefix: str) -> list[tuple[str, str]]:
 
 
 def _keep_names(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    """After state_dict(): the plain model's keys."""
+    """After state_dict(): the plain model's keys, in its order; what rules remember comes last."""
     for inner, plain in _names(module, prefix):
         for key in [key for key in state if key.startswith(inner)]:
             state[plain + key[len(inner) :]] = state.pop(key)
+    own = [prefix + name for name in module.__dict__["_wirings_order"] if prefix + name in state]
+    rest = [key for key in state if key.startswith(prefix) and key not in own]
+    for key in own + rest:
+        state[key] = state.pop(key)
 
 
 def _take_names(module: nn.Module, state: dict[str, Any], prefix: str, *args: Any) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
+import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -53,14 +54,14 @@ class Schedule(ABC):
         """How much of the way is still to go, from 1 to 0, when the fraction ``done`` of the steps is over."""
 
 
-class Linear(Schedule):
+class LinearSchedule(Schedule):
     """The density falls (or rises) by the same amount every step."""
 
     def left(self, done: float) -> float:
         return 1.0 - done
 
 
-class Cubic(Schedule):
+class CubicSchedule(Schedule):
     """Fast first, slowly at the end: (1 - t)³, as in gradual magnitude pruning (Zhu and Gupta, 2017)."""
 
     def left(self, done: float) -> float:
@@ -68,19 +69,19 @@ class Cubic(Schedule):
 
 
 @dataclass(frozen=True)
-class Constant:
+class ConstantSchedule:
     """The same density at every step; what a plain number means."""
 
     density: float
 
     def __post_init__(self) -> None:
-        check_density(self.density, "Constant.density")
+        check_density(self.density, "ConstantSchedule.density")
 
     def __call__(self, step: int) -> float:
         return self.density
 
 
-Density = float | Schedule | Constant
+Density = float | Schedule | ConstantSchedule
 Amount = int | Density
 
 
@@ -88,9 +89,14 @@ Amount = int | Density
 class Size:
     """What a budget needs to know of a layer: its name, its weight's shape, how many edges are allowed."""
 
-    name: str
+    names: tuple[str, ...]
+    """All names of the weight: more than one if it is tied."""
     shape: tuple[int, ...]
     allowed: int
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
 
 
 @dataclass(frozen=True)
@@ -103,36 +109,50 @@ class Budget:
     share: str = "uniform"
 
     def __post_init__(self) -> None:
-        given = [name for name in ("density", "k", "mapping") if getattr(self, name) is not None]
-        if len(given) != 1:
-            came = " and ".join(given) or "none"
+        given = {"density": self.density, "k": self.k, "budget": self.mapping}
+        came = " and ".join(name for name, value in given.items() if value is not None) or "none"
+        if came not in given:
             raise WiringError(
                 f"a budget is one of density=, k= or budget= (a mapping from layer patterns), but {came} came."
             )
         if self.share not in SHARES:
-            raise unknown("share", self.share, SHARES)
+            raise unknown("share", str(self.share), SHARES)
         if self.mapping is not None:
-            if self.share != "uniform":
-                raise WiringError(
-                    f"a budget by layer patterns says itself how edges are shared out; drop share={self.share!r}, "
-                    "or give one density= or k= for all layers."
-                )
-            if not self.mapping:
-                raise WiringError("budget= is an empty mapping; give at least one layer pattern with a density or k.")
-            for pattern, amount in self.mapping.items():
-                _check_amount(amount, f"budget[{pattern!r}]")
+            self._check_mapping(self.mapping)
         elif self.density is not None:
-            if isinstance(self.density, int):
-                raise WiringError(
-                    f"density = {self.density} is an int; write {float(self.density)}, or k = … for a number of edges."
-                )
-            _check_amount(self.density, "density")
-        else:
-            if not isinstance(self.k, int):
-                raise WiringError(
-                    f"k must be a number of edges (an int), but it is {self.k!r}; a fraction is density=…"
-                )
-            _check_amount(self.k, "k")
+            if not isinstance(self.density, (Schedule, ConstantSchedule)):
+                check_density(self.density, "density", " For a number of edges use k.")
+        elif not _is_whole(self.k) or self.k < 1:  # type: ignore[operator]
+            raise WiringError(
+                f"k must be a whole number of edges, at least 1, not {self.k!r}. A fraction is density=…."
+            )
+
+    def _check_mapping(self, mapping: object) -> None:
+        if not isinstance(mapping, Mapping):
+            raise WiringError(
+                f"budget= is a mapping from layer patterns to densities or numbers of edges, not {mapping!r}; for one "
+                "number for all layers use density= or k=."
+            )
+        if self.share != "uniform":
+            raise WiringError(
+                f"a budget by layer patterns says itself how edges are shared out; drop share={self.share!r}, "
+                "or give one density= or k= for all layers."
+            )
+        if not mapping:
+            raise WiringError("budget= is an empty mapping; give at least one layer pattern with a density or k.")
+        for pattern, amount in mapping.items():
+            where = f"budget[{pattern!r}]"
+            if not isinstance(pattern, str):
+                raise WiringError(f"{where}: a pattern is a string; write {str(pattern)!r}.")
+            if isinstance(amount, (Schedule, ConstantSchedule)):
+                continue
+            if _is_whole(amount):
+                if amount < 1:
+                    raise WiringError(
+                        f"{where} must be at least 1 edge, but it is {amount}; leave the layer out instead."
+                    )
+            else:
+                check_density(amount, where, " A number of edges is an int.")
 
     @property
     def changes(self) -> bool:
@@ -140,16 +160,16 @@ class Budget:
         amounts = self.mapping.values() if self.mapping is not None else [self.density]
         return any(isinstance(amount, Schedule) for amount in amounts)
 
-    def amount_for(self, name: str) -> Amount | None:
-        """With a mapping: what the first pattern that matches ``name`` says, or None."""
+    def amount_for(self, names: Sequence[str]) -> Amount | None:
+        """With a mapping: what the first pattern that matches one of a weight's names says, or None."""
         assert self.mapping is not None
-        return next((amount for pattern, amount in self.mapping.items() if matches(name, pattern)), None)
+        return next((a for p, a in self.mapping.items() if any(matches(name, p) for name in names)), None)
 
     def counts(self, sizes: Sequence[Size], step: int = 0) -> list[int]:
         """How many edges each layer has after ``step`` steps; one number for all of them if shared globally."""
         total = sum(size.allowed for size in sizes)
         if self.mapping is not None:
-            amounts = [self.amount_for(size.name) for size in sizes]
+            amounts = [self.amount_for(size.names) for size in sizes]
             return [
                 _count(1.0 if amount is None else amount, size, step)
                 for amount, size in zip(amounts, sizes, strict=True)
@@ -160,11 +180,11 @@ class Budget:
                     sizes[0].name if len(sizes) == 1 else f"the {len(sizes)} layers {sizes[0].name} … {sizes[-1].name}"
                 )
                 raise WiringError(f"k = {self.k} edges were asked for, but {names} allow only {total}; lower k.")
-            edges = self.k
+            edges = int(self.k)
         else:
             assert self.density is not None
             if self.share == "uniform":
-                return [_count(self.density, size, step) for size in sizes]
+                return [_floor(_at(self.density, step), size.allowed) for size in sizes]
             edges = _floor(_at(self.density, step), total)
         if self.share == "global":
             return [edges]
@@ -184,31 +204,21 @@ def matches(name: str, pattern: str) -> bool:
     return any(fnmatch.fnmatchcase(".".join(parts[: i + 1]), pattern) for i in range(len(parts)))
 
 
-def check_density(density: object, where: str) -> None:
-    number = isinstance(density, (int, float)) and not isinstance(density, bool)
+def check_density(density: object, where: str, else_: str = "") -> None:
+    number = isinstance(density, numbers.Real) and not isinstance(density, bool)
     if not number or not 0 < density <= 1:  # type: ignore[operator]
-        hint = ""
-        if number and 1 < density <= 100:  # type: ignore[operator]
-            hint = f" For {density} % write {density / 100}; for a number of edges use k."  # type: ignore[operator]
-        raise WiringError(f"{where} must lie in (0, 1]: the fraction of edges that is real. It is {density!r}.{hint}")
-
-
-def _check_amount(amount: object, where: str) -> None:
-    if isinstance(amount, (Schedule, Constant)):
-        return
-    if isinstance(amount, int) and not isinstance(amount, bool):
-        if amount < 1:
-            raise WiringError(f"{where} must be at least 1 edge, but it is {amount}.")
-    elif isinstance(amount, float):
-        check_density(amount, where)
-    else:
+        hint = f" For {density} % write {density / 100}." if number and 1 < density <= 100 else ""  # type: ignore[operator]
         raise WiringError(
-            f"{where} must be a density (float), a number of edges (int) or a schedule, but it is {amount!r}."
+            f"{where} must lie in (0, 1]: the fraction of edges that is real. It is {density!r}.{hint}{else_}"
         )
 
 
+def _is_whole(amount: object) -> bool:
+    return isinstance(amount, numbers.Integral) and not isinstance(amount, bool)
+
+
 def _at(density: Density, step: int) -> float:
-    return density(step) if isinstance(density, (Schedule, Constant)) else density
+    return density(step) if isinstance(density, (Schedule, ConstantSchedule)) else float(density)
 
 
 def _floor(density: float, allowed: int) -> int:
@@ -217,14 +227,14 @@ def _floor(density: float, allowed: int) -> int:
 
 
 def _count(amount: Amount, size: Size, step: int) -> int:
-    if not isinstance(amount, int):
+    if not _is_whole(amount):
         return _floor(_at(amount, step), size.allowed)
-    if amount > size.allowed:
+    if amount > size.allowed:  # type: ignore[operator]
         raise WiringError(
             f"k = {amount} edges were asked for in {size.name}, but its weight of shape {size.shape} allows only "
             f"{size.allowed}; lower k for this layer."
         )
-    return amount
+    return int(amount)  # type: ignore[arg-type]
 
 
 def _erk(sizes: Sequence[Size], edges: int) -> list[float]:

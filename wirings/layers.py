@@ -26,11 +26,15 @@ class Target:
     places: list[tuple[str, nn.Module, str]] = field(default_factory=list)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for name, _, _ in self.places)
+
+    @property
     def name(self) -> str:
-        return self.places[0][0]
+        return self.names[0]
 
     def matches(self, pattern: str) -> bool:
-        return any(matches(name, pattern) for name, _, _ in self.places)
+        return any(matches(name, pattern) for name in self.names)
 
 
 def find(model: nn.Module, include: Sequence[str] | None, skip: Sequence[str]) -> list[Target]:
@@ -60,7 +64,8 @@ def find(model: nn.Module, include: Sequence[str] | None, skip: Sequence[str]) -
             raise _no_match("skip", pattern, everything)
     chosen = [t for t in chosen if not any(t.matches(p) for p in skip)]
     if not chosen:
-        raise WiringError("include= and skip= together leave no layer to wire.")
+        names = ", ".join(target.name for target in everything)
+        raise WiringError(f"include= and skip= together leave no layer to wire, of {names}. Skip less.")
     return chosen
 
 
@@ -90,11 +95,7 @@ def _matrices(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parame
             if attribute in wired_by_default(module) or (isinstance(weight, nn.Parameter) and weight.dim() > 1):
                 yield f"{dot}{attribute}", module, attribute, next(holder.parameters()) if weight is None else weight
         for attribute, parameter in module.named_parameters(recurse=False):
-            if isinstance(parameter, nn.parameter.UninitializedParameter):
-                raise WiringError(
-                    f"{dot}{attribute} has no shape yet (a lazy layer): run one forward pass before wiring."
-                )
-            if parameter.dim() > 1:
+            if isinstance(parameter, nn.parameter.UninitializedParameter) or parameter.dim() > 1:
                 yield f"{dot}{attribute}", module, attribute, parameter
 
 

@@ -40,7 +40,8 @@ def wire_(
     Args:
         model: any module. Weights that it has already, pretrained ones say, are kept.
         rule: a rule's name (`wirings.rules.names`) or a rule.
-        density: the fraction of edges that is real, in (0, 1], or a schedule of it (`wirings.Linear`, `wirings.Cubic`).
+        density: the fraction of edges that is real, in (0, 1], or a schedule of it (`wirings.LinearSchedule`,
+            `wirings.CubicSchedule`).
         k: instead of ``density``, the number of edges in all.
         budget: instead of both, a mapping from layer patterns to a density (float or schedule) or a number of edges
             (int); the first pattern that matches a layer counts, and layers that none matches are not wired.
@@ -53,21 +54,21 @@ def wire_(
     Returns:
         A handle: print it for a table, call its ``step()`` after every optimizer step.
     """
+    if not isinstance(model, nn.Module):
+        raise WiringError(f"wire_ takes a torch.nn.Module, not {type(model).__name__}.")
     rule = rules.get(rule)
     plan = _budget(rule, density, k, budget, share)
     include, skip = _patterns("include", include), _patterns("skip", skip) or []
     targets = find(model, include, skip)
     if plan is not None and plan.mapping is not None:
         for pattern in plan.mapping:
-            if not any(t.matches(pattern) for t in targets):
-                names = ", ".join(t.name for t in targets)
-                raise WiringError(f"budget[{pattern!r}] matches none of the layers to wire: {names}.")
-        targets = [t for t in targets if plan.amount_for(t.name) is not None]
+            _some_match("budget", pattern, targets)
+        targets = [t for t in targets if plan.amount_for(t.names) is not None]
     for target in targets:
         _check(target)
     masks = _allowed(targets, allowed or {})
     sizes = [_size(target, mask) for target, mask in zip(targets, masks, strict=True)]
-    counts = [_own_budget(rule, size) for size in sizes] if plan is None else plan.counts(sizes)
+    counts = [rule.budget(size.allowed, size.shape) for size in sizes] if plan is None else plan.counts(sizes)
 
     before = [edges for _, _, _, edges in wired(model)]
     pool = Pool() if share == "global" else None
@@ -95,11 +96,7 @@ def finalize_(model: nn.Module) -> nn.Module:
 
     Outputs are those of the wired model in evaluation. Returns the model.
     """
-    places = wired(model)
-    if not places:
-        raise WiringError(
-            f"{type(model).__name__} is not wired: nothing to finalize. Call wirings.wire_(model, …) first."
-        )
+    places = _whole_wiring(model, "finalize")
     final: dict[int, Tensor] = {}
     with torch.no_grad():
         for name, module, attribute, edges in places:
@@ -117,10 +114,35 @@ def finalize_(model: nn.Module) -> nn.Module:
 
 def unwire_(model: nn.Module) -> nn.Module:
     """Give plain modules back, in place, with all weights, hallucinated ones included. Returns the model."""
-    if not wired(model):
-        raise WiringError(f"{type(model).__name__} is not wired: nothing to unwire.")
+    _whole_wiring(model, "unwire")
     detach(model)
     return model
+
+
+def _whole_wiring(model: nn.Module, what: str) -> list[tuple[str, nn.Module, str, Edges]]:
+    """All wired places of a model, checked to be whole: nothing put on top of them, no layer of a pool elsewhere."""
+    places = wired(model)
+    if not places:
+        raise WiringError(
+            f"{type(model).__name__} is not wired: nothing to {what}. wirings.wire_(model, …) wires it; a model that "
+            "was finalized is plain already."
+        )
+    here = [edges for _, _, _, edges in places]
+    for name, module, attribute, edges in places:
+        if len(held(module)[attribute]) > 1:
+            other = type(held(module)[attribute][1]).__name__
+            raise WiringError(
+                f"{name} has another parametrization ({other}) on top of its edges; remove that one first."
+            )
+        elsewhere = [] if edges.pool is None else [layer for layer in edges.pool.layers if layer.edges not in here]
+        if elsewhere:
+            raise WiringError(
+                f"{name} shares one budget with {elsewhere[0].name}, which is not in this {type(model).__name__}; "
+                f"{what} the whole model that was wired."
+            )
+        if edges.pool is not None:
+            edges.pool.forget()
+    return places
 
 
 def _final_weight(name: str, weight: Tensor, edges: Edges) -> Tensor:
@@ -134,7 +156,8 @@ def _final_weight(name: str, weight: Tensor, edges: Edges) -> Tensor:
     if outside or (edges.pool is None and count != int(edges.k)):
         raise WiringError(
             f"{name}: rule {edges.rule.name!r} should have {int(edges.k)} real edges and zeros elsewhere, but it has "
-            f"{count} and {outside} other weights that are not zero. The rule is broken; the model was left as it is."
+            f"{count} and {outside} other weights that are not zero. Either the rule is broken, or a checkpoint of "
+            "another budget was loaded without the handle's own (wiring.load_state_dict). The model was left as it is."
         )
     return value
 
@@ -146,7 +169,7 @@ def _budget(
     rule: Rule, density: Density | None, k: int | None, mapping: Mapping[str, Amount] | None, share: str
 ) -> Budget | None:
     """The caller's budget; None where the rule has one of its own."""
-    if rule.budget(1, (1,)) is None:
+    if not rule.own_budget:
         return Budget(density, k, mapping, share)
     given = {"density": density, "k": k, "budget": mapping}
     if any(value is not None for value in given.values()) or share != "uniform":
@@ -157,16 +180,24 @@ def _budget(
     return None
 
 
-def _own_budget(rule: Rule, size: Size) -> int:
-    count = rule.budget(size.allowed, size.shape)
-    assert count is not None
-    return count
-
-
 def _patterns(argument: str, patterns: Sequence[str] | None) -> list[str] | None:
     if isinstance(patterns, str):
         raise WiringError(f"{argument}= takes a list of patterns, but a string came: write {argument}=[{patterns!r}].")
-    return None if patterns is None else list(patterns)
+    patterns = None if patterns is None else list(patterns)
+    for pattern in patterns or []:
+        if not isinstance(pattern, str):
+            raise WiringError(f"{argument}=: a pattern is a string, not {pattern!r}; write {str(pattern)!r}.")
+    return patterns
+
+
+def _some_match(argument: str, pattern: str, targets: list[Target]) -> list[Target]:
+    hits = [target for target in targets if target.matches(pattern)]
+    if not hits:
+        names = ", ".join(target.name for target in targets)
+        raise WiringError(
+            f"{argument}[{pattern!r}] matches none of the layers to wire, which are {names}. Mend the pattern."
+        )
+    return hits
 
 
 def _check(target: Target) -> None:
@@ -182,6 +213,8 @@ def _check(target: Target) -> None:
                 "weights of their own. Remove it first (torch.nn.utils.parametrize.remove_parametrizations), or give "
                 f"skip=[{name!r}]."
             )
+    if isinstance(target.weight, nn.parameter.UninitializedParameter):
+        raise WiringError(f"{target.name} has no shape yet (a lazy layer): run one forward pass before wiring.")
     if target.weight.is_meta:
         raise WiringError(
             f"{target.name} is on the meta device and has no values to rank; give it values, then wire it."
@@ -200,21 +233,22 @@ def _check_finite(name: str, weight: Tensor) -> None:
 
 def _allowed(targets: list[Target], masks: Mapping[str, Tensor]) -> list[Tensor | None]:
     for pattern, mask in masks.items():
-        hits = [t for t in targets if t.matches(pattern)]
-        if not hits:
-            raise WiringError(
-                f"allowed[{pattern!r}] matches none of the layers to wire: {', '.join(t.name for t in targets)}."
-            )
-        for target in hits:
+        if not isinstance(mask, Tensor):
+            raise WiringError(f"allowed[{pattern!r}] must be a boolean tensor, not {type(mask).__name__}.")
+        for target in _some_match("allowed", pattern, targets):
+            if not mask.any():
+                raise WiringError(
+                    f"allowed[{pattern!r}] allows no edge at all of {target.name}; skip the layer instead."
+                )
             if mask.dtype != torch.bool or mask.shape != target.weight.shape:
                 raise WiringError(
                     f"allowed[{pattern!r}] must be a boolean mask of {target.name}'s shape "
                     f"{tuple(target.weight.shape)}, but it is {mask.dtype} of shape {tuple(mask.shape)}."
                 )
     found = [next((m for p, m in masks.items() if target.matches(p)), None) for target in targets]
-    return [None if m is None else m.to(t.weight.device) for t, m in zip(targets, found, strict=True)]
+    return [None if m is None else m.to(t.weight.device, copy=True) for t, m in zip(targets, found, strict=True)]
 
 
 def _size(target: Target, mask: Tensor | None) -> Size:
     edges = target.weight.numel() if mask is None else int(torch.count_nonzero(mask))
-    return Size(target.name, tuple(target.weight.shape), edges)
+    return Size(target.names, tuple(target.weight.shape), edges)

@@ -13,6 +13,7 @@ from wirings.budget import Budget, Size
 from wirings.errors import WiringError
 from wirings.layers import node_matrix
 from wirings.rules import Layer, Rule
+from wirings.rules.base import held
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Wiring:
     def __init__(self, model: nn.Module, rule: Rule, layers: list[Layer], budget: Budget | None) -> None:
         self.model, self.rule, self.layers, self.budget = model, rule, layers, budget
         self.steps = 0
-        self._sizes = [Size(layer.name, tuple(layer.weight.shape), layer.possible) for layer in layers]
+        self._sizes = [Size((layer.name,), tuple(layer.weight.shape), layer.possible) for layer in layers]
+        self._counts = [int(layer.edges.k) for layer in layers]
         self._seen: list[np.ndarray] = []
         self.look()
 
@@ -52,38 +54,50 @@ class Wiring:
             optimizer: for the rules that read its state; they say so if it is missing.
         """
         self.steps += 1
-        self._follow_schedule()
+        if self._follow_schedule():
+            self.rule.rebudget(self.layers)
         self.rule.step(self.layers, self.steps, optimizer)
 
-    def _follow_schedule(self) -> None:
+    def _follow_schedule(self) -> bool:
+        """Set the budgets that belong to this step; says whether that changed any."""
         if self.budget is None or not self.budget.changes:
-            return
+            return False
         counts = self.budget.counts(self._sizes, self.steps)
         if len(counts) == 1:
             counts = counts * len(self.layers)
         if counts == self._counts:
-            return
+            return False
         self._counts = counts
         for layer, k in zip(self.layers, counts, strict=True):
             layer.edges.k.fill_(k)
-        self.rule.rebudget(self.layers)
-
-    _counts: list[int] | None = None
+        return True
 
     def masks(self) -> dict[str, Tensor]:
         """The wiring: for every wired weight a boolean mask of its real edges."""
-        return {layer.name: layer.edges.real(layer.weight) for layer in self.layers}
+        return {layer.name: real.clone() for layer, real in zip(self.layers, self._real(), strict=True)}
+
+    def _real(self) -> list[Tensor]:
+        """Every layer's wiring as it is now; the rule's own tensors, not to be changed."""
+        for layer in self.layers:
+            holder = held(layer.module).get(layer.attribute)
+            if holder is None or holder[0] is not layer.edges:
+                raise WiringError(
+                    f"{layer.name} is no longer wired by this handle (the model was finalized or unwired); wire the "
+                    "model again for a new one."
+                )
+            if layer.edges.pool is not None:
+                layer.edges.pool.forget()
+        return [layer.edges.real(layer.weight) for layer in self.layers]
 
     def look(self) -> list[LayerReport]:
         """A report on every layer; edges swapped are counted from one look to the next."""
         reports, seen = [], []
-        for i, (layer, size) in enumerate(zip(self.layers, self._sizes, strict=True)):
-            real = layer.edges.real(layer.weight)
+        for i, (layer, size, real) in enumerate(zip(self.layers, self._sizes, self._real(), strict=True)):
             seen.append(np.packbits(real.cpu().numpy()))
             nodes = node_matrix(layer.module, layer.attribute, real)
             reports.append(
                 LayerReport(
-                    name=layer.name.removesuffix(".weight"),
+                    name=layer.name,
                     shape=size.shape,
                     edges=int(torch.count_nonzero(real)),
                     possible=size.allowed,
@@ -99,24 +113,23 @@ class Wiring:
         """Clip the gradients of the whole model by the norm that the network of real edges has.
 
         Hallucinated edges have gradients too, and most edges are hallucinated: `torch.nn.utils.clip_grad_norm_` counts
-        them all, and so clips harder than the network that is used would need. This one leaves them out of the norm;
-        all gradients, theirs included, are then scaled alike. Returns the norm.
+        them all, and so clips harder than the network that is used would need. This one leaves those of this handle's
+        layers out of the norm; all gradients, theirs included, are then scaled alike. Returns the norm.
         """
-        wired = {id(layer.weight): layer for layer in self.layers}
+        real = {id(layer.weight): mask for layer, mask in zip(self.layers, self._real(), strict=True)}
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         grads = []
         for parameter in parameters:
             assert parameter.grad is not None
-            layer = wired.get(id(parameter))
-            real = None if layer is None else layer.edges.real(layer.weight)
-            grads.append(parameter.grad if real is None else torch.where(real, parameter.grad, 0.0))
+            mask = real.get(id(parameter))
+            grads.append(parameter.grad if mask is None else torch.where(mask, parameter.grad, 0.0))
         norm = torch.nn.utils.get_total_norm(grads, norm_type)
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
         return norm
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs beside the model's own ``state_dict``: where the schedules stand."""
-        return {"rule": self.rule.name, "steps": self.steps}
+        return {"rule": self.rule.name, "steps": self.steps, "edges": self._counts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved `state_dict`; load the model's first."""
@@ -126,7 +139,12 @@ class Wiring:
                 f"{self.rule.name!r}; wire the model with the rule that it was saved with."
             )
         self.steps = int(state["steps"])
-        self._follow_schedule()
+        self._follow_schedule()  # what the rule remembers came with the model: it is not asked again
+        if self._counts != state["edges"]:
+            raise WiringError(
+                f"this state was saved with {_shown(state['edges'])} edges, but at step {self.steps} the model is "
+                f"wired with {_shown(self._counts)}; wire the model with the budget it was saved with."
+            )
 
     def __repr__(self) -> str:
         return f"<Wiring of {type(self.model).__name__}: {self.rule!r}, {len(self.layers)} layers, step {self.steps}>"
@@ -139,8 +157,14 @@ class Wiring:
 def table(reports: list[LayerReport]) -> str:
     """Layer reports as text in columns, with a line for the sum."""
     head = ["layer", "shape", "edges", "density", "swapped", "no input", "no output"]
-    rows = [[r.name, "×".join(map(str, r.shape)), *_numbers([r])] for r in reports]
-    rows.append([f"{len(reports)} layers", f"{sum(r.possible for r in reports):,}", *_numbers(reports)])
+    rows = [[r.name.removesuffix(".weight"), "×".join(map(str, r.shape)), *_numbers([r])] for r in reports]
+    rows.append(
+        [
+            f"{len(reports)} layer{'s' if len(reports) > 1 else ''}",
+            f"{sum(r.possible for r in reports):,}",
+            *_numbers(reports),
+        ]
+    )
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
     lines = [
         "  ".join(
@@ -150,6 +174,10 @@ def table(reports: list[LayerReport]) -> str:
     ]
     rule = "─" * len(lines[0])
     return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
+
+
+def _shown(counts: list[int]) -> str:
+    return ", ".join(f"{count:,}" for count in counts[:4]) + (", …" if len(counts) > 4 else "")
 
 
 def _numbers(reports: list[LayerReport]) -> list[str]:

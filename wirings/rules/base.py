@@ -4,7 +4,7 @@ A rule says how a wiring is chosen and how it changes. It sees weights, their gr
 where it asks for them, a budget and a step, and never the model. Its callers (`wire_`, the graphs, `finalize_`)
 know nothing but this contract:
 
-- `Rule.budget`: most rules take the caller's budget; one that fixes its own (dense, N:M) says how much.
+- `Rule.own_budget`: most rules take the caller's budget; one that fixes its own (dense, N:M) says how much.
 - `Rule.setup`, once, when all layers are wired, and `Rule.rebudget` when a schedule has changed their budgets:
   what the rule must remember goes into buffers of the edges, and so into the checkpoint.
 - `Rule.forward`: the weight of the forward pass, and through autograd where the gradient goes. May look at
@@ -33,10 +33,12 @@ class Rule(ABC):
     """How a wiring is chosen, and how it changes. See the module's text for the contract."""
 
     name: ClassVar[str]
+    own_budget: ClassVar[bool] = False
+    """Whether the rule fixes the number of edges itself, by `budget`, and takes none from the caller."""
 
-    def budget(self, allowed: int, shape: tuple[int, ...]) -> int | None:
-        """The number of edges of a weight with ``allowed`` allowed edges, or None to take the caller's."""
-        return None
+    def budget(self, allowed: int, shape: tuple[int, ...]) -> int:
+        """With ``own_budget``: the number of edges of a weight of this shape with ``allowed`` allowed edges."""
+        raise NotImplementedError
 
     def setup(self, layers: Sequence[Layer]) -> None:  # noqa: B027 - most rules have nothing to prepare
         """Called once, after all layers were wired: choose and remember what the rule needs."""
@@ -85,11 +87,18 @@ class Edges(nn.Module):
         self.register_buffer("allowed", allowed, persistent=False)
 
     def forward(self, weight: Tensor) -> Tensor:
-        return self.rule.forward(weight, self)
+        used = self.rule.forward(weight, self)
+        if used is not weight and not torch.compiler.is_compiling() and not primitive.in_transform(weight):
+            used._all_edges = weight.detach()  # type: ignore[attr-defined]  # for right_inverse
+        return used
 
     def right_inverse(self, weight: Tensor) -> Tensor:
-        """Assigning to a wired weight sets all its edges, hallucinated ones included."""
-        return weight
+        """Assigning to a wired weight sets all its edges, hallucinated ones included.
+
+        What a wired weight gave before brings all its edges back, not the real ones alone: who saves ``module.weight``,
+        assigns something else for a while and then restores it (as `torch.func.functional_call` does) loses nothing.
+        """
+        return getattr(weight, "_all_edges", weight)
 
     def real(self, weight: Tensor) -> Tensor:
         """The wiring that the rule gives this weight: a boolean mask."""
@@ -157,12 +166,12 @@ class Pool:
 
     The choice is made once for all and kept until a weight changes, so that it costs one ranking a step however
     many layers ask. A change is seen by the weights' version counters; `forget`, called at every forward pass of the
-    model, covers writes that they do not count (``weight.data``).
+    model and by whoever looks at a wiring from outside, covers writes that they do not count (``weight.data``).
     """
 
     def __init__(self) -> None:
         self.layers: list[Layer] = []
-        self._stamp: list[tuple[Tensor, int]] = []
+        self._stamp: list[tuple[Tensor, int, int]] = []
         self._masks: list[Tensor] = []
 
     def choose(self, edges: Edges) -> Tensor:
@@ -172,9 +181,9 @@ class Pool:
         if torch.compiler.is_compiling() or any(primitive.in_transform(w) or w.is_inference() for w in weights):
             # A compiler drops the repeated calls by itself; under torch.func there is no version to go by.
             return choose_together(self.layers, weights)[place]
-        stamp = [(edges.k, edges.k._version), *((w, w._version) for w in weights)]
+        stamp = [(x, x._version, x.data_ptr()) for x in (self.layers[0].edges.k, *weights)]
         if len(stamp) != len(self._stamp) or any(
-            a is not b or v != u for (a, v), (b, u) in zip(stamp, self._stamp, strict=True)
+            a is not b or rest != others for (a, *rest), (b, *others) in zip(stamp, self._stamp, strict=True)
         ):
             self._stamp, self._masks = stamp, choose_together(self.layers, weights)
         return self._masks[place]

@@ -11,6 +11,7 @@ class Dense(Rule):
     """All allowed edges are real. It takes no budget."""
 
     name = "dense"
+    own_budget = True
 
     def budget(self, allowed: int, shape: tuple[int, ...]) -> int:
         return allowed
