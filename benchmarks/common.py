@@ -70,14 +70,18 @@ def summary(taken: list[float]) -> dict[str, float]:
 def machine(device: str) -> dict[str, Any]:
     """Hardware, versions and commit, for the head of a benchmark and for its record."""
     name = torch.cuda.get_device_name() if device == "cuda" else _cpu_name()
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return {
         "hardware": name,
         "threads": torch.get_num_threads(),
         "versions": {"torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version()},
-        "commit": commit.stdout.strip() or None,
+        "commit": _git("rev-parse", "--short", "HEAD") or None,
+        "dirty": bool(_git("status", "--porcelain", "--", "wirings", "benchmarks")),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _cpu_name() -> str:

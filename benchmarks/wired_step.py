@@ -75,7 +75,8 @@ def main() -> None:
             print(
                 f"{threads} threads, {name}: {1e3 * each['median_s']:.2f} ms a step (quartiles {low:.2f} to {high:.2f})"
             )
-        print(f"{threads} threads, wired / dense: {ratio:.3f}")
+        verdict = "holds" if ratio <= 1.1 else "BROKEN"
+        print(f"{threads} threads, wired / dense: {ratio:.3f} ({verdict}: at most 1.1)")
         rows.append({"threads": threads, "times": times, "ratio": ratio})
     settings = {key: value for key, value in vars(options).items() if key != "out"}
     save(options.out, {"benchmark": "wired_step", "settings": settings, **about, "rows": rows})

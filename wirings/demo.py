@@ -24,12 +24,12 @@ class Settings:
 
     density: float = 0.02
     width: int = 256
-    epochs: int = 30
+    epochs: int = 25
     batch: int = 100
     momentum: float = 0.9
     weight_decay: float = 1e-4
-    learning_rates: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
-    trial_seeds: int = 1
+    learning_rates: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+    trial_seeds: int = 2
     """Runs a learning rate, on the validation images, to choose it by."""
     seeds: int = 5
 
