@@ -60,7 +60,9 @@ def test_exactly_k_by_definition(case: tuple[Tensor, int, Tensor | None]) -> Non
     assert int(choose(weight, k, allowed).sum()) == k
     kept = real_edges(weight, k, allowed)
     assert torch.equal(kept, torch.where(expected, weight, 0.0))
-    layout = [(a, b) for a, b, n in zip(kept.stride(), torch.empty_like(weight).stride(), weight.shape) if n > 1]
+    layout = [
+        (a, b) for a, b, n in zip(kept.stride(), torch.empty_like(weight).stride(), weight.shape, strict=True) if n > 1
+    ]
     assert all(a == b for a, b in layout), "memory format kept"
     # The path that other devices take gives the same, bit for bit.
     assert torch.equal(edges._choose_device(weight, torch.tensor(k), allowed), expected)

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from wirings import demo as demonstration
+from wirings.errors import WiringError
 from wirings.version import __version__
 
 app = typer.Typer(
@@ -40,6 +41,8 @@ def demo(
     out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("demo.png"),
 ) -> None:
     """Learn a wiring on embedded digits, beside a random one with as many edges; under a minute."""
+    if not out.parent.is_dir() or out.suffix != ".png":
+        raise WiringError(f"--out must be a .png file in a folder that exists, but it is {out}.")
     settings = demonstration.Settings(seeds=seeds)
     started = time.perf_counter()
     torch.set_num_threads(1)  # the matrices are small: a second thread would only wait
@@ -55,7 +58,8 @@ def demo(
 
         outcomes = demonstration.compare(settings, progress=progress)
         bar.update(task, completed=begun, description="done".ljust(28))
-    table = Table(title=f"8×8 digits, {settings.seeds} seeds, accuracy on 397 test images")
+    images = len(demonstration.splits()[1].y_test)
+    table = Table(title=f"8×8 digits, {settings.seeds} seeds, accuracy on {images} test images")
     for column in ("rule", "learning rate", "edges", "density", "edges swapped", "accuracy"):
         table.add_column(column, justify="left" if column == "rule" else "right")
     for outcome in outcomes:
@@ -64,7 +68,7 @@ def demo(
         edges, density = f"{outcome.edges:,}", f"{100 * settings.density:g} %"
         table.add_row(outcome.rule, f"{outcome.lr:g}", edges, density, f"{swapped:,.0f}", accuracy)
     rich.print(table)
-    best, other = outcomes
+    best, other = sorted(outcomes, key=lambda outcome: -outcome.mean)
     pooled = ((best.std**2 + other.std**2) / 2) ** 0.5
     gap = best.mean - other.mean
     rich.print(f"{best.rule} is ahead by {gap:.2f} points, {gap / max(pooled, 1e-9):.1f} pooled standard deviations.")
