@@ -157,6 +157,14 @@ def test_a_broken_rule_is_found_when_finalizing() -> None:
         finalize_(model)
 
 
+def test_a_broken_total_is_found_when_finalizing() -> None:
+    model = network()
+    wiring = wire_(model, "random", k=20, share="global")
+    wiring.layers[0].edges.wiring.zero_()
+    with pytest.raises(WiringError, match="should have 20 real edges in all, but they have"):
+        finalize_(model)
+
+
 def test_failure_half_way_leaves_the_model_as_it_was() -> None:
     class Fails(wirings.rules.DNW):
         name = "fails"

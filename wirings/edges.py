@@ -91,40 +91,31 @@ def in_transform(tensor: Tensor) -> bool:
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
-class _RealEdges(torch.autograd.Function):
+class _ToEdgesWithin(torch.autograd.Function):
+    """The gradient of both operations: as it is, to every edge of the mask that is their last argument, or to all."""
+
     generate_vmap_rule = True
 
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[2])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (reach,) = ctx.saved_tensors
+        return grad if reach is None else torch.where(reach, grad, 0.0), None, None
+
+
+class _RealEdges(_ToEdgesWithin):
     @staticmethod
     def forward(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
         return torch.ops.wirings.real_edges(weight, k, allowed)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[2])
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _within(grad, ctx.saved_tensors[0]), None, None
-
-
-class _StraightThrough(torch.autograd.Function):
-    generate_vmap_rule = True
-
+class _StraightThrough(_ToEdgesWithin):
     @staticmethod
     def forward(weight: Tensor, real: Tensor, reach: Tensor | None) -> Tensor:
         return torch.where(real, weight, 0.0)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[2])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _within(grad, ctx.saved_tensors[0]), None, None
-
-
-def _within(grad: Tensor, reach: Tensor | None) -> Tensor:
-    return grad if reach is None else torch.where(reach, grad, 0.0)
 
 
 # ---- the operators --------------------------------------------------------------------------------------------

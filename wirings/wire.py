@@ -127,7 +127,7 @@ def _whole_wiring(model: nn.Module, what: str) -> list[tuple[str, nn.Module, str
             f"{type(model).__name__} is not wired: nothing to {what}. wirings.wire_(model, …) wires it; a model that "
             "was finalized is plain already."
         )
-    here = [edges for _, _, _, edges in places]
+    here, counted = [edges for _, _, _, edges in places], set[int]()
     for name, module, attribute, edges in places:
         if len(held(module)[attribute]) > 1:
             other = type(held(module)[attribute][1]).__name__
@@ -140,8 +140,16 @@ def _whole_wiring(model: nn.Module, what: str) -> list[tuple[str, nn.Module, str
                 f"{name} shares one budget with {elsewhere[0].name}, which is not in this {type(model).__name__}; "
                 f"{what} the whole model that was wired."
             )
-        if edges.pool is not None:
+        if edges.pool is not None and id(edges.pool) not in counted:
+            counted.add(id(edges.pool))
             edges.pool.forget()
+            count = sum(int(torch.count_nonzero(layer.edges.real(layer.weight))) for layer in edges.pool.layers)
+            if what == "finalize" and count != int(edges.k):
+                raise WiringError(
+                    f"{name} and the layers that share its budget should have {int(edges.k)} real edges in all, but "
+                    f"they have {count}. Either rule {edges.rule.name!r} is broken, or a checkpoint of another budget "
+                    "was loaded without the handle's own (wiring.load_state_dict)."
+                )
     return places
 
 
