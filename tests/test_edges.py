@@ -155,7 +155,8 @@ def test_operators_are_well_behaved() -> None:
     for operator in (torch.ops.wirings.choose.default, torch.ops.wirings.real_edges.default):
         for weight in (torch.randn(4, 6), torch.randn(6, 4).t(), torch.randn(4, 6).bfloat16()):
             for mask in (None, allowed):
-                torch.library.opcheck(operator, (weight, torch.tensor(5), mask))
+                results = torch.library.opcheck(operator, (weight, torch.tensor(5), mask))
+                assert set(results.values()) == {"SUCCESS"}
 
 
 def test_under_autocast() -> None:

@@ -139,9 +139,10 @@ def test_nothing_waits_for_the_gpu() -> None:
         select.choose(weight, k, None), select.real_edges(weight, k, None)
         torch.cuda.set_sync_debug_mode("error")
         try:
-            select.choose(weight, k, None), select.real_edges(weight, k, None)
+            real, kept = select.choose(weight, k, None), select.real_edges(weight, k, None)
         finally:
             torch.cuda.set_sync_debug_mode("default")
+        assert int(real.sum()) == int(kept.count_nonzero()) == n // 10
 
 
 @on_gpu

@@ -457,6 +457,13 @@ def test_a_budget_by_any_name_of_a_tied_weight() -> None:
     assert {report.name: report.edges for report in wiring.look()} == {"embed.weight": 7, "body.weight": 16}
 
 
+def test_a_schedule_by_the_second_name_of_a_tied_weight() -> None:
+    wiring = wire_(Tied(), budget={"head": wirings.LinearSchedule(0.5, 0.1, steps=2)})
+    for edges in (80, 48, 16, 16):
+        assert [report.edges for report in wiring.look()] == [edges]
+        wiring.step()
+
+
 class Fixed(rules.Rule):
     """Chooses when it is wired and when the budget changes, and never else: its memory must survive a resume."""
 

@@ -69,12 +69,16 @@ def _own_class(module: nn.Module) -> None:
 
 def wired(model: nn.Module) -> list[tuple[str, nn.Module, str, Edges]]:
     """Every wired place in the model: the weight's name, its module and attribute, its edges."""
-    found = []
-    for prefix, module in model.named_modules():
-        for attribute, holder in held(module).items():
-            if isinstance(holder[0], Edges):
-                found.append((f"{prefix}.{attribute}" if prefix else attribute, module, attribute, holder[0]))
-    return found
+    return [
+        (f"{prefix}.{attribute}" if prefix else attribute, module, attribute, edges)
+        for prefix, module in model.named_modules()
+        for attribute, edges in _wired_here(module)
+    ]
+
+
+def _wired_here(module: nn.Module) -> list[tuple[str, Edges]]:
+    """The attributes of one module that are wired, with their edges."""
+    return [(attribute, lists[0]) for attribute, lists in held(module).items() if isinstance(lists[0], Edges)]
 
 
 def forget_choice(model: nn.Module, args: Any) -> None:
@@ -85,25 +89,12 @@ def forget_choice(model: nn.Module, args: Any) -> None:
                 edges.pool.forget()
 
 
-def _names(module: nn.Module, prefix: str) -> list[tuple[str, str]]:
-    """The beginnings of state_dict keys, as the parametrization has them and as we write them."""
-    pairs = []
-    if parametrize.is_parametrized(module):
-        for attribute, held in module.parametrizations.items():  # type: ignore[union-attr, operator]
-            if isinstance(held[0], Edges):
-                inner = f"{prefix}parametrizations.{attribute}"
-                pairs += [
-                    (f"{inner}.original", f"{prefix}{attribute}"),
-                    (f"{inner}.0.", f"{prefix}{attribute}.wiring."),
-                ]
-    return pairs
-
-
 def _keep_names(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
     """After state_dict(): the plain model's keys, in its order; what rules remember comes last."""
-    for inner, plain in _names(module, prefix):
-        for key in [key for key in state if key.startswith(inner)]:
-            state[plain + key[len(inner) :]] = state.pop(key)
+    for attribute, _ in _wired_here(module):
+        inner, plain = f"{prefix}parametrizations.{attribute}", prefix + attribute
+        state[plain] = state.pop(f"{inner}.original")
+        _rename(state, f"{inner}.0.", f"{plain}.wiring.")
     own = [prefix + name for name in module.__dict__["_wirings_order"] if prefix + name in state]
     rest = [key for key in state if key.startswith(prefix) and key not in own]
     for key in own + rest:
@@ -112,14 +103,18 @@ def _keep_names(module: nn.Module, state: dict[str, Any], prefix: str, metadata:
 
 def _take_names(module: nn.Module, state: dict[str, Any], prefix: str, *args: Any) -> None:
     """Before load_state_dict(): a plain or a wired model's keys. A plain one leaves the rule's memory as it is."""
-    for inner, plain in _names(module, prefix):
-        for key in [key for key in state if key.startswith(plain) and (plain.endswith(".") or key == plain)]:
-            state[inner + key[len(plain) :]] = state.pop(key)
-        if inner.endswith(".0."):
-            attribute = inner.removeprefix(f"{prefix}parametrizations.").removesuffix(".0.")
-            edges: Edges = held(module)[attribute][0]
-            if not any(key.startswith(inner) for key in state):
-                state.update({inner + name: value for name, value in edges.memory().items()})
+    for attribute, edges in _wired_here(module):
+        inner, plain = f"{prefix}parametrizations.{attribute}", prefix + attribute
+        if plain in state:
+            state[f"{inner}.original"] = state.pop(plain)
+        _rename(state, f"{plain}.wiring.", f"{inner}.0.")
+        if not any(key.startswith(f"{inner}.0.") for key in state):
+            state.update({f"{inner}.0.{name}": value for name, value in edges.memory().items()})
+
+
+def _rename(state: dict[str, Any], old: str, new: str) -> None:
+    for key in [key for key in state if key.startswith(old)]:
+        state[new + key.removeprefix(old)] = state.pop(key)
 
 
 def _compute_flat_weights(module: nn.RNNBase) -> None:

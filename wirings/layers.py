@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from wirings.budget import matches
 from wirings.errors import WiringError
@@ -85,9 +84,9 @@ def _no_match(argument: str, pattern: str, targets: list[Target]) -> WiringError
 
 
 def _matrices(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
-    """Every parameter of two or more dimensions that could be wired, with its owner; checks that it can."""
+    """Every parameter of two or more dimensions, with its owner, as far as it has a place to be wired."""
     for prefix, module in model.named_modules():
-        if isinstance(module, parametrize.ParametrizationList) or _inside_parametrization(prefix):
+        if _inside_parametrization(prefix):
             continue
         dot = f"{prefix}." if prefix else ""
         for attribute, holder in held(module).items():
@@ -128,8 +127,6 @@ def node_matrix(module: nn.Module, attribute: str, real: Tensor) -> Tensor:
         if groups == 1:
             return channels
         return torch.block_diag(*channels.to(torch.uint8).chunk(groups)).bool()
-    if isinstance(module, nn.RNNBase) and not attribute.startswith("weight_hr"):
-        return real.view(-1, module.hidden_size, real.shape[1]).any(0)
-    if isinstance(module, nn.RNNCellBase):
+    if isinstance(module, (nn.RNNBase, nn.RNNCellBase)) and not attribute.startswith("weight_hr"):
         return real.view(-1, module.hidden_size, real.shape[1]).any(0)
     return real.flatten(1)

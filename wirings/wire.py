@@ -85,7 +85,7 @@ def wire_(
             if forget_choice not in model._forward_pre_hooks.values():
                 model.register_forward_pre_hook(forget_choice)
         rule.setup(layers)
-        return Wiring(model, rule, layers, plan)
+        return Wiring(model, rule, layers, plan, sizes)
     except BaseException:
         detach(model, only=[edges for _, _, _, edges in wired(model) if edges not in before])
         raise
@@ -97,6 +97,7 @@ def finalize_(model: nn.Module) -> nn.Module:
     Outputs are those of the wired model in evaluation. Returns the model.
     """
     places = _whole_wiring(model, "finalize")
+    _check_totals(places)
     final: dict[int, Tensor] = {}
     with torch.no_grad():
         for name, module, attribute, edges in places:
@@ -127,7 +128,7 @@ def _whole_wiring(model: nn.Module, what: str) -> list[tuple[str, nn.Module, str
             f"{type(model).__name__} is not wired: nothing to {what}. wirings.wire_(model, …) wires it; a model that "
             "was finalized is plain already."
         )
-    here, counted = [edges for _, _, _, edges in places], set[int]()
+    here = [edges for _, _, _, edges in places]
     for name, module, attribute, edges in places:
         if len(held(module)[attribute]) > 1:
             other = type(held(module)[attribute][1]).__name__
@@ -140,17 +141,20 @@ def _whole_wiring(model: nn.Module, what: str) -> list[tuple[str, nn.Module, str
                 f"{name} shares one budget with {elsewhere[0].name}, which is not in this {type(model).__name__}; "
                 f"{what} the whole model that was wired."
             )
-        if edges.pool is not None and id(edges.pool) not in counted:
-            counted.add(id(edges.pool))
-            edges.pool.forget()
-            count = sum(int(torch.count_nonzero(layer.edges.real(layer.weight))) for layer in edges.pool.layers)
-            if what == "finalize" and count != int(edges.k):
-                raise WiringError(
-                    f"{name} and the layers that share its budget should have {int(edges.k)} real edges in all, but "
-                    f"they have {count}. Either rule {edges.rule.name!r} is broken, or a checkpoint of another budget "
-                    "was loaded without the handle's own (wiring.load_state_dict)."
-                )
     return places
+
+
+def _check_totals(places: list[tuple[str, nn.Module, str, Edges]]) -> None:
+    """Layers that share one budget must meet it together; what is checked is the choice of this moment."""
+    for pool, (name, edges) in {e.pool: (name, e) for name, _, _, e in places if e.pool is not None}.items():
+        pool.forget()
+        count = sum(int(torch.count_nonzero(layer.edges.real(layer.weight))) for layer in pool.layers)
+        if count != int(edges.k):
+            raise WiringError(
+                f"{name} and the layers that share its budget should have {int(edges.k)} real edges in all, but "
+                f"they have {count}. Either rule {edges.rule.name!r} is broken, or a checkpoint of another budget "
+                "was loaded without the handle's own (wiring.load_state_dict)."
+            )
 
 
 def _final_weight(name: str, weight: Tensor, edges: Edges) -> Tensor:

@@ -39,10 +39,11 @@ class LayerReport:
 class Wiring:
     """What is wired in a model. Print it for a table of its layers."""
 
-    def __init__(self, model: nn.Module, rule: Rule, layers: list[Layer], budget: Budget | None) -> None:
-        self.model, self.rule, self.layers, self.budget = model, rule, layers, budget
+    def __init__(
+        self, model: nn.Module, rule: Rule, layers: list[Layer], budget: Budget | None, sizes: list[Size]
+    ) -> None:
+        self.model, self.rule, self.layers, self.budget, self._sizes = model, rule, layers, budget, sizes
         self.steps = 0
-        self._sizes = [Size((layer.name,), tuple(layer.weight.shape), layer.possible) for layer in layers]
         self._counts = [int(layer.edges.k) for layer in layers]
         self._seen: list[np.ndarray] = []
         self.look()

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -154,12 +154,6 @@ class Layer:
         weight: nn.Parameter = getattr(self.module, self.attribute) if holder is None else holder.original
         return weight
 
-    @property
-    def possible(self) -> int:
-        """How many edges are allowed."""
-        allowed = self.edges.allowed
-        return self.weight.numel() if allowed is None else int(torch.count_nonzero(allowed))
-
 
 class Pool:
     """Layers that share one budget: their edges are ranked together.
@@ -212,18 +206,11 @@ def choose_together(layers: Sequence[Layer], scores: Sequence[Tensor]) -> list[T
     row = torch.cat([s.detach().reshape(-1).to(dtype) for s in scores])
     allowed = None
     if any(layer.edges.allowed is not None for layer in layers):
-        allowed = torch.cat(
-            [torch.ones_like(s, dtype=torch.bool) if a is None else a for s, a in _with_allowed(layers, scores)]
-        )
+        masks = [(layer.edges.allowed, s) for layer, s in zip(layers, scores, strict=True)]
+        allowed = torch.cat([(torch.ones_like(s, dtype=torch.bool) if a is None else a).reshape(-1) for a, s in masks])
     real = primitive.choose(row, layers[0].edges.k, allowed)
     parts = real.split([s.numel() for s in scores])
     return [part.view(s.shape) for part, s in zip(parts, scores, strict=True)]
-
-
-def _with_allowed(layers: Sequence[Layer], scores: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor | None]]:
-    for layer, score in zip(layers, scores, strict=True):
-        allowed = layer.edges.allowed
-        yield score.reshape(-1), None if allowed is None else allowed.reshape(-1)
 
 
 _registry: dict[str, type[Rule]] = {}
