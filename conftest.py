@@ -1,5 +1,7 @@
-"""For examples in docstrings: leave out the module that needs Triton where there is none."""
+"""For examples in docstrings: leave out the modules that need Triton where there is none."""
 
 import importlib.util
+from pathlib import Path
 
-collect_ignore = [] if importlib.util.find_spec("triton") else ["wirings/_select_cuda.py"]
+_with_triton = [str(path) for path in Path(__file__).parent.glob("wirings/**/_*_cuda.py")]
+collect_ignore = [] if importlib.util.find_spec("triton") else _with_triton

@@ -1,23 +1,33 @@
 """wirings: learn how a neural network is wired while it trains."""
 
-from wirings import rules
+from wirings import nodes, rules
 from wirings.budget import ConstantSchedule, CubicSchedule, LinearSchedule
 from wirings.edges import choose, real_edges, straight_through
 from wirings.errors import WiringError
+from wirings.graph import Blocks, Complete, ContinuousGraph, Dag, DiscreteGraph, Graph, Matrix, StaticGraph
 from wirings.version import __version__
 from wirings.wire import finalize_, unwire_, wire_
 from wirings.wiring import LayerReport, Wiring
 
 __all__ = [
+    "Blocks",
+    "Complete",
     "ConstantSchedule",
+    "ContinuousGraph",
     "CubicSchedule",
+    "Dag",
+    "DiscreteGraph",
+    "Graph",
     "LayerReport",
     "LinearSchedule",
+    "Matrix",
+    "StaticGraph",
     "Wiring",
     "WiringError",
     "__version__",
     "choose",
     "finalize_",
+    "nodes",
     "real_edges",
     "rules",
     "straight_through",

@@ -84,7 +84,7 @@ def _no_match(argument: str, pattern: str, targets: list[Target]) -> WiringError
 
 
 def _matrices(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
-    """Every parameter of two or more dimensions, with its owner, as far as it has a place to be wired."""
+    """Every parameter of two or more dimensions, and every graph's edges, as far as it has a place to be wired."""
     for prefix, module in model.named_modules():
         if _inside_parametrization(prefix):
             continue
@@ -94,7 +94,11 @@ def _matrices(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parame
             if attribute in wired_by_default(module) or (isinstance(weight, nn.Parameter) and weight.dim() > 1):
                 yield f"{dot}{attribute}", module, attribute, next(holder.parameters()) if weight is None else weight
         for attribute, parameter in module.named_parameters(recurse=False):
-            if isinstance(parameter, nn.parameter.UninitializedParameter) or parameter.dim() > 1:
+            if (
+                isinstance(parameter, nn.parameter.UninitializedParameter)
+                or parameter.dim() > 1
+                or _is_graph(module, attribute)
+            ):
                 yield f"{dot}{attribute}", module, attribute, parameter
 
 
@@ -111,7 +115,24 @@ def wired_by_default(module: nn.Module) -> tuple[str, ...]:
         return tuple(name for name in names if name.startswith("weight_"))
     if isinstance(module, nn.MultiheadAttention):
         return _ATTENTION
-    return ()
+    return getattr(module, "wired_weights", ())  # a neural graph names its own
+
+
+def edge_shape(module: nn.Module, attribute: str, weight: Tensor) -> tuple[int, ...]:
+    """The shape of a weight as a layer of edges: its own, or what a neural graph says of its vector of edges."""
+    return module.edge_shape if _is_graph(module, attribute) else tuple(weight.shape)  # type: ignore[return-value]
+
+
+def joined(module: nn.Module, attribute: str, real: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the nodes that may receive, which do by ``real`` edges; of those that may send, which do: boolean vectors."""
+    if _is_graph(module, attribute):
+        return module.joined(real)  # type: ignore[operator]
+    nodes = node_matrix(module, attribute, real)
+    return nodes.any(1), nodes.any(0)
+
+
+def _is_graph(module: nn.Module, attribute: str) -> bool:
+    return attribute in getattr(module, "wired_weights", ())
 
 
 def node_matrix(module: nn.Module, attribute: str, real: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from wirings import rules
 from wirings.attach import attach, detach, forget_choice, wired
 from wirings.budget import Amount, Budget, Density, Size
 from wirings.errors import WiringError
-from wirings.layers import Target, find
+from wirings.layers import Target, edge_shape, find
 from wirings.rules import Edges, Layer, Pool, Rule
 from wirings.rules.base import held
 from wirings.wiring import Wiring
@@ -263,4 +263,4 @@ def _allowed(targets: list[Target], masks: Mapping[str, Tensor]) -> list[Tensor 
 
 def _size(target: Target, mask: Tensor | None) -> Size:
     edges = target.weight.numel() if mask is None else int(torch.count_nonzero(mask))
-    return Size(target.names, tuple(target.weight.shape), edges)
+    return Size(target.names, edge_shape(*target.places[0][1:], target.weight), edges)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from wirings.budget import Budget, Size
 from wirings.errors import WiringError
-from wirings.layers import node_matrix
+from wirings.layers import joined
 from wirings.rules import Layer, Rule
 from wirings.rules.base import held
 
@@ -95,7 +95,7 @@ class Wiring:
         reports, seen = [], []
         for i, (layer, size, real) in enumerate(zip(self.layers, self._sizes, self._real(), strict=True)):
             seen.append(np.packbits(real.cpu().numpy()))
-            nodes = node_matrix(layer.module, layer.attribute, real)
+            receives, sends = joined(layer.module, layer.attribute, real)
             reports.append(
                 LayerReport(
                     name=layer.name,
@@ -103,8 +103,8 @@ class Wiring:
                     edges=int(torch.count_nonzero(real)),
                     possible=size.allowed,
                     swapped=int(np.bitwise_count(seen[i] & ~self._seen[i]).sum()) if self._seen else 0,
-                    without_input=int((~nodes.any(1)).sum()),
-                    without_output=int((~nodes.any(0)).sum()),
+                    without_input=int((~receives).sum()),
+                    without_output=int((~sends).sum()),
                 )
             )
         self._seen = seen

@@ -1,0 +1,205 @@
+"""What neural graphs cost: training steps of the tiny classifiers, and how a step grows with the allowed edges.
+
+- ``tiny``: one whole training step (forward, loss, backward, SGD with momentum) of each tiny classifier on synthetic
+  images, batch 512. On a GPU in bfloat16, float32 with TF32 products, and float32; called, captured in a CUDA graph,
+  and compiled and captured (the continuous one chooses its steps on the host, so it is only called). On a CPU against
+  the plain dense computation of the same graph: all edges, nothing chosen.
+- ``scaling``: time and memory of a step for 100 to 10,000 nodes that carry scalars.
+
+    python -m benchmarks.graphs [tiny|scaling] [--device cuda] [--batch 512] [--out results/benchmarks/graphs-h200.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).parents[1])
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.common import captured, compare, machine, save, summary, time_once
+from wirings import ContinuousGraph, DiscreteGraph, Graph, StaticGraph, models
+from wirings.nodes import ActivationNode
+
+PRECISIONS = ("bf16", "tf32", "fp32")
+
+
+def training_step(model: nn.Module, x: Tensor, y: Tensor, precision: str, fast: bool) -> Callable[[], None]:
+    """One whole step. Under ``fast`` gradients are kept between steps, so that a CUDA graph can be replayed."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9, weight_decay=1e-4, fused=x.is_cuda)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        lower = precision == "bf16"
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=lower, cache_enabled=not fast):
+            loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def tiny_on_gpu(name: str, batch: int, compiled: bool) -> list[dict[str, Any]]:
+    rows = []
+    for precision in PRECISIONS:
+        torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+        torch.backends.cudnn.allow_tf32 = precision == "tf32"
+        sides: dict[str, Callable[[], object]] = {}
+        row: dict[str, Any] = {"model": name, "precision": precision, "batch": batch}
+        for way in ("called", "captured", "compiled and captured"):
+            if way != "called" and name == "tiny_continuous":
+                continue
+            if way.startswith("compiled") and not (compiled and precision == "bf16"):
+                continue
+            torch.manual_seed(0)
+            model = models.get(name, rule="dnw").cuda()
+            x, y = torch.randn(batch, 3, 32, 32, device="cuda"), torch.randint(10, (batch,), device="cuda")
+            start = time.perf_counter()
+            used = torch.compile(model) if way.startswith("compiled") else model
+            step = training_step(used, x, y, precision, fast=way != "called")
+            for _ in range(3):
+                step()
+            torch.cuda.synchronize()
+            if way == "called":
+                torch.cuda.reset_peak_memory_stats()
+                step()
+                row["peak_bytes"] = torch.cuda.max_memory_allocated()
+                if isinstance(model.graph, ContinuousGraph):
+                    assert model.graph.effort is not None
+                    row["evaluations"], row["steps"] = model.graph.effort.evaluations, model.graph.effort.accepted
+            sides[way] = step if way == "called" else captured(step)
+            print(f"  {name} {precision} {way}: ready in {time.perf_counter() - start:.1f} s", flush=True)
+        row["times"] = compare(sides, "cuda", seconds=0.7)
+        rows.append(row)
+        show(row)
+    return rows
+
+
+def show(row: dict[str, Any]) -> None:
+    times = ", ".join(f"{way} {1e3 * t['median_s']:.2f} ms" for way, t in row["times"].items())
+    more = f", {row['evaluations']} evaluations" if "evaluations" in row else ""
+    memory = f", {row['peak_bytes'] / 2**30:.2f} GiB" if "peak_bytes" in row else ""
+    print(f"{row['model']:16} {row.get('precision', ''):5} {times}{memory}{more}", flush=True)
+
+
+def tiny_on_cpu(name: str, batch: int) -> dict[str, Any]:
+    """The wired graph against the same graph with all edges and no rule, in turn."""
+    steps = {}
+    for side, settings in {"wired": {"rule": "dnw"}, "dense": {"edges": None}}.items():
+        torch.manual_seed(0)
+        fixed = {"solver": "rk4", "steps": 4} if name == "tiny_continuous" else {}  # the same work on both sides
+        model = models.get(name, **settings, **fixed)
+        x, y = torch.randn(batch, 3, 32, 32), torch.randint(10, (batch,))
+        steps[side] = training_step(model, x, y, "fp32", fast=False)
+    times: dict[str, list[float]] = {side: [] for side in steps}
+    for step in steps.values():
+        step()
+    for _ in range(7):
+        for side, step in steps.items():
+            times[side].append(time_once(step, "cpu"))
+    row = {"model": name, "batch": batch, "times": {side: summary(taken) for side, taken in times.items()}}
+    row["ratio"] = row["times"]["wired"]["median_s"] / row["times"]["dense"]["median_s"]
+    show(row)
+    print(f"  ratio {row['ratio']:.3f}")
+    return row
+
+
+def grown(kind: str, nodes: int, device: str) -> Graph:
+    """A graph of scalars, 10 % of whose allowed edges are real."""
+    node, tenth = ActivationNode("tanh"), nodes // 10
+    if kind == "blocks":
+        sizes = [tenth] * 10
+        return StaticGraph(sizes, edges=0.1, node=node).to(device)
+    if kind == "complete":
+        return DiscreteGraph(nodes, inputs=tenth, outputs=tenth, steps=3, edges=0.1, node=node).to(device)
+    rows, columns = torch.arange(nodes)[:, None], torch.arange(nodes)[None, :]
+    band = (rows - columns).abs() <= 10  # 20 neighbours and itself: edges grow as nodes do
+    return DiscreteGraph(topology=band, inputs=tenth, outputs=tenth, steps=3, edges=0.1, node=node).to(device)
+
+
+def scaling(device: str, batch: int) -> list[dict[str, Any]]:
+    rows = []
+    for kind in ("blocks", "complete", "band"):
+        for nodes in (100, 300, 1000, 3000, 10_000):
+            torch.manual_seed(0)
+            graph = grown(kind, nodes, device)
+            x = torch.randn(batch, len(graph.inputs), device=device)
+            optimizer = torch.optim.SGD(graph.parameters(), 0.01)
+
+            def step(graph: Graph = graph, x: Tensor = x, optimizer: torch.optim.SGD = optimizer) -> None:
+                optimizer.zero_grad()
+                graph(x).square().mean().backward()
+                optimizer.step()
+
+            step()
+            row: dict[str, Any] = {"kind": kind, "nodes": nodes, "allowed": graph.allowed, "batch": batch}
+            row["bytes"] = memory_of(step, graph, device)
+            row["times"] = compare({"called": step}, device, seconds=1.0)
+            rows.append(row)
+            taken = row["times"]["called"]["median_s"]
+            print(
+                f"{kind:9} {nodes:6,} nodes, {graph.allowed:11,} allowed edges: {1e3 * taken:8.2f} ms "
+                f"({1e9 * taken / graph.allowed:8.2f} ns an edge), {row['bytes'] / 2**20:8.1f} MiB "
+                f"({row['bytes'] / graph.allowed:6.1f} bytes an edge)",
+                flush=True,
+            )
+            del graph, step
+    return rows
+
+
+def memory_of(step: Callable[[], None], graph: Graph, device: str) -> int:
+    """The most bytes that a step holds at a time, weights included: by PyTorch's allocator, or by its profiler."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        step()
+        return torch.cuda.max_memory_allocated()
+    from torch.profiler import ProfilerActivity, profile
+
+    held = sum(t.numel() * t.element_size() for t in [*graph.parameters(), *graph.buffers()])
+    tracemalloc.start()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as measured:
+        step()
+    numpy_peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    now = peak = 0
+    events = measured.profiler.kineto_results.events()  # type: ignore[union-attr]
+    for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
+        now += event.nbytes()
+        peak = max(peak, now)
+    return held + peak + numpy_peak
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("part", nargs="?", choices=["tiny", "scaling"], help="both unless given")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--batch", type=int, help="512 on a GPU, 64 on a CPU")
+    parser.add_argument("--models", nargs="*", default=[n for n in models.names() if n.startswith("tiny")])
+    parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    about = machine(options.device)
+    print(f"{about['hardware']}, {about['versions']}")
+    record: dict[str, Any] = {"benchmark": "graphs", **about}
+    batch = options.batch or (512 if options.device == "cuda" else 64)
+    if options.part in (None, "tiny"):
+        if options.device == "cuda":
+            rows = [row for name in options.models for row in tiny_on_gpu(name, batch, not options.no_compile)]
+        else:
+            rows = [tiny_on_cpu(name, batch) for name in options.models]
+        record["tiny"] = rows
+    if options.part in (None, "scaling"):
+        record["scaling"] = scaling(options.device, 64)
+    save(options.out, record)
+
+
+if __name__ == "__main__":
+    main()

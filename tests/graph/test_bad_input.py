@@ -1,0 +1,171 @@
+"""Users' mistakes with graphs: one error class, with the graph, the node or block, and the remedy in it."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from wirings import Blocks, Complete, ContinuousGraph, Dag, DiscreteGraph, StaticGraph, WiringError
+from wirings.nodes import ActivationNode, ConvNode, Groups, PerStep
+
+CYCLE = torch.zeros(6, 6, dtype=torch.bool)
+for source, target in [(0, 2), (2, 3), (3, 4), (4, 2), (4, 5)]:
+    CYCLE[target, source] = True
+PARENTS = torch.zeros(4, 4, dtype=torch.bool)
+PARENTS[1, 3] = PARENTS[3, 0] = True
+
+MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
+    "a cycle": (
+        lambda: StaticGraph(topology=CYCLE, inputs=1, outputs=1),
+        r"StaticGraph: a static graph has no cycles.*: (2 → 3 → 4 → 2|3 → 4 → 2 → 3|4 → 2 → 3 → 4)\. Take .* DiscreteGraph",
+    ),
+    "complete": (
+        lambda: StaticGraph(topology=Complete(4), inputs=1, outputs=1),
+        r"StaticGraph: a complete graph has cyc",
+    ),
+    "a self-loop": (
+        lambda: StaticGraph(topology=torch.eye(3, dtype=torch.bool), inputs=[0], outputs=1),
+        r"node 0 is an input, so it cannot have parents",
+    ),
+    "an input with parents": (
+        lambda: StaticGraph(topology=PARENTS, inputs=2, outputs=1),
+        r"StaticGraph: node 1 is an input.*edge from node 3 to it.*DiscreteGraph",
+    ),
+    "too many edges": (
+        lambda: StaticGraph([2, 3, 1], edges=12),
+        r"StaticGraph: edges = 12 were asked for, but Blocks\(sizes=\[2, 3, 1\]\) allows 1 to 11",
+    ),
+    "no edge": (lambda: DiscreteGraph(4, inputs=1, outputs=1, steps=1, edges=0), r"DiscreteGraph: edges = 0.*1 to 16"),
+    "a density above 1": (lambda: StaticGraph([2, 3], edges=1.5), r"density must lie in \(0, 1\]"),
+    "a rule without a budget": (lambda: StaticGraph([2, 3], rule="dnw"), r"StaticGraph: rule 'dnw' needs a budget"),
+    "a budget for a rule with its own": (
+        lambda: StaticGraph([2, 3], rule="dense", edges=3),
+        r"'dense' fixes the number",
+    ),
+    "an unknown rule": (lambda: StaticGraph([2, 3], rule="dwn", edges=2), r"unknown rule 'dwn'. Did you mean 'dnw'"),
+    "an input outside": (
+        lambda: DiscreteGraph(4, inputs=[0, 4], outputs=1, steps=1),
+        r"DiscreteGraph: node 4 of inputs = \[0, 4\] is outside the graph, whose nodes are 0 to 3",
+    ),
+    "too many inputs": (
+        lambda: ContinuousGraph(4, inputs=5, outputs=1),
+        r"ContinuousGraph: inputs = 5 does not fit a graph of 4 nodes",
+    ),
+    "too many outputs": (
+        lambda: ContinuousGraph(4, inputs=1, outputs=9),
+        r"ContinuousGraph: outputs = 9 does not fit a graph of 4 nodes",
+    ),
+    "an output twice": (
+        lambda: StaticGraph([2, 3], outputs=[4, 4]),
+        r"StaticGraph: outputs = \[4, 4\] names a node twice",
+    ),
+    "no inputs": (lambda: DiscreteGraph(4, outputs=1, steps=1), r"DiscreteGraph: say which nodes are inputs"),
+    "inputs that are no block": (
+        lambda: StaticGraph([2, 3], inputs=3),
+        r"the inputs are the first block, nodes 0 to 1",
+    ),
+    "inputs that are not the Dag's": (
+        lambda: StaticGraph(topology=Dag(5, inputs=2), inputs=3, outputs=1),
+        r"Dag\(5, inputs=2\) has the first 2 nodes as its inputs",
+    ),
+    "inputs that are words": (
+        lambda: DiscreteGraph(4, inputs="two", outputs=1, steps=1),
+        r"is a number of nodes or a list",
+    ),
+    "no topology": (lambda: StaticGraph(), r"StaticGraph takes one of blocks=.*but none came"),
+    "two topologies": (
+        lambda: DiscreteGraph(4, blocks=[2, 2], inputs=1, outputs=1, steps=1),
+        r"but blocks and nodes came",
+    ),
+    "one block": (lambda: StaticGraph([4]), r"at least 2 blocks"),
+    "an empty block": (lambda: StaticGraph([4, 0, 2]), r"the size of block 1 must be a whole number"),
+    "a reach of 0": (lambda: Blocks([4, 2], reach=0), r"reach must be a whole number"),
+    "a Dag of inputs": (lambda: Dag(3, inputs=3), r"leave none to wire"),
+    "a matrix of floats": (
+        lambda: StaticGraph(topology=torch.ones(3, 3), inputs=1, outputs=1),
+        r"square boolean matrix",
+    ),
+    "a matrix without edges": (
+        lambda: DiscreteGraph(topology=torch.zeros(3, 3, dtype=torch.bool), inputs=1, outputs=1, steps=1),
+        r"allows none at all",
+    ),
+    "no steps": (lambda: DiscreteGraph(4, inputs=1, outputs=1), r"DiscreteGraph: give steps="),
+    "half a step": (lambda: DiscreteGraph(4, inputs=1, outputs=1, steps=1.5), r"steps must be a whole number"),
+    "an unknown inflow": (
+        lambda: DiscreteGraph(4, inputs=1, outputs=1, steps=1, inflow="evry"),
+        r"unknown inflow 'evry'. Did you mean 'every'",
+    ),
+    "recipes for other blocks": (
+        lambda: StaticGraph([2, 3, 4], node=[None, ActivationNode()]),
+        r"StaticGraph: 2 recipes came in node= for 3 blocks",
+    ),
+    "recipes without blocks": (
+        lambda: DiscreteGraph(4, inputs=1, outputs=1, steps=1, node=[None]),
+        r"node= is one recipe for all nodes",
+    ),
+    "a finished module": (
+        lambda: StaticGraph([2, 3], node=nn.ReLU()),
+        r"node= is a recipe.*ReLU\(\) is neither.*lambda",
+    ),
+    "an unknown norm": (lambda: ConvNode("layer"), r"unknown norm 'layer'"),
+    "an unknown activation": (lambda: ActivationNode("relo"), r"unknown activation 'relo'. Did you mean 'relu'"),
+    "an unknown part": (lambda: ConvNode(before=["relu", "conv"]), r"unknown part 'relu'"),
+    "a part twice": (lambda: ConvNode(before=["conv"], after=["conv"]), r"'conv' stands both before and after"),
+    "a part for a list": (lambda: ConvNode(before="conv"), r"lists of parts: write \['conv'\]"),
+    "an even kernel": (lambda: ConvNode(kernel=2), r"kernel must be odd"),
+    "four dimensions": (lambda: ConvNode(dims=4), r"dims must be 1, 2 or 3"),
+    "groups without kinds": (lambda: Groups([2], []), r"1 counts came for 0 kinds"),
+    "other inputs": (
+        lambda: StaticGraph([3, 4, 2])(torch.zeros(5, 4)),
+        r"StaticGraph has 3 input nodes and takes \(batch, inputs, …\), but a tensor of shape \(5, 4\) came",
+    ),
+    "no sequence": (
+        lambda: DiscreteGraph(4, inputs=2, outputs=1, inflow="every")(torch.zeros(5, 2)),
+        r"takes \(batch, time, inputs, …\), but a tensor of shape \(5, 2\)",
+    ),
+    "too long a sequence": (
+        lambda: DiscreteGraph(4, inputs=2, outputs=1, steps=2, inflow="every")(torch.zeros(5, 3, 2)),
+        r"DiscreteGraph has 2 steps, but a sequence of 3 came",
+    ),
+    "maps for scalars": (
+        lambda: StaticGraph([3, 4, 2], node=ConvNode())(torch.zeros(5, 3)),
+        r"ConvNode\(dims=2\) takes maps of 2 dimensions.*shape \(5, 3\)",
+    ),
+    "maps of one pixel": (
+        lambda: StaticGraph([3, 4, 2], node=ConvNode())(torch.zeros(5, 3, 1, 1)),
+        r"instance norm.*one pixel",
+    ),
+    "a stride that edges pass by": (
+        lambda: StaticGraph([3, 4, 4, 2], node=[ConvNode(), ConvNode(stride=2), ConvNode(), None])(
+            torch.zeros(1, 3, 8, 8)
+        ),
+        r"StaticGraph: block 2 would add up maps of different sizes, 4×4 and 8×8.*reach=1",
+    ),
+    "a stride in a dynamic graph": (
+        lambda: DiscreteGraph(4, inputs=2, outputs=1, steps=2, node=ConvNode(stride=2), reads="every")(
+            torch.zeros(1, 2, 8, 8)
+        ),
+        r"DiscreteGraph.*maps.*pad=True",
+    ),
+    "a stride in a continuous graph": (
+        lambda: ContinuousGraph(4, inputs=2, outputs=1, node=ConvNode(stride=2))(torch.zeros(1, 2, 8, 8)),
+        r"ContinuousGraph.*maps.*pad=True",
+    ),
+    "more steps than functions": (
+        lambda: DiscreteGraph(4, inputs=2, outputs=1, steps=3, node=PerStep(ActivationNode(), 2))(torch.zeros(1, 2)),
+        r"functions for steps 0 to 1, but the graph is at time 2",
+    ),
+    "a matrix of another size": (lambda: StaticGraph([2, 3]).set_matrix_(torch.zeros(4, 4)), r"has shape \(5, 5\)"),
+    "a matrix with other edges": (
+        lambda: StaticGraph([2, 3]).set_matrix_(torch.ones(5, 5)),
+        r"the edge from node 0 to node 0, which is not allowed",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told(mistake: str) -> None:
+    run, message = MISTAKES[mistake]
+    with pytest.raises(WiringError, match=message):
+        run()

@@ -1,0 +1,320 @@
+"""What a node does to its state on a GPU: instance norm, ReLU and 3x3 convolution in one Triton kernel each way.
+
+A state has at most 64 pixels, so the rows of a tile of images give the norm its statistics, and each way reads and
+writes every state once. In half precision, the convolution of one node is a banded matrix, from input pixels to output
+pixels, and a tile goes through it in one matrix product. In float32 that would be slow: there the nine neighbours of
+each pixel are looked up in the cache. A program takes one node and a run of images. In the backward pass it leaves its
+share of the parameters' gradients in memory, and the shares are added up afterwards, always in the same order.
+
+The zeros of a banded matrix multiply too: in half precision, where one pixel is infinite or NaN after the ReLU, every
+pixel of that image becomes NaN.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from wirings._select_cuda import _Launcher
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_BANDED = _DTYPES[1:]  # of results that a matrix product gives
+_PIXELS = 64  # at most: the banded matrix must stay small
+_PROGRAMS = 1056  # wanted at least: eight for each of a large GPU's 132 processors
+
+
+def fits(x: Tensor, out_dtype: torch.dtype | None = None) -> bool:
+    """Whether :func:`node_map` can take states ``x`` of shape (nodes, images, height, width)."""
+    return (
+        x.is_cuda
+        and x.dim() == 4
+        and x.shape[2] * x.shape[3] <= _PIXELS
+        and x.dtype in _DTYPES
+        and (out_dtype is None or out_dtype in _DTYPES)
+    )
+
+
+def node_map(
+    x: Tensor,
+    gamma: Tensor | None,
+    beta: Tensor | None,
+    kernel: Tensor | None,
+    eps: float,
+    relu: bool,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Norm, ReLU and convolution at every node, each of which may be left out; differentiable once.
+
+    ``x``: states, of shape (nodes, images, height, width), float32, bfloat16 or float16.
+    ``gamma``, ``beta``: scale and shift of an instance norm, one of each a node, or both None for no norm.
+    ``kernel``: weights of a zero-padded cross-correlation, of shape (nodes, 3, 3), or None for no convolution.
+    ``eps``: added to the (biased) variance.
+    ``relu``: whether negative values become zero before the convolution.
+    ``out_dtype``: of the result, ``x``'s unless given; one of the three too. The convolution's factors are rounded to
+    it; all else is computed in float32.
+    """
+    if (gamma is None) != (beta is None):
+        raise ValueError("gamma and beta: give both, or neither")
+    return torch.ops.wirings.node_map(x, gamma, beta, kernel, eps, relu, out_dtype or x.dtype)
+
+
+# ---- the operators --------------------------------------------------------------------------------------------
+
+_library = torch.library.Library("wirings", "FRAGMENT")
+_parts = "Tensor x, Tensor? gamma, Tensor? beta, Tensor? kernel, float eps, bool relu"
+_tags = (torch.Tag.pt2_compliant_tag,)
+_library.define(f"node_map({_parts}, ScalarType out_dtype) -> Tensor", tags=_tags)
+_library.define(f"node_map_backward(Tensor grad, {_parts}) -> (Tensor, Tensor)", tags=_tags)
+
+
+def _plan(x: Tensor, dtype: torch.dtype) -> tuple[tuple[int, int], tuple[int, int, bool, int, int]]:
+    """How the states ``x`` are shared out among programs, where the result (or its gradient) has this dtype.
+
+    Tiles a program, and programs a node; then what the kernels are compiled for: height, width, whether the convolution
+    is a matrix, pixels with padding, images in a tile.
+    """
+    nodes, images, height, width = x.shape
+    banded = dtype in _BANDED
+    tile = 64 if banded else 16  # the nine neighbours take registers, too
+    tiles = triton.cdiv(images, tile)
+    each = triton.cdiv(tiles, min(triton.cdiv(_PROGRAMS, nodes), tiles))
+    pixels = max(triton.next_power_of_2(height * width), 16)  # a matrix product takes no fewer
+    return (each, triton.cdiv(tiles, each)), (height, width, banded, pixels, tile)
+
+
+def _launcher(*tensors: Tensor | None, rest: tuple[object, ...]) -> _Launcher:
+    """A launcher for kernels on these tensors, the first of which says where; ``rest``: all else they depend on."""
+    like = [t if t is None else (t.dtype, t.data_ptr() % 16 == 0) for t in tensors]
+    return _Launcher((tensors[0].device, *like, tuple(tensors[0].shape), *rest))
+
+
+def _forward(
+    x: Tensor,
+    gamma: Tensor | None,
+    beta: Tensor | None,
+    kernel: Tensor | None,
+    eps: float,
+    relu: bool,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    x, gamma, beta, kernel = (t if t is None else t.contiguous() for t in (x, gamma, beta, kernel))
+    out = torch.empty(x.shape, dtype=out_dtype, device=x.device)
+    if x.numel() == 0:
+        return out
+    nodes, images = x.shape[:2]
+    (each, splits), constants = _plan(x, out_dtype)
+    tensors = (x, gamma, beta, kernel, out)
+    launch = _launcher(*tensors, rest=("forward", eps, relu))
+    with torch.cuda.device_of(x):
+        launch(_map, nodes * splits, 4, *tensors, images, each, splits, eps, relu, *constants)
+    return out
+
+
+def _backward(
+    grad: Tensor,
+    x: Tensor,
+    gamma: Tensor | None,
+    beta: Tensor | None,
+    kernel: Tensor | None,
+    eps: float,
+    relu: bool,
+) -> tuple[Tensor, Tensor]:
+    """The gradients of ``x``, and of all parameters one after the other (gamma, beta, kernel), in float32."""
+    x, gamma, beta, kernel = (t if t is None else t.contiguous() for t in (x, gamma, beta, kernel))
+    grad, dx, count = grad.contiguous(), torch.empty_like(x), _count(x, gamma, kernel)
+    if x.numel() == 0:
+        return dx, torch.zeros(count, dtype=torch.float32, device=x.device)
+    nodes, images = x.shape[:2]
+    (each, splits), constants = _plan(x, grad.dtype)
+    shares = torch.empty((splits, count), dtype=torch.float32, device=x.device)
+    tensors = (x, gamma, beta, kernel, grad, dx, shares)
+    launch = _launcher(*tensors, rest=("backward", eps, relu))
+    with torch.cuda.device_of(x):
+        # Four warps more for a matrix: half as many registers a thread, so that two programs fit a processor.
+        warps = 8 if grad.dtype in _BANDED else 4
+        launch(_unmap, nodes * splits, warps, *tensors, nodes, images, each, splits, eps, relu, *constants)
+    return dx, shares.view(count) if splits == 1 else shares.sum(0)
+
+
+def _count(x: Tensor, gamma: Tensor | None, kernel: Tensor | None) -> int:
+    """How many parameters the nodes have together."""
+    return x.shape[0] * ((0 if gamma is None else 2) + (0 if kernel is None else 9))
+
+
+for _key in ("CUDA", "CPU"):  # the latter for Triton's interpreter
+    _library.impl("node_map", _forward, _key)
+    _library.impl("node_map_backward", _backward, _key)
+
+
+@torch.library.register_fake("wirings::node_map", lib=_library)
+def _(x, gamma, beta, kernel, eps, relu, out_dtype):
+    return x.new_empty(x.shape, dtype=out_dtype)
+
+
+@torch.library.register_fake("wirings::node_map_backward", lib=_library)
+def _(grad, x, gamma, beta, kernel, eps, relu):
+    return x.new_empty(x.shape), x.new_empty(_count(x, gamma, kernel), dtype=torch.float32)
+
+
+def _remember(ctx, inputs, output):
+    *tensors, ctx.eps, ctx.relu, ctx.dtype = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _gradients(ctx, grad):
+    x, gamma, beta, kernel = ctx.saved_tensors
+    dx, parts = torch.ops.wirings.node_map_backward(grad.to(ctx.dtype), x, gamma, beta, kernel, ctx.eps, ctx.relu)
+    dgamma = dbeta = dkernel = None
+    nodes = x.shape[0]
+    if gamma is not None:
+        dgamma, dbeta, parts = (
+            parts[:nodes].to(gamma.dtype),
+            parts[nodes : 2 * nodes].to(beta.dtype),
+            parts[2 * nodes :],
+        )
+    if kernel is not None:
+        dkernel = parts.view(kernel.shape).to(kernel.dtype)
+    return dx, dgamma, dbeta, dkernel, None, None, None
+
+
+torch.library.register_autograd("wirings::node_map", _gradients, setup_context=_remember, lib=_library)
+
+
+# ---- the kernels ----------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _taps(H: tl.constexpr, W: tl.constexpr, PIXELS: tl.constexpr):
+    """Which of a kernel's nine weights leads from an input pixel (row) to an output pixel (column); -1 where none."""
+    source, target = tl.arange(0, PIXELS)[:, None], tl.arange(0, PIXELS)[None, :]
+    down, right = source // W - target // W + 1, source % W - target % W + 1
+    near = (down >= 0) & (down < 3) & (right >= 0) & (right < 3) & (source < H * W) & (target < H * W)
+    return tl.where(near, 3 * down + right, -1)
+
+
+@triton.jit
+def _tile(node, rows, images, SPACE: tl.constexpr, PIXELS: tl.constexpr):
+    """Where a tile of images lies in the states, and which of its places are real: both of shape (rows, PIXELS)."""
+    at = tl.arange(0, PIXELS)[None, :]
+    base = node.to(tl.int64) * images * SPACE  # the states together may have more than 2**31 pixels
+    return base + (rows[:, None] * SPACE + at), (rows[:, None] < images) & (at < SPACE)
+
+
+@triton.jit
+def _shifted(states, place, real, DOWN: tl.constexpr, RIGHT: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
+             PIXELS: tl.constexpr):  # fmt: skip
+    """A tile's pixels that lie so far down and to the right, zeros beyond the border; and which are within."""
+    at = tl.arange(0, PIXELS)[None, :]
+    row, column = at // W + DOWN, at % W + RIGHT
+    within = real & (row >= 0) & (row < H) & (column >= 0) & (column < W)
+    return tl.load(states + place + (DOWN * W + RIGHT), mask=within, other=0).to(tl.float32), within
+
+
+@triton.jit
+def _statistics(x, present, EPS: tl.constexpr, SPACE: tl.constexpr, PIXELS: tl.constexpr):
+    """Mean and inverse standard deviation of each image, the latter 0 where none is ``present``."""
+    mean = tl.sum(x, 1) / SPACE  # padding is zero
+    off = x - mean[:, None]
+    if SPACE < PIXELS:
+        off = tl.where(tl.arange(0, PIXELS)[None, :] < SPACE, off, 0.0)
+    return mean, tl.where(present, tl.rsqrt(tl.sum(off * off, 1) / SPACE + EPS), 0.0)
+
+
+@triton.jit
+def _map(x, gamma, beta, kernel, out, images, tiles, splits, EPS: tl.constexpr, RELU: tl.constexpr,
+         H: tl.constexpr, W: tl.constexpr, BANDED: tl.constexpr, PIXELS: tl.constexpr,
+         TILE: tl.constexpr):  # fmt: skip
+    """Forward: one node, ``tiles`` tiles of images."""
+    SPACE: tl.constexpr = H * W
+    node, split = tl.program_id(0) // splits, tl.program_id(0) % splits
+    if gamma is not None:
+        g, b = tl.load(gamma + node).to(tl.float32), tl.load(beta + node).to(tl.float32)
+    if kernel is not None:
+        kernel += node * 9
+        if BANDED:
+            tap = _taps(H, W, PIXELS)
+            band = tl.load(kernel + tap, mask=tap >= 0, other=0).to(out.dtype.element_ty)
+    for tile in tl.range(0, tiles, num_stages=2 if BANDED else 1):
+        rows = (split * tiles + tile) * TILE + tl.arange(0, TILE)
+        place, real = _tile(node, rows, images, SPACE, PIXELS)
+        y = tl.load(x + place, mask=real, other=0).to(tl.float32)
+        if gamma is not None:
+            mean, scale = _statistics(y, rows < images, EPS, SPACE, PIXELS)
+        if kernel is None or BANDED:
+            if gamma is not None:
+                y = (y - mean[:, None]) * scale[:, None] * g + b
+            if RELU:
+                y = tl.where(y <= 0, 0.0, y)  # NaN stays, unlike in a maximum
+            if kernel is not None:  # padding meets the zeros of the band
+                y = tl.dot(y.to(out.dtype.element_ty), band, input_precision="ieee")
+        else:
+            y = tl.zeros([TILE, PIXELS], tl.float32)
+            for t in tl.static_range(9):
+                near, within = _shifted(x, place, real, t // 3 - 1, t % 3 - 1, H, W, PIXELS)
+                if gamma is not None:
+                    near = (near - mean[:, None]) * scale[:, None] * g + b
+                if RELU:
+                    near = tl.where(near <= 0, 0.0, near)
+                y += tl.load(kernel + t).to(tl.float32) * tl.where(within, near, 0.0)
+        tl.store(out + place, y.to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def _unmap(x, gamma, beta, kernel, grad, dx, shares, nodes, images, tiles, splits,
+           EPS: tl.constexpr, RELU: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
+           BANDED: tl.constexpr, PIXELS: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+    """Backward: one node, ``tiles`` tiles of images; what the norm saw is computed again."""
+    SPACE: tl.constexpr = H * W
+    node, split = tl.program_id(0) // splits, tl.program_id(0) % splits
+    shares += split * nodes * ((0 if gamma is None else 2) + (0 if kernel is None else 9))
+    if gamma is not None:
+        g, b = tl.load(gamma + node).to(tl.float32), tl.load(beta + node).to(tl.float32)
+        dgamma, dbeta = tl.zeros([TILE], tl.float32), tl.zeros([TILE], tl.float32)  # by image of a tile
+    if kernel is not None:
+        kernel += node * 9
+        if BANDED:
+            # Here a row is an output pixel, a column an input pixel: the transposed band counts its weights backwards.
+            tap = _taps(H, W, PIXELS)
+            band = tl.load(kernel + 8 - tap, mask=tap >= 0, other=0).to(grad.dtype.element_ty)
+            dband = tl.zeros([PIXELS, PIXELS], tl.float32)
+        else:
+            weights, dkernel = tl.arange(0, 16), tl.zeros([TILE, 16], tl.float32)  # by image of a tile
+    for tile in tl.range(0, tiles, num_stages=2 if BANDED else 1):
+        rows = (split * tiles + tile) * TILE + tl.arange(0, TILE)
+        place, real = _tile(node, rows, images, SPACE, PIXELS)
+        y = tl.load(x + place, mask=real, other=0).to(tl.float32)
+        d = tl.load(grad + place, mask=real, other=0)  # zero at padding, and so is all that comes of it
+        if gamma is not None:
+            mean, scale = _statistics(y, rows < images, EPS, SPACE, PIXELS)
+            standard = (y - mean[:, None]) * scale[:, None]
+            y = standard * g + b
+        after = tl.where(y <= 0, 0.0, y) if RELU else y
+        if kernel is None:
+            dy = d.to(tl.float32)
+        elif BANDED:
+            dband = tl.dot(tl.trans(d), after.to(d.dtype), dband, input_precision="ieee")
+            dy = tl.dot(d, band, input_precision="ieee")
+        else:
+            dy = tl.zeros([TILE, PIXELS], tl.float32)
+            for t in tl.static_range(9):  # the output pixel that saw this one through weight t
+                near, _ = _shifted(grad, place, real, 1 - t // 3, 1 - t % 3, H, W, PIXELS)
+                dy += tl.load(kernel + t).to(tl.float32) * near
+                dkernel += tl.where(weights[None, :] == t, tl.sum(after * near, 1)[:, None], 0.0)
+        if RELU:
+            dy = tl.where(y <= 0, 0.0, dy)
+        if gamma is not None:
+            total, along = tl.sum(dy, 1), tl.sum(dy * standard, 1)
+            dbeta += total
+            dgamma += along
+            dy = (dy - (total / SPACE)[:, None] - standard * (along / SPACE)[:, None]) * (scale * g)[:, None]
+        tl.store(dx + place, dy.to(dx.dtype.element_ty), mask=real)
+    if gamma is not None:
+        tl.store(shares + node, tl.sum(dgamma))
+        tl.store(shares + nodes + node, tl.sum(dbeta))
+        shares += 2 * nodes
+    if kernel is not None:
+        if BANDED:
+            for t in tl.static_range(9):
+                tl.store(shares + node * 9 + t, tl.sum(tl.where(tap == 8 - t, dband, 0.0)))
+        else:
+            tl.store(shares + node * 9 + weights, tl.sum(dkernel, 0), mask=weights < 9)

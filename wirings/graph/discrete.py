@@ -1,0 +1,245 @@
+"""Discrete-time graphs: all nodes change together, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint as checkpointed
+
+from wirings.budget import Amount
+from wirings.errors import WiringError, unknown
+from wirings.graph.base import Graph, Places, make_topology
+from wirings.graph.functions import NodeFunction
+from wirings.graph.nodes import Recipe, build
+from wirings.graph.product import Sums, multiply
+from wirings.graph.topology import Blocks, Topology, whole
+from wirings.rules import Rule
+
+
+class DynamicGraph(Graph):
+    """What discrete-time and continuous-time graphs share: one function for all nodes, any edges, cycles too."""
+
+    _in_index: Tensor
+    _out_index: Tensor
+
+    def __init__(
+        self,
+        topology: Topology,
+        inputs: Places | None,
+        outputs: Places | None,
+        node: Recipe | None,
+        edges: Amount | None,
+        rule: str | Rule | None,
+        given: dict[str, Any],
+    ) -> None:
+        super().__init__(topology, inputs, outputs)
+        if isinstance(node, Sequence):
+            raise WiringError(
+                f"{self._kind}: node= is one recipe for all nodes; several kinds are Groups(counts, kinds)."
+            )
+        self._given = given
+        self.function: NodeFunction = build(node, self.nodes, self._kind)
+        tiles = topology.tiles()
+        self.sums = Sums(tiles, self.nodes)
+        self._in, self._out = _slice(self.inputs), _slice(self.outputs)
+        for name, nodes in (("_in_index", self.inputs), ("_out_index", self.outputs)):
+            self.register_buffer(name, torch.from_numpy(np.asarray(nodes, np.int64)), persistent=False)
+        self._finish(tiles, edges, rule)
+
+    def initial(self, x: Tensor) -> Tensor:
+        """The states at time 0, (batch, nodes, …): x at the input nodes, zero elsewhere (eq. init_discrete)."""
+        return self._add_input(x.new_zeros(self.nodes, x.shape[0], *x.shape[2:]).transpose(0, 1), x)
+
+    def read(self, states: Tensor) -> Tensor:
+        """The states of the output nodes."""
+        return states[:, self._out] if self._out is not None else states[:, self._out_index]
+
+    def _add_input(self, states: Tensor, x: Tensor) -> Tensor:
+        rows = x.transpose(0, 1)
+        return states.transpose(0, 1).index_add(0, self._in_index, rows.to(states.dtype)).transpose(0, 1)
+
+    def _receive(self, matrices: list[Tensor], messages: Tensor) -> Tensor:
+        return self.sums(matrices, messages.transpose(0, 1)).transpose(0, 1)
+
+    def _same_maps(self, now: Tensor, before: Tensor) -> Tensor:
+        """``now``, checked to have maps of the size that they had before."""
+        if now.shape[2:] != before.shape[2:]:
+            sizes = ["×".join(map(str, x.shape[2:])) or "scalars" for x in (before, now)]
+            raise WiringError(
+                f"{self._kind}: the nodes' maps must keep their size from one time to the next, but node= made "
+                f"{sizes[1]} of {sizes[0]}. Strided convolutions in a dynamic graph take pad=True."
+            )
+        return now
+
+
+class DiscreteGraph(DynamicGraph):
+    """A discrete-time neural graph (the paper's section 2.3): Z(ℓ + 1) = f(A Z(ℓ), ℓ) for all nodes at once.
+
+    Input nodes may have parents. Called with the input, it gives the states of the output nodes.
+
+    Args:
+        nodes: how many; every edge is allowed, cycles and self-loops too.
+        blocks, topology: instead, `Blocks` (or their sizes), a `Dag`, or a boolean matrix, [receives, sends].
+        inputs, outputs: nodes: how many (the first, the last ones) or which.
+        steps: L. With ``inflow="every"`` it may be left out: then there are as many as the input has.
+        edges: how many are real, or a float, the density. None: all allowed ones, and no rule.
+        node: the recipe of the nodes' functions (see `wirings.nodes`).
+        rule: a rule's name or a rule; dnw if ``edges`` are given.
+        inflow: ``"first"``: the input, (batch, inputs, …), is there at time 0. ``"every"``: a sequence, (batch, time,
+        inputs,
+            …), whose part ℓ is added to the input nodes' states at time ℓ.
+        reads: ``"last"``: the output nodes' states at the end, (batch, outputs, …). ``"every"``: those after every
+        step,
+            (batch, steps, outputs, …).
+        checkpoint: whether a step's inner values are computed again for the gradient instead of being kept.
+
+    >>> graph = DiscreteGraph(20, inputs=4, outputs=3, steps=5, edges=60)
+    >>> graph(torch.zeros(2, 4)).shape
+    torch.Size([2, 3])
+    """
+
+    def __init__(
+        self,
+        nodes: int | None = None,
+        *,
+        inputs: Places | None = None,
+        outputs: Places | None = None,
+        steps: int | None = None,
+        edges: Amount | None = None,
+        node: Recipe | None = None,
+        rule: str | Rule | None = None,
+        blocks: Sequence[int] | Blocks | None = None,
+        topology: Topology | Tensor | None = None,
+        inflow: str = "first",
+        reads: str = "last",
+        checkpoint: bool = False,
+    ) -> None:
+        made = make_topology("DiscreteGraph", blocks, nodes, topology)
+        given = {
+            "nodes": nodes, "inputs": inputs, "outputs": outputs, "steps": steps, "edges": edges, "node": node,
+            "rule": rule, "blocks": blocks, "topology": None if topology is None else made,
+            "inflow": None if inflow == "first" else inflow, "reads": None if reads == "last" else reads,
+            "checkpoint": checkpoint or None,
+        }  # fmt: skip
+        for what, value, choices in (("inflow", inflow, ("first", "every")), ("reads", reads, ("last", "every"))):
+            if value not in choices:
+                raise unknown(what, str(value), choices)
+        if steps is None and inflow == "first":
+            raise WiringError(
+                'DiscreteGraph: give steps=, the number of steps (a sequence has its own: inflow="every").'
+            )
+        self_steps = None if steps is None else whole("DiscreteGraph", "steps", steps)
+        super().__init__(made, inputs, outputs, node, edges, rule, given)
+        self.steps, self.inflow, self.reads, self.checkpoint = self_steps, inflow, reads, checkpoint
+
+    def forward(self, x: Tensor, states: Tensor | None = None) -> Tensor:
+        """Run the graph on an input; ``states``, (batch, nodes, …), are those to start from, zero if not given."""
+        sequence = self.inflow == "every"
+        self._check_input(x, 2 if sequence else 1, "(batch, time, inputs, …)" if sequence else "(batch, inputs, …)")
+        matrices = self.sums.matrices(self.weight)
+        if not sequence and states is None and self.reads == "last" and not self.checkpoint:
+            return self._run_once(x, matrices)
+        inflow = x.unbind(1) if sequence else (x,)
+        steps = len(inflow) if self.steps is None else self.steps
+        if len(inflow) > steps:
+            raise WiringError(
+                f"DiscreteGraph has {steps} steps, but a sequence of {len(inflow)} came; give more steps."
+            )
+        if states is None:
+            states = self.initial(torch.zeros_like(inflow[0]))
+        read = []
+        for time in range(steps):
+            if time < len(inflow):
+                states = self._add_input(states, inflow[time])
+            states = self._step_maybe_again(states, time, matrices)
+            if self.reads == "every":
+                read.append(self.read(states))
+        return torch.stack(read, 1) if self.reads == "every" else self.read(states)
+
+    def step(self, states: Tensor, time: int, matrices: list[Tensor] | None = None) -> Tensor:
+        """One step: the states at time ℓ + 1 from those at time ℓ, (batch, nodes, …)."""
+        matrices = self.sums.matrices(self.weight) if matrices is None else matrices
+        received = self._receive(matrices, self.function.before(states, time))
+        return self._same_maps(self.function.after(received, time), states)
+
+    def _step_maybe_again(self, states: Tensor, time: int, matrices: list[Tensor]) -> Tensor:
+        if self.checkpoint and torch.is_grad_enabled():
+            result: Tensor = checkpointed(self.step, states, time, matrices, use_reentrant=False)
+            return result
+        return self.step(states, time, matrices)
+
+    def _run_once(self, x: Tensor, matrices: list[Tensor]) -> Tensor:
+        """All steps from one input to the last states, without those that nobody asks for.
+
+        At time 0 only input nodes have anything to send; in the last step only output nodes have anything to compute.
+        Between the steps, what a node does after the edges and before the next ones is one piece.
+        """
+        assert self.steps is not None
+        function = self.function
+        some = self.sums.one_matrix and function.some_nodes
+        if some and function.quiet and self._in is not None:
+            messages = function.before(x, 0, nodes=self._in)  # type: ignore[call-arg]
+            columns = matrices[0][:, self._in]
+        else:
+            messages, columns = function.before(self.initial(x), 0), None
+        for time in range(self.steps):
+            last = time == self.steps - 1
+            if last and some and self._out is not None:
+                matrix = (matrices[0] if columns is None else columns)[self._out]
+                received = _multiplied(matrix, messages)
+                return self._same_maps(function.after(received, time, nodes=self._out), x)  # type: ignore[call-arg]
+            received = self._receive(matrices, messages) if columns is None else _multiplied(columns, messages)
+            columns = None
+            if not last:
+                messages = function.between(received, time, time + 1)
+        return self.read(self._same_maps(function.after(received, time), x))
+
+    def _alive(self) -> np.ndarray:
+        """Nodes on a walk from an input at a time when it comes in to an output at a time when it is read."""
+        if self.steps is None:
+            return super()._alive()
+        targets, sources = self._real_edges()
+        fed, read = [np.zeros((self.steps + 1, self.nodes), bool) for _ in range(2)]
+        fed[0, self.inputs] = read[self.steps, self.outputs] = True
+        for time in range(self.steps):
+            fed[time + 1, targets[fed[time, sources]]] = True
+            if self.inflow == "every" and time + 1 < self.steps:
+                fed[time + 1, self.inputs] = True
+        for time in range(self.steps, 0, -1):
+            read[time - 1, sources[read[time, targets]]] = True
+            if self.reads == "every" and time > 1:
+                read[time - 1, self.outputs] = True
+        return np.asarray((fed & read).any(0))
+
+    def longest_path(self) -> float:
+        """The most edges on a walk of real edges from an input to an output in the graph's steps; 0 for none."""
+        if self.steps is None:
+            return super().longest_path()
+        targets, sources = self._real_edges()
+        length = np.full(self.nodes, -1)
+        length[self.inputs] = best = 0
+        for time in range(self.steps):
+            longer = np.full(self.nodes, -1)
+            active = length[sources] >= 0
+            np.maximum.at(longer, targets[active], length[sources[active]] + 1)
+            if self.inflow == "every":
+                longer[self.inputs] = np.maximum(longer[self.inputs], 0)
+            length = longer
+            if self.reads == "every" or time == self.steps - 1:
+                best = max(best, int(length[self.outputs].max()))
+        return best
+
+
+def _multiplied(matrix: Tensor, messages: Tensor) -> Tensor:
+    rows = messages.transpose(0, 1)
+    return multiply(matrix, rows.reshape(len(rows), -1)).view(-1, *rows.shape[1:]).transpose(0, 1)
+
+
+def _slice(nodes: np.ndarray) -> slice | None:
+    """The nodes as a slice, if they follow one another."""
+    start, stop = int(nodes[0]), int(nodes[-1]) + 1
+    return slice(start, stop) if np.array_equal(nodes, np.arange(start, stop)) else None

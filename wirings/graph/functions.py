@@ -1,0 +1,263 @@
+"""The functions that node recipes make: see `wirings.graph.nodes`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from wirings.errors import WiringError, unknown
+
+if TYPE_CHECKING:
+    from wirings.graph.nodes import ActivationNode, ConvNode
+
+ALL = slice(None)
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "gelu": F.gelu,
+    "silu": F.silu,
+}
+_ZERO_AT_ZERO = ("relu", "tanh", "gelu", "silu")
+_CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+MAP_DIMS = tuple(_CONVOLUTIONS)
+
+
+class NodeFunction(nn.Module):
+    """The functions of a number of nodes. Override `before`, `after` or both; tensors are (batch, nodes, …)."""
+
+    some_nodes: bool = False
+    """Whether `before`, `after` and `between` take ``nodes=``, a slice, and then see these nodes alone."""
+    quiet: bool = False
+    """Whether a node whose state is zero always sends zero, so that a graph may leave it out."""
+
+    def before(self, state: Tensor, time: float) -> Tensor:
+        """What the nodes send."""
+        return state
+
+    def after(self, received: Tensor, time: float) -> Tensor:
+        """The nodes' states."""
+        return received
+
+    def between(self, received: Tensor, time: float, next_time: float) -> Tensor:
+        """From what the nodes receive to what they send next, where nobody asks for their states."""
+        return self.before(self.after(received, time), next_time)
+
+
+class After(NodeFunction):
+    """Any module, as the part after the edges."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def after(self, received: Tensor, time: float) -> Tensor:
+        return self.module(received)
+
+
+class Plain(NodeFunction):
+    """See `PlainNode`."""
+
+    some_nodes = True
+    quiet = True
+
+    def before(self, state: Tensor, time: float, nodes: slice = ALL) -> Tensor:
+        return state
+
+    def after(self, received: Tensor, time: float, nodes: slice = ALL) -> Tensor:
+        return received
+
+    def between(self, received: Tensor, time: float, next_time: float, nodes: slice = ALL) -> Tensor:
+        return received
+
+
+class Activations(Plain):
+    """See `ActivationNode`."""
+
+    def __init__(self, recipe: ActivationNode, nodes: int) -> None:
+        super().__init__()
+        self.activation = get_activation(recipe.activation)
+        self.bias = nn.Parameter(torch.zeros(nodes)) if recipe.bias else None
+
+    def after(self, received: Tensor, time: float, nodes: slice = ALL) -> Tensor:
+        if self.bias is not None:
+            received = received + _by_node(self.bias[nodes], received)
+        return received if self.activation is None else self.activation(received)
+
+    def between(self, received: Tensor, time: float, next_time: float, nodes: slice = ALL) -> Tensor:
+        return self.after(received, time, nodes)
+
+
+class Convolutions(NodeFunction):
+    """See `ConvNode`. What stands before and after the edges is one chain where nobody asks for the states between."""
+
+    def __init__(self, recipe: ConvNode, nodes: int, before: Sequence[str], after: Sequence[str]) -> None:
+        super().__init__()
+        self.recipe, self.activation = recipe, get_activation(recipe.activation)
+        parts = {*before, *after}
+        self._before = tuple(p for p in before if not (p == "norm" and recipe.norm is None))
+        self._after = tuple(p for p in after if not (p == "norm" and recipe.norm is None))
+        self.some_nodes = recipe.norm != "batch"  # or its running statistics would miss nodes
+        self.quiet = "norm" not in self._before and (
+            "activation" not in self._before or recipe.activation is None or recipe.activation in _ZERO_AT_ZERO
+        )
+        self.norm_weight = self.norm_bias = self.kernel = None
+        if recipe.norm is not None and "norm" in parts:
+            self.norm_weight, self.norm_bias = nn.Parameter(torch.ones(nodes)), nn.Parameter(torch.zeros(nodes))
+            if recipe.norm == "batch":
+                self.register_buffer("running_mean", torch.zeros(nodes))
+                self.register_buffer("running_var", torch.ones(nodes))
+        if "conv" in parts:
+            size = recipe.kernel**recipe.dims
+            self.kernel = nn.Parameter(torch.empty(nodes, 1, *[recipe.kernel] * recipe.dims))
+            nn.init.uniform_(self.kernel, -(size**-0.5), size**-0.5)  # PyTorch's own for such a convolution
+
+    def before(self, state: Tensor, time: float, nodes: slice = ALL) -> Tensor:
+        return self._chain(self._before, state, nodes)
+
+    def after(self, received: Tensor, time: float, nodes: slice = ALL) -> Tensor:
+        return self._chain(self._after, received, nodes)
+
+    def between(self, received: Tensor, time: float, next_time: float, nodes: slice = ALL) -> Tensor:
+        return self._chain(self._after + self._before, received, nodes)
+
+    def _chain(self, parts: tuple[str, ...], x: Tensor, nodes: slice) -> Tensor:
+        if parts and x.dim() != 2 + self.recipe.dims:
+            raise WiringError(
+                f"ConvNode(dims={self.recipe.dims}) takes maps of {self.recipe.dims} dimensions, (batch, nodes, …), "
+                f"but a tensor of shape {tuple(x.shape)} came. Give dims=, or scalars an ActivationNode."
+            )
+        if "norm" in parts and self.recipe.norm == "instance" and x.shape[2:].numel() == 1:
+            raise WiringError(
+                f"ConvNode: an instance norm takes maps of more than one pixel, but a tensor of shape {tuple(x.shape)} "
+                'came. Take norm="batch" or None, or larger maps.'
+            )
+        kernels = self._kernels(parts, x)
+        if kernels is not None:
+            return self._in_one(kernels, parts, x, nodes)
+        for part in parts:
+            if part == "norm":
+                x = self._norm(x, nodes)
+            elif part == "activation":
+                x = x if self.activation is None else self.activation(x)
+            else:
+                x = self._convolve(x, nodes)
+        return x
+
+    def _kernels(self, parts: tuple[str, ...], x: Tensor) -> Any:
+        """Our own kernels, if they can do all of these parts at once; else None."""
+        recipe = self.recipe
+        usual = recipe.norm != "batch" and recipe.activation in ("relu", None) and recipe.kernel == 3
+        in_order = parts == tuple(p for p in ("norm", "activation", "conv") if p in parts)
+        kernels = _node_kernels() if x.is_cuda and parts and usual and in_order and recipe.stride == 1 else None
+        return kernels if kernels is not None and kernels.fits(x.transpose(0, 1)) else None
+
+    def _in_one(self, kernels: Any, parts: tuple[str, ...], x: Tensor, nodes: slice) -> Tensor:
+        norm, conv = "norm" in parts, "conv" in parts
+        gamma, beta = (p[nodes] if p is not None and norm else None for p in (self.norm_weight, self.norm_bias))
+        kernel = self.kernel[nodes, 0] if self.kernel is not None and conv else None
+        relu = "activation" in parts and self.activation is not None
+        lower = conv and torch.is_autocast_enabled("cuda")  # as autocast has it: a convolution lowers, a norm does not
+        dtype = torch.get_autocast_dtype("cuda") if lower else x.dtype
+        return kernels.node_map(x.transpose(0, 1), gamma, beta, kernel, 1e-5, relu, dtype).transpose(0, 1)
+
+    def _norm(self, x: Tensor, nodes: slice) -> Tensor:
+        assert self.norm_weight is not None
+        assert self.norm_bias is not None
+        if self.recipe.norm == "batch":
+            mean, var = self.running_mean[nodes], self.running_var[nodes]  # type: ignore[index]
+            return F.batch_norm(x, mean, var, self.norm_weight[nodes], self.norm_bias[nodes], self.training)
+        return F.instance_norm(x, weight=self.norm_weight[nodes], bias=self.norm_bias[nodes])
+
+    def _convolve(self, x: Tensor, nodes: slice) -> Tensor:
+        assert self.kernel is not None
+        recipe, kernel = self.recipe, self.kernel[nodes]
+        convolution = _CONVOLUTIONS[recipe.dims]
+        out = convolution(x, kernel.to(x.dtype), stride=recipe.stride, padding=recipe.kernel // 2, groups=x.shape[1])
+        if not recipe.pad:
+            return out
+        missing = [big - small for big, small in zip(x.shape[:1:-1], out.shape[:1:-1], strict=True)]
+        return F.pad(out, [side for m in missing for side in (m // 2, m - m // 2)])
+
+
+class Grouped(NodeFunction):
+    """See `Groups`."""
+
+    def __init__(self, counts: Sequence[int], functions: Sequence[NodeFunction]) -> None:
+        super().__init__()
+        self.counts, self.functions = list(counts), nn.ModuleList(functions)
+        self.quiet = all(f.quiet for f in functions)
+
+    def before(self, state: Tensor, time: float) -> Tensor:
+        return torch.cat([f.before(part, time) for f, part in self._parts(state)], 1)
+
+    def after(self, received: Tensor, time: float) -> Tensor:
+        return torch.cat([f.after(part, time) for f, part in self._parts(received)], 1)
+
+    def _parts(self, tensor: Tensor) -> list[tuple[Any, Tensor]]:
+        return list(zip(self.functions, tensor.split(self.counts, 1), strict=True))
+
+
+class Stepwise(NodeFunction):
+    """See `PerStep`."""
+
+    def __init__(self, functions: Sequence[NodeFunction]) -> None:
+        super().__init__()
+        self.functions = nn.ModuleList(functions)
+        self.quiet = all(f.quiet for f in functions)
+
+    def before(self, state: Tensor, time: float) -> Tensor:
+        return self._at(time).before(state, time)
+
+    def after(self, received: Tensor, time: float) -> Tensor:
+        return self._at(time).after(received, time)
+
+    def _at(self, time: float) -> NodeFunction:
+        if time != int(time) or not 0 <= time < len(self.functions):
+            raise WiringError(
+                f"PerStep has functions for steps 0 to {len(self.functions) - 1}, but the graph is at time {time}. "
+                "Give it as many steps as the DiscreteGraph has; a ContinuousGraph takes a TimeNode."
+            )
+        return self.functions[int(time)]  # type: ignore[return-value]
+
+
+class Timed(NodeFunction):
+    """See `TimeNode`."""
+
+    def __init__(self, nodes: int, rest: NodeFunction) -> None:
+        super().__init__()
+        self.slope, self.rest = nn.Parameter(torch.zeros(nodes)), rest
+
+    def before(self, state: Tensor, time: float) -> Tensor:
+        return self.rest.before(state, time)
+
+    def after(self, received: Tensor, time: float) -> Tensor:
+        return self.rest.after(received + time * _by_node(self.slope, received), time)
+
+
+@functools.cache
+def _node_kernels() -> Any:
+    """The kernels for CUDA, or None where Triton is missing."""
+    try:
+        from wirings.graph import _node_cuda
+    except ImportError:
+        return None
+    return _node_cuda
+
+
+def get_activation(activation: str | Callable[[Tensor], Tensor] | None) -> Callable[[Tensor], Tensor] | None:
+    if activation is None or callable(activation):
+        return activation
+    if activation not in ACTIVATIONS:
+        raise unknown("activation", str(activation), ACTIVATIONS)
+    return ACTIVATIONS[activation]
+
+
+def _by_node(values: Tensor, states: Tensor) -> Tensor:
+    """One number a node, shaped to be added to states."""
+    return values.view(-1, *[1] * (states.dim() - 2))

@@ -1,0 +1,129 @@
+"""Sums over edges: what every node receives, from the weights of a tile and what the nodes send.
+
+States are kept node by node, (nodes, batch, …): a range of nodes is then one piece of memory, and the sums of a tile
+are one matrix product over all images and pixels. Node functions see the same memory as (batch, nodes, …).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wirings.graph.topology import Tile
+
+DENSE_FROM = 1 / 16
+"""Tiles with at least this share of allowed edges are multiplied as dense matrices, the others as sparse ones."""
+CHUNK = 1 << 22
+"""Products that the gradient of a sparse tile's weights holds at a time."""
+
+
+class Product(nn.Module):
+    """Multiplies by one tile. Where its edges lie is kept in buffers, which are not saved: the topology gives them."""
+
+    places: Tensor
+    turned: Tensor
+
+    def __init__(self, tile: Tile, dense: bool = False) -> None:
+        super().__init__()
+        self.shape = len(tile.targets), len(tile.sources)
+        self.entries = slice(tile.start, tile.start + tile.count)
+        self.full = tile.mask is None
+        self.sparse = not (self.full or dense) and tile.count < DENSE_FROM * self.shape[0] * self.shape[1]
+        if tile.mask is not None:
+            rows, columns = (torch.from_numpy(index) for index in tile.mask.nonzero())
+            places = torch.stack([rows, columns]) if self.sparse else rows * self.shape[1] + columns
+            self.register_buffer("places", places, persistent=False)
+            if self.sparse:  # the same edges in the order of their sources, for the product with the transpose
+                self.register_buffer("turned", torch.argsort(columns, stable=True), persistent=False)
+
+    def matrix(self, weight: Tensor) -> Tensor:
+        """The tile's weights as a matrix, (targets, sources); of a sparse tile the weights themselves."""
+        own = weight[self.entries]
+        if self.full:
+            return own.view(self.shape)
+        if self.sparse:
+            return own
+        return own.new_zeros(self.shape[0] * self.shape[1]).index_copy(0, self.places, own).view(self.shape)
+
+    def forward(self, matrix: Tensor, messages: Tensor) -> Tensor:
+        """What the targets receive, (targets, batch, …), when the sources send ``messages``, (sources, batch, …)."""
+        flat = messages.reshape(messages.shape[0], -1)
+        if self.sparse:
+            sums = _SparseProduct.apply(matrix, flat, self.places, self.turned, self.shape[0])
+        else:
+            sums = multiply(matrix, flat)
+        return sums.view(-1, *messages.shape[1:])
+
+
+def multiply(matrix: Tensor, flat: Tensor) -> Tensor:
+    """A dense product in the precision of autocast, or of what is sent."""
+    autocast = torch.is_autocast_enabled(flat.device.type)
+    return torch.mm(matrix if autocast else matrix.to(flat.dtype), flat)
+
+
+class _SparseProduct(torch.autograd.Function):
+    """Weights at their places times a dense matrix, in memory that goes with the edges, not with nodes squared."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, dense: Tensor, places: Tensor, turned: Tensor, count: int) -> Tensor:
+        ctx.save_for_backward(weight, dense, places, turned)
+        return _times(weight, places, count, dense)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        weight, dense, places, turned = ctx.saved_tensors
+        grad_weight = grad_dense = None
+        if ctx.needs_input_grad[1]:
+            grad_dense = _times(weight[turned], places[:, turned].flip(0), dense.shape[0], grad)
+        if ctx.needs_input_grad[0]:
+            parts = places.split(max(1, CHUNK // dense.shape[1]), dim=1)
+            wide = torch.promote_types(dense.dtype, torch.float32)
+            sums = [(grad[rows].to(wide) * dense[columns].to(wide)).sum(1) for rows, columns in parts]
+            grad_weight = torch.cat(sums).to(weight.dtype)
+        return grad_weight, grad_dense, None, None, None
+
+
+def _times(weight: Tensor, places: Tensor, count: int, dense: Tensor) -> Tensor:
+    wide = torch.promote_types(
+        dense.dtype, torch.float32
+    )  # not every device multiplies sparse matrices in half precision
+    size = (count, dense.shape[0])
+    matrix = torch.sparse_coo_tensor(places, weight.to(wide), size, is_coalesced=True, check_invariants=False)
+    return torch.sparse.mm(matrix, dense.to(wide)).to(dense.dtype)
+
+
+class Sums(nn.Module):
+    """The sums of a dynamic graph: what every node receives from all others, by all of its tiles."""
+
+    def __init__(self, tiles: list[Tile], nodes: int) -> None:
+        super().__init__()
+        self.nodes = nodes
+        self.products = nn.ModuleList(Product(tile) for tile in tiles)
+        # Whether all edges are one dense matrix, so that some of its rows and columns can be taken alone.
+        self.one_matrix = len(tiles) == 1 and not self._all()[0].sparse and len(tiles[0].targets) == nodes
+        self.places = [(tile.targets, tile.sources) for tile in tiles]
+
+    def matrices(self, weight: Tensor) -> list[Tensor]:
+        """The weights of every tile, read once for all steps."""
+        return [product.matrix(weight) for product in self._all()]
+
+    def _all(self) -> list[Product]:
+        return list(self.products)  # type: ignore[arg-type]
+
+    def forward(self, matrices: list[Tensor], messages: Tensor) -> Tensor:
+        if self.one_matrix:
+            return self._all()[0](matrices[0], messages)
+        received: dict[int, Tensor] = {}
+        for product, matrix, (targets, sources) in zip(self.products, matrices, self.places, strict=True):
+            sums = product(matrix, messages[sources[0] : sources[-1] + 1])
+            first = int(targets[0])
+            received[first] = received[first] + sums if first in received else sums
+        pieces, at = [], 0
+        for first, sums in sorted(received.items()):  # nodes that nothing may lead to receive nothing
+            if first > at:
+                pieces.append(sums.new_zeros(first - at, *sums.shape[1:]))
+            pieces.append(sums)
+            at = first + len(sums)
+        return torch.cat(pieces)

@@ -1,0 +1,446 @@
+"""Explicit Runge-Kutta solvers for dy/dt = f(t, y), where y is one tensor of any shape.
+
+`solve` is differentiated by going backwards through its steps; `solve_adjoint` solves a second equation back in time
+instead, and keeps only the final state. Either takes equal steps, or chooses them by an estimate of its error.
+
+What a solver costs on a large state is moving memory. So the stages are kept as they come, never stacked, and all sums
+of stages go through one function, `combine`. The host waits for the device twice at the start and once a step.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from wirings.edges import in_transform
+from wirings.errors import WiringError, unknown
+
+Parts = tuple[Tensor, ...]  # a state of several tensors, as the adjoint equation has
+Function = Callable[[float, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Tableau:
+    """A Runge-Kutta method. Its first stage is f at the step's start; a method with an error estimate has one more
+    stage, f at the step's end, which is the first stage of the next step.
+    """
+
+    order: int
+    nodes: tuple[float, ...]  # when the second and later stages are, in steps
+    rows: tuple[tuple[float, ...], ...]  # for each of these, the weights of the stages before it
+    weights: tuple[float, ...]
+    error: tuple[float, ...] = ()  # weights minus those of the lower order; one for the stage at the end, too
+
+
+METHODS = {
+    "euler": Tableau(1, (), (), (1.0,)),
+    "midpoint": Tableau(2, (1 / 2,), ((1 / 2,),), (0.0, 1.0)),
+    "rk4": Tableau(4, (1 / 2, 1 / 2, 1.0), ((1 / 2,), (0.0, 1 / 2), (0.0, 0.0, 1.0)), (1 / 6, 1 / 3, 1 / 3, 1 / 6)),
+    "bosh3": Tableau(
+        3, (1 / 2, 3 / 4), ((1 / 2,), (0.0, 3 / 4)), (2 / 9, 1 / 3, 4 / 9), (-5 / 72, 1 / 12, 1 / 9, -1 / 8)
+    ),
+    "dopri5": Tableau(
+        5,
+        (1 / 5, 3 / 10, 4 / 5, 8 / 9, 1.0),
+        (
+            (1 / 5,),
+            (3 / 40, 9 / 40),
+            (44 / 45, -56 / 15, 32 / 9),
+            (19372 / 6561, -25360 / 2187, 64448 / 6561, -212 / 729),
+            (9017 / 3168, -355 / 33, 46732 / 5247, 49 / 176, -5103 / 18656),
+        ),
+        (35 / 384, 0.0, 500 / 1113, 125 / 192, -2187 / 6784, 11 / 84),
+        # By Shampine's formula of order 4 (1986), as in torchdiffeq: 2/3 of the error by Dormand and Prince's own.
+        (71 / 86400, 0.0, -142 / 50085, 71 / 2880, -5751 / 169600, 44 / 1575, -1 / 60),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The state at the end, and what it took: calls of f (all of them), steps accepted, steps rejected."""
+
+    y: Tensor
+    evaluations: int
+    accepted: int
+    rejected: int
+
+
+def solve(
+    f: Function,
+    y: Tensor,
+    t0: float,
+    t1: float,
+    *,
+    method: str = "dopri5",
+    rtol: float = 1e-3,
+    atol: float = 1e-3,
+    steps: int | None = None,
+    max_steps: int = 1000,
+    where: str = "the solver",
+) -> Solution:
+    """Solve dy/dt = f(t, y) from y at ``t0`` to ``t1``, which may come before ``t0``. The last step ends at ``t1``.
+
+    The gradient is that of the steps as they were taken: discretise first, with the step sizes as given numbers, then
+    differentiate. Nothing flows through the choice of step sizes.
+
+    Args:
+        f: of a Python float and a tensor of y's shape; its result has y's shape, and may have another dtype.
+        y: the state at ``t0``, in any floating-point dtype, which it keeps.
+        t0: the time at the start.
+        t1: the time at the end.
+        method: one of `METHODS`. Only dopri5 and bosh3 choose their steps.
+        rtol: a step is accepted if the root mean square of error / (atol + rtol |y|) is at most 1.
+        atol: see ``rtol``.
+        steps: take this many equal steps instead, whatever the error; the other methods need it.
+        max_steps: give up after this many steps, accepted or not, where the method chooses them.
+        where: what the messages of errors start with.
+
+    >>> solution = solve(lambda t, y: -y, torch.ones(1, dtype=torch.float64), 0.0, 1.0, rtol=1e-6, atol=1e-6)
+    >>> f"{solution.y.item():.5f}"  # 1 / e
+    '0.36788'
+    """
+    plan = _Plan(t0, t1, method, rtol, atol, steps, max_steps, where)
+    plan.check(y)
+    if t0 == t1:
+        return Solution(y, 0, 0, 0)
+    (y,), *counts = _integrate(lambda t, state: (f(t, state[0]),), (y,), plan)
+    return Solution(y, *counts)
+
+
+def solve_adjoint(
+    f: Function,
+    y: Tensor,
+    t0: float,
+    t1: float,
+    parameters: Sequence[Tensor],
+    *,
+    method: str = "dopri5",
+    rtol: float = 1e-3,
+    atol: float = 1e-3,
+    steps: int | None = None,
+    max_steps: int = 1000,
+    where: str = "the solver",
+    report: list[Solution] | None = None,
+) -> Solution:
+    """As `solve`, but the gradient is found by solving the adjoint equation from ``t1`` back to ``t0``.
+
+    Memory does not grow with the number of steps. The gradient is that of the exact solution, up to the tolerance (the
+    state is computed again, backwards), not that of the steps. It cannot be differentiated again.
+
+    ``parameters`` are the tensors, other than y, that f uses and that get a gradient, leaves or not; no others get one.
+    What f computes from them, it must compute in each call. The way back has the same options; its error is the largest
+    root mean square of three: that of the state, of its gradient, and of all the parameters' gradients. Each backward
+    pass appends its own `Solution` to the list ``report``; its y is the state at ``t0`` that it came back to.
+    """
+    plan = _Plan(t0, t1, method, rtol, atol, steps, max_steps, where)
+    plan.check(y)
+    if t0 == t1:
+        return Solution(y, 0, 0, 0)
+    parameters = list({id(p): p for p in parameters}.values())  # a tensor named twice has one gradient
+    counts: list[int] = []
+    y = _Adjoint.apply(f, plan, counts, report, y, *parameters)
+    return Solution(y, *counts)
+
+
+class _Adjoint(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, f: Function, plan: "_Plan", counts: list[int], report: Any, y: Tensor, *parameters: Tensor
+    ) -> Tensor:
+        (y,), *numbers = _integrate(lambda t, state: (f(t, state[0]),), (y,), plan)
+        counts.extend(numbers)
+        ctx.f, ctx.plan, ctx.report = f, plan, report
+        ctx.autocast = _autocast_now(y.device.type)
+        ctx.save_for_backward(y, *parameters)
+        # Casts of weights that autocast made in here have no gradient; some versions would use them again out there.
+        torch.clear_autocast_cache()
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        y, *parameters = ctx.saved_tensors
+        f, plan = ctx.f, ctx.plan
+        needed = ctx.needs_input_grad[5:]
+        wanted = [p for p, need in zip(parameters, needed, strict=True) if need]
+
+        def back(t: float, state: Parts) -> Parts:
+            with torch.enable_grad(), ctx.autocast():
+                here = state[0].detach().requires_grad_()
+                dy = f(t, here)
+            inputs = (here, *wanted)
+            grads: Sequence[Tensor | None] = [None] * len(inputs)
+            if dy.requires_grad and dy.shape == here.shape:  # another shape is reported by the caller
+                grads = torch.autograd.grad(dy, inputs, -state[1].to(dy.dtype), allow_unused=True)
+            filled = [torch.zeros_like(x) if g is None else g for g, x in zip(grads, inputs, strict=True)]
+            return (dy.detach(), filled[0], *_flat(filled[1:], y))
+
+        state = (y, grad.to(y.dtype), *_flat([torch.zeros_like(p) for p in wanted], y))
+        where = f"{plan.where} (the gradient, by the adjoint equation)"
+        back_plan = replace(plan, t0=plan.t1, t1=plan.t0, where=where)
+        (y, grad, *rest), *counts = _integrate(back, state, back_plan)
+        if ctx.report is not None:
+            ctx.report.append(Solution(y, *counts))
+        pieces = iter(rest[0].split([p.numel() for p in wanted]) if rest else ())
+        grads = (next(pieces).view_as(p).to(p) if need else None for p, need in zip(parameters, needed, strict=True))
+        return (None, None, None, None, grad, *grads)
+
+
+def _flat(tensors: Sequence[Tensor], like: Tensor) -> Parts:
+    """All in one vector of ``like``'s dtype and device: no part of the state at all if there are none."""
+    return (torch.cat([x.reshape(-1).to(like) for x in tensors]),) if tensors else ()
+
+
+def _autocast_now(device: str) -> Callable[[], AbstractContextManager[Any]]:
+    """What enters the autocast setting of this moment again."""
+    if not torch.amp.is_autocast_available(device):
+        return nullcontext
+    dtype, enabled = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
+    return functools.partial(torch.autocast, device, dtype, enabled)
+
+
+# ---- steps ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The options of a solver."""
+
+    t0: float
+    t1: float
+    method: str
+    rtol: float
+    atol: float
+    steps: int | None
+    max_steps: int
+    where: str
+
+    def check(self, y: Tensor) -> None:
+        if self.method not in METHODS:
+            raise unknown("solver", self.method, METHODS)
+        if not y.is_floating_point():
+            raise WiringError(f"{self.where}: the state must be of a real floating-point dtype, not {y.dtype}.")
+        if not (math.isfinite(self.t0) and math.isfinite(self.t1)):
+            raise WiringError(f"{self.where}: the times must be finite, but go from {self.t0} to {self.t1}.")
+        for name in ("rtol", "atol"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise WiringError(f"{self.where}: {name} must be above 0 and finite, not {getattr(self, name)}.")
+        for name in ("steps", "max_steps"):
+            number = getattr(self, name)
+            if number is not None and (type(number) is not int or number < 1):
+                raise WiringError(f"{self.where}: {name} must be a whole number of at least 1, not {number!r}.")
+        if self.steps is None and not METHODS[self.method].error:
+            adaptive = " or ".join(repr(name) for name, tableau in METHODS.items() if tableau.error)
+            raise WiringError(
+                f"{self.where}: {self.method!r} has no error estimate to choose its steps by. Say how many steps to "
+                f"take, with steps=..., or use {adaptive}."
+            )
+
+    def failed(self, what: str, t: float, h: float, accepted: int, rejected: int) -> WiringError:
+        chosen = self.steps is None
+        tolerance = f" with rtol={self.rtol:g} and atol={self.atol:g}" if chosen else ""
+        remedies = "a looser tolerance, a larger max_steps" if chosen else "more steps"
+        return WiringError(
+            f"{self.where}: {what}. {self.method} came from t = {self.t0:g} to t = {t:g}, on the way to {self.t1:g}, "
+            f"in {accepted} steps{tolerance}; {rejected} more were rejected, and the step size is {abs(h):.3g}. "
+            f"Try {remedies}, a norm in the node function, or smaller weights."
+        )
+
+
+class _Counted:
+    """A function of time and parts, which counts its calls and checks what comes back."""
+
+    def __init__(self, f: Callable[[float, Parts], Parts], where: str) -> None:
+        self.f, self.where, self.calls = f, where, 0
+
+    def __call__(self, t: float, y: Parts) -> Parts:
+        self.calls += 1
+        dy = self.f(t, y)
+        if dy[0].shape != y[0].shape:
+            raise WiringError(
+                f"{self.where}: dy/dt must have the state's shape {tuple(y[0].shape)}, "
+                f"but the function gave {tuple(dy[0].shape)}."
+            )
+        # A narrower dtype stays, since it costs less to move; a wider one would make the state wider.
+        pairs = zip(dy, y, strict=True)
+        return tuple(k if torch.promote_types(k.dtype, x.dtype) == x.dtype else k.to(x.dtype) for k, x in pairs)
+
+
+def _integrate(f: Callable[[float, Parts], Parts], y: Parts, plan: _Plan) -> tuple[Parts, int, int, int]:
+    """The state at the end; evaluations, accepted and rejected steps."""
+    counted = _Counted(f, plan.where)
+    if plan.steps is None:
+        y, accepted, rejected = _choose_steps(counted, y, plan)
+    else:
+        y, accepted, rejected = _equal_steps(counted, y, plan, plan.steps), plan.steps, 0
+    return y, counted.calls, accepted, rejected
+
+
+def _equal_steps(f: _Counted, y: Parts, plan: _Plan, steps: int) -> Parts:
+    tableau, h = METHODS[plan.method], (plan.t1 - plan.t0) / steps
+    for i in range(steps):
+        t, end = plan.t0 + i * h, plan.t1 if i == steps - 1 else plan.t0 + (i + 1) * h
+        y = _step(f, tableau, t, end, y, f(t, y))[0]
+    if not _unreadable(y[0]) and not math.isfinite(_peak(y).item()):
+        raise plan.failed("the state is not finite at the end", plan.t1, h, steps, 0)
+    return y
+
+
+def _choose_steps(f: _Counted, y: Parts, plan: _Plan) -> tuple[Parts, int, int]:
+    tableau, t = METHODS[plan.method], plan.t0
+    first = f(t, y)
+    h = _first_step(f, tableau, y, first, plan)
+    least = 10 * torch.finfo(torch.float64).eps * max(abs(plan.t0), abs(plan.t1), abs(plan.t1 - plan.t0))
+    accepted = rejected = 0
+    error, grow = 0.0, 10.0
+    while t != plan.t1:
+        left = plan.t1 - t
+        last = 1.01 * abs(h) >= abs(left)  # no tiny step is left over
+        if last:
+            h = left
+        elif abs(h) < least:
+            why = "" if math.isfinite(error) else ", since the state or dy/dt is not finite beyond"
+            raise plan.failed(f"the step size became too small{why}", t, h, accepted, rejected)
+        if accepted + rejected == plan.max_steps:
+            raise plan.failed(f"not done after max_steps={plan.max_steps} steps", t, h, accepted, rejected)
+        end = plan.t1 if last else t + h
+        new, stages = _step(f, tableau, t, end, y, first)
+        stages.append(f(end, new))
+        with torch.no_grad():
+            ratio = _error_ratio(y, new, stages, [(end - t) * e for e in tableau.error], plan)
+            if last:  # an infinite state has a ratio of 0 there; the end must not be accepted with one
+                ratio = ratio + 0 * _peak(new)
+        error = ratio.item()
+        if error <= 1:
+            t, y, first, accepted = end, new, stages[-1], accepted + 1
+            h *= min(grow, max(0.2, 0.9 * error ** (-1 / tableau.order))) if error else grow
+            grow = 10.0
+        else:  # NaN or infinity too: f may have overflowed
+            rejected, grow = rejected + 1, 1.0
+            h *= max(0.2, 0.9 * error ** (-1 / tableau.order)) if math.isfinite(error) else 0.2
+        del new, stages  # and with them the graph of a rejected step
+    return y, accepted, rejected
+
+
+def _step(f: _Counted, tableau: Tableau, t: float, end: float, y: Parts, first: Parts) -> tuple[Parts, list[Parts]]:
+    """One step from ``t`` to ``end``: the new state and the stages."""
+    h = end - t
+    stages = [first]
+    for node, row in zip(tableau.nodes, tableau.rows, strict=True):
+        stages.append(f(end if node == 1 else t + node * h, _sum(y, stages, [h * a for a in row])))
+    return _sum(y, stages, [h * b for b in tableau.weights]), stages
+
+
+def _first_step(f: _Counted, tableau: Tableau, y: Parts, first: Parts, plan: _Plan) -> float:
+    """A first step size with its sign: so small that an Euler step changes little, and changes f little.
+
+    (Hairer, Nørsett and Wanner, Solving Ordinary Differential Equations I, section II.4.)
+    """
+    span = plan.t1 - plan.t0
+    with torch.no_grad():
+        scale = [x.abs().mul_(plan.rtol).add_(plan.atol) for x in y]
+        sizes = [_rms([x / s for x, s in zip(parts, scale, strict=True)]) for parts in (y, first)]
+        size, slope = torch.stack(sizes).tolist()
+        if not math.isfinite(size + slope):
+            raise _not_finite(y, first, plan)
+        h = 1e-6 if min(size, slope) < 1e-5 else 0.01 * size / slope
+        h = math.copysign(min(h, abs(span)), span)
+        second = f(plan.t0 + h, _sum(y, [first], [h]))
+        change = [b.sub(a).div_(s) for a, b, s in zip(first, second, scale, strict=True)]
+        bend = _rms(change).item() / abs(h)
+    if not math.isfinite(bend):
+        return h
+    steepest = max(slope, bend)
+    long = max(1e-6, abs(h) * 1e-3) if steepest <= 1e-15 else (0.01 / steepest) ** (1 / tableau.order)
+    return math.copysign(min(100 * abs(h), long, abs(span)), span)
+
+
+def _not_finite(y: Parts, first: Parts, plan: _Plan) -> WiringError:
+    if not math.isfinite(_peak(y).item()):
+        return WiringError(f"{plan.where}: the state that it starts from, at t = {plan.t0:g}, is not finite.")
+    what = "too large to take a step" if math.isfinite(_peak(first).item()) else "not finite"
+    return WiringError(
+        f"{plan.where}: the first dy/dt, at t = {plan.t0:g}, is {what}, although the state is finite. "
+        "Try a norm in the node function or smaller weights."
+    )
+
+
+# ---- sums and norms -------------------------------------------------------------------------------------------------
+
+
+def combine(y: Tensor | None, ks: Sequence[Tensor], coefficients: Sequence[float]) -> Tensor:
+    """``y + sum_j coefficients[j] * ks[j]`` in y's dtype, or the sum alone if y is None.
+
+    Coefficients of 0 are skipped; at least one is another where y is None. No k may be of a wider dtype than y.
+
+    >>> combine(torch.ones(2), [torch.ones(2), torch.tensor([1.0, 2.0])], [0.5, -1.0])
+    tensor([ 0.5000, -0.5000])
+    """
+    used = [(k, c) for k, c in zip(ks, coefficients, strict=True) if c]
+    if y is not None and not used:
+        return y
+    kernels = None if torch.compiler.is_compiling() or not ks[0].is_cuda else _kernels()
+    if kernels is not None:
+        return kernels.combine(y, [k for k, _ in used], [c for _, c in used])
+    (k, c), *rest = used
+    if y is None:
+        total = k.to(functools.reduce(torch.promote_types, (k.dtype for k in ks), torch.float32)) * c
+    else:
+        total = torch.add(y, k, alpha=c)
+    for k, c in rest:
+        total.add_(k, alpha=c)  # in place is safe: no backward pass needs what a sum was before
+    return total
+
+
+@functools.cache
+def _kernels() -> Any:
+    """Our own kernel for CUDA, or None where Triton is missing."""
+    try:
+        from wirings.graph import _combine_cuda
+    except ImportError:
+        return None
+    return _combine_cuda
+
+
+def _sum(y: Parts | None, stages: Sequence[Parts], coefficients: Sequence[float]) -> Parts:
+    """`combine` for each part."""
+    start = (None,) * len(stages[0]) if y is None else y
+    return tuple(combine(x, [k[i] for k in stages], coefficients) for i, x in enumerate(start))
+
+
+def _error_ratio(y: Parts, new: Parts, stages: Sequence[Parts], coefficients: Sequence[float], plan: _Plan) -> Tensor:
+    """The error of a step, 1 being as much as the tolerance allows: the largest over the parts."""
+    errors = _sum(None, stages, coefficients)
+    for error, old, x in zip(errors, y, new, strict=True):
+        scale = old.abs()
+        torch.maximum(scale, x.abs(), out=scale)
+        error.div_(scale.mul_(plan.rtol).add_(plan.atol))
+    return _rms(errors)
+
+
+def _rms(parts: Sequence[Tensor]) -> Tensor:
+    """The largest root mean square of the parts, on the device."""
+    sizes = [
+        torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32)) / math.sqrt(max(x.numel(), 1))
+        for x in parts
+    ]
+    return sizes[0] if len(sizes) == 1 else torch.stack(sizes).amax()
+
+
+def _peak(parts: Parts) -> Tensor:
+    """The largest magnitude, on the device; not finite if any entry is not."""
+    return torch.stack(
+        [torch.linalg.vector_norm(x.detach(), math.inf) if x.numel() else x.new_zeros(()) for x in parts]
+    ).amax()
+
+
+def _unreadable(y: Tensor) -> bool:
+    """Whether values cannot be read back to the host now: in a traced, captured or transformed program."""
+    return torch.compiler.is_compiling() or in_transform(y) or (y.is_cuda and torch.cuda.is_current_stream_capturing())

@@ -1,0 +1,201 @@
+"""Static graphs: every node has one state, computed once from those of its parents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from wirings.budget import Amount
+from wirings.errors import WiringError
+from wirings.graph.base import Graph, Places, make_topology
+from wirings.graph.functions import NodeFunction
+from wirings.graph.nodes import Recipe, build
+from wirings.graph.product import Product, multiply
+from wirings.graph.topology import Blocks, Group, Topology
+from wirings.rules import Rule
+
+
+class StaticGraph(Graph):
+    """A static neural graph (the paper's section 2.1): no cycles, one state a node.
+
+    Called with the states of its input nodes, (batch, inputs, …), it gives those of its output nodes, (batch, outputs,
+    …). What makes the ones of images and predictions of the others, the paper's g and h, are modules before and after
+    it.
+
+    Args:
+        blocks: the number of nodes in each block; the first is the input, the last the output. Any block may feed any
+            later one; the longest path has one edge less than there are blocks. Or a `Blocks`.
+        topology: instead of blocks, a `Dag` or a boolean matrix of the allowed edges, [receives, sends].
+        edges: how many are real, or a float, the density. None: all allowed ones, and no rule.
+        node: the recipe of the nodes' functions (see `wirings.nodes`), or with blocks a list with one for each block.
+        rule: a rule's name or a rule; dnw if ``edges`` are given.
+        inputs: with a matrix, the input nodes: how many (the first ones) or which.
+        outputs: with a Dag or a matrix, the output nodes: how many (the last ones) or which.
+
+    >>> from wirings.nodes import ActivationNode
+    >>> graph = StaticGraph([4, 8, 8, 3], edges=40, node=ActivationNode("relu", bias=True))
+    >>> graph(torch.zeros(2, 4)).shape
+    torch.Size([2, 3])
+    """
+
+    _gather: Tensor | None
+
+    def __init__(
+        self,
+        blocks: Sequence[int] | Blocks | None = None,
+        *,
+        topology: Topology | Tensor | None = None,
+        edges: Amount | None = None,
+        node: Recipe | Sequence[Recipe | None] | None = None,
+        rule: str | Rule | None = None,
+        inputs: Places | None = None,
+        outputs: Places | None = None,
+    ) -> None:
+        super().__init__(make_topology("StaticGraph", blocks, None, topology), inputs, outputs)
+        order, self.groups = self.topology.groups(self.inputs, self._kind)
+        self._given = {
+            "blocks": blocks if isinstance(blocks, Blocks) or blocks is None else list(blocks),
+            "topology": None if topology is None else self.topology,
+            "edges": edges,
+            "node": node,
+            "rule": rule,
+            "inputs": inputs,
+            "outputs": outputs,
+        }
+        self.position = np.argsort(order)
+        levels = [level for group in self.groups for level in group.levels]
+        self.functions = nn.ModuleList()
+        self._function_of = self._build_functions(node, levels)
+        self._kept = self._levels_of_outputs(levels)
+        self.far, self.near = (self._products(which) for which in ("far", "near"))
+        tiles = [tile for group in self.groups for tile in (group.far, group.near) if tile is not None]
+        self._finish(tiles, edges, rule)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._check_input(x, 1, "(batch, inputs, …)")
+        weight = self.weight
+        messages: list[Tensor] = []  # what each group sends, (nodes, batch, …)
+        kept: list[Tensor] = []  # the states of levels with outputs
+        level = 0
+        for i, group in enumerate(self.groups):
+            received = self._from_afar(i, group, weight, messages) if i else x.transpose(0, 1)
+            sent: list[Tensor] = []
+            near = self._product(self.near, i).matrix(weight) if group.near is not None else None
+            for start, stop in group.levels:
+                own = received[start - group.start : stop - group.start]
+                if near is not None and sent:
+                    row, sources = start - group.start, self._joined(i, sent)
+                    own = own + multiply(near[row : row + stop - start, :row], sources.flatten(1)).view_as(own)
+                state, message = self._compute(level, own.transpose(0, 1), first=i == 0)
+                if state is not None:
+                    kept.append(state)
+                if message is not None:
+                    sent.append(message.transpose(0, 1))
+                level += 1
+            if sent:
+                messages.append(self._joined(i, sent))
+        return self._outputs(kept)
+
+    def _from_afar(self, i: int, group: Group, weight: Tensor, messages: list[Tensor]) -> Tensor:
+        """What a group receives from all groups before it."""
+        count = group.stop - group.start
+        if group.far is None:
+            return messages[-1].new_zeros(count, *messages[-1].shape[1:])
+        product = self._product(self.far, i)
+        # Tiles take the nodes right before the group: all of them, or those within the blocks' reach.
+        missing = product.shape[1]
+        sources: list[Tensor] = []
+        for message in reversed(messages):
+            if missing == 0:
+                break
+            sources.insert(0, message)
+            missing -= len(message)
+        return product(product.matrix(weight), self._joined(i, sources))
+
+    def _joined(self, i: int, pieces: list[Tensor]) -> Tensor:
+        """What several levels send, as one tensor, for group i."""
+        if len(pieces) == 1:
+            return pieces[0]
+        if any(piece.shape[2:] != pieces[0].shape[2:] for piece in pieces):
+            sizes = " and ".join(sorted({"×".join(map(str, piece.shape[2:])) for piece in pieces}))
+            raise WiringError(
+                f"{self._kind}: {self._name(i)} would add up maps of different sizes, {sizes}. A stride inside the "
+                "graph does not fit edges that pass it by: give only the input block a stride, or use Blocks(…, "
+                "reach=1)."
+            )
+        return torch.cat(pieces)
+
+    def _compute(self, level: int, received: Tensor, first: bool) -> tuple[Tensor | None, Tensor | None]:
+        """A level's states, if they are outputs, and what it sends, if anything does come after it."""
+        function, nodes = self._function_of[level]
+        call: dict[str, Any] = {} if nodes is None else {"nodes": nodes}
+        module: NodeFunction = self.functions[function]  # type: ignore[assignment]
+        keep, last = level in self._kept, level == len(self._function_of) - 1
+        if not first and not keep:
+            return None, None if last else module.between(received, 0.0, 0.0, **call)
+        state = received if first else module.after(received, 0.0, **call)
+        return (state if keep else None), None if last else module.before(state, 0.0, **call)
+
+    def _outputs(self, kept: list[Tensor]) -> Tensor:
+        if any(state.shape[2:] != kept[0].shape[2:] for state in kept):
+            sizes = ", ".join("×".join(map(str, state.shape[2:])) for state in kept)
+            raise WiringError(f"{self._kind}: the output nodes have maps of different sizes: {sizes}.")
+        states = torch.cat(kept, 1) if len(kept) > 1 else kept[0]
+        return states if self._gather is None else states[:, self._gather]
+
+    # ---- made once --------------------------------------------------------------------------------------------------
+
+    def _build_functions(
+        self, node: Recipe | Sequence[Recipe | None] | None, levels: list[tuple[int, int]]
+    ) -> list[tuple[int, slice | None]]:
+        """Make the nodes' functions; for each level, which of them it takes, and which of its nodes."""
+        if isinstance(self.topology, Blocks):
+            recipes = list(node) if isinstance(node, Sequence) else [node] * len(levels)
+            if len(recipes) != len(levels):
+                raise WiringError(
+                    f"{self._kind}: {len(recipes)} recipes came in node= for {len(levels)} blocks; give one for each, "
+                    "or one for all."
+                )
+            for j, (recipe, (start, stop)) in enumerate(zip(recipes, levels, strict=True)):
+                made = build(recipe, stop - start, self._kind, sends=j < len(levels) - 1, receives=j > 0)
+                self.functions.append(made)
+            return [(j, None) for j in range(len(levels))]
+        if isinstance(node, Sequence):
+            raise WiringError(
+                f"{self._kind}: a list of recipes in node= goes with blocks; give one recipe, such as Groups."
+            )
+        first = levels[0][1]
+        self.functions.append(build(node, first, self._kind, receives=False))
+        rest = build(node, self.nodes - first, self._kind)
+        if rest.some_nodes:
+            self.functions.append(rest)
+            return [(0, None), *((1, slice(start - first, stop - first)) for start, stop in levels[1:])]
+        self.functions.extend(build(node, stop - start, self._kind) for start, stop in levels[1:])
+        return [(j, None) for j in range(len(levels))]
+
+    def _levels_of_outputs(self, levels: list[tuple[int, int]]) -> set[int]:
+        """Which levels have output nodes; where these lie in the states of those levels goes into ``_gather``."""
+        wanted = self.position[self.outputs]
+        kept = [j for j, (start, stop) in enumerate(levels) if ((wanted >= start) & (wanted < stop)).any()]
+        at = np.concatenate([np.arange(*levels[j]) for j in kept])
+        gather = None if np.array_equal(at, wanted) else torch.from_numpy(np.searchsorted(at, wanted))
+        self.register_buffer("_gather", gather, persistent=False)
+        return set(kept)
+
+    def _product(self, products: nn.ModuleDict, i: int) -> Product:
+        return products[str(i)]  # type: ignore[return-value]
+
+    def _products(self, which: str) -> nn.ModuleDict:
+        tiles = {str(i): getattr(group, which) for i, group in enumerate(self.groups)}
+        return nn.ModuleDict(
+            {name: Product(tile, dense=which == "near") for name, tile in tiles.items() if tile is not None}
+        )
+
+    def _name(self, i: int) -> str:
+        if isinstance(self.topology, Blocks):
+            return f"block {i}"
+        return f"node {int(np.flatnonzero(self.position == self.groups[i].start)[0])}"
