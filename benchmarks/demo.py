@@ -1,12 +1,15 @@
-"""Run the demo as `wirings demo` does, and keep what came out: the record and the picture that README shows.
+"""Run the demo or an example of graphs on digits, and keep what came out: the record, and the picture that README
+shows.
 
 python -m benchmarks.demo [--out results/demo.json] [--picture docs/images/demo.png]
+python -m benchmarks.demo digits_sequence [--out results/examples/digits_sequence.json]
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import runpy
 import sys
 import time
 from pathlib import Path
@@ -17,25 +20,30 @@ if not __package__:  # run as a file: this folder must not hide Python's own mod
 import torch
 
 from benchmarks.common import machine, save
-from wirings.demo import Settings, compare, draw
+from wirings.demo import Settings, compare, draw, perceptron
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("what", nargs="?", default="demo", choices=["demo", "digits_sequence", "digits_static"])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--picture", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    settings, started = Settings(), time.perf_counter()
-    outcomes = compare(settings, progress=print)
+    settings, make = Settings(), perceptron
+    if options.what != "demo":
+        example = runpy.run_path(str(Path(__file__).parents[1] / "examples" / f"{options.what}.py"))
+        settings, make = example["SETTINGS"], example["network"]
+    started = time.perf_counter()
+    outcomes = compare(settings, progress=print, make=make)
     seconds = time.perf_counter() - started
     if options.picture is not None:
         draw(outcomes, str(options.picture))
     rows = [
-        {"rule": o.rule, "lr": o.lr, "edges": o.edges, "accuracies": o.accuracies, "swapped": o.swapped}
+        {"rule": o.rule, "lr": o.lr, "gain": o.gain, "edges": o.edges, "accuracies": o.accuracies, "swapped": o.swapped}
         for o in outcomes
     ]
-    record = {"benchmark": "demo", "settings": dataclasses.asdict(settings), **machine("cpu"), "seconds": seconds}
+    record = {"benchmark": options.what, "settings": dataclasses.asdict(settings), **machine("cpu"), "seconds": seconds}
     save(options.out, {**record, "outcomes": rows})
 
 

@@ -53,6 +53,7 @@ def tiny_on_gpu(name: str, batch: int, compiled: bool) -> list[dict[str, Any]]:
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
         torch.backends.cudnn.allow_tf32 = precision == "tf32"
         sides: dict[str, Callable[[], object]] = {}
+        alive: list[object] = []  # a CUDA graph does not keep what it was captured on
         row: dict[str, Any] = {"model": name, "precision": precision, "batch": batch}
         for way in ("called", "captured", "compiled and captured"):
             if way != "called" and name == "tiny_continuous":
@@ -62,6 +63,7 @@ def tiny_on_gpu(name: str, batch: int, compiled: bool) -> list[dict[str, Any]]:
             torch.manual_seed(0)
             model = models.get(name, rule="dnw").cuda()
             x, y = torch.randn(batch, 3, 32, 32, device="cuda"), torch.randint(10, (batch,), device="cuda")
+            alive.append((model, x, y))
             start = time.perf_counter()
             used = torch.compile(model) if way.startswith("compiled") else model
             step = training_step(used, x, y, precision, fast=way != "called")

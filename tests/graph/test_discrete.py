@@ -1,5 +1,7 @@
 """Discrete-time graphs: perceptrons, static graphs, Elman networks and LSTMs are special cases."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -15,9 +17,9 @@ def test_a_perceptron_is_a_discrete_graph(dtype: torch.dtype, tolerance: float) 
     """The paper's figure 1: the layers are computed one a step; nothing else has arrived at the output by then."""
     torch.manual_seed(0)
     sizes = [4, 6, 5, 3]
-    layers = [nn.Linear(a, b, bias=False).to(dtype) for a, b in zip(sizes, sizes[1:], strict=False)]
+    layers = [nn.Linear(a, b, bias=False).to(dtype) for a, b in itertools.pairwise(sizes)]
     mlp = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh(), layers[2], nn.Tanh())
-    edges = sum(a * b for a, b in zip(sizes, sizes[1:], strict=False))
+    edges = sum(a * b for a, b in itertools.pairwise(sizes))
     graph = DiscreteGraph(18, inputs=4, outputs=3, steps=3, edges=edges, node=ActivationNode("tanh")).to(dtype)
     graph.set_matrix_(block_matrix(sizes, {(i, i + 1): layer.weight for i, layer in enumerate(layers)}))
     assert int(graph.real().sum()) == edges
@@ -197,7 +199,7 @@ def test_every_topology_computes_the_paper_s_equation(dtype: torch.dtype, tolera
 @both_precisions
 @pytest.mark.parametrize("order", [("before", "after"), ("before",), ("after",)])
 def test_shortcuts_change_nothing(dtype: torch.dtype, tolerance: float, order: tuple[str, ...]) -> None:
-    """From one input to the last states nodes are left out at the first and the last step; step by step they are not."""
+    """From one input to the last states nodes are left out at both ends; step by step they are not."""
     torch.manual_seed(0)
     parts = {
         ("before", "after"): {"before": ["activation", "conv"], "after": ["norm"]},

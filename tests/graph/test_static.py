@@ -1,6 +1,7 @@
 """Static graphs: known networks are special cases, whatever the topology; exactly what is stored is used."""
 
 import copy
+import itertools
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from wirings.nodes import ActivationNode, ConvNode, Groups, NodeFunction, PlainN
 def test_a_perceptron_is_a_static_graph(dtype: torch.dtype, tolerance: float, reach: int | None) -> None:
     torch.manual_seed(0)
     sizes = [5, 7, 6, 3]
-    layers = [nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False)]
+    layers = [nn.Linear(a, b) for a, b in itertools.pairwise(sizes)]
     mlp = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh(), layers[2]).to(dtype)
     hidden, last = ActivationNode("tanh", bias=True), ActivationNode(None, bias=True)
     graph = StaticGraph(Blocks(sizes, reach=reach), node=[None, hidden, hidden, last]).to(dtype)
@@ -49,7 +50,7 @@ def test_a_depthwise_separable_network_is_a_static_graph(dtype: torch.dtype, tol
     depthwise = [
         nn.Conv2d(c, c, 3, stride=2 if i == 0 else 1, padding=1, groups=c, bias=False) for i, c in enumerate(sizes[:-1])
     ]
-    pointwise = [nn.Conv2d(a, b, 1, bias=False) for a, b in zip(sizes, sizes[1:], strict=False)]
+    pointwise = [nn.Conv2d(a, b, 1, bias=False) for a, b in itertools.pairwise(sizes)]
     norms = [nn.BatchNorm2d(c) for c in sizes[1:]]
     for norm in norms:
         nn.init.uniform_(norm.weight, 0.5, 1.5)

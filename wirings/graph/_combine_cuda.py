@@ -72,7 +72,7 @@ def _launch(kernel, first, ks, coefficients) -> None:
     like = [t if t is None else (t.dtype, t.data_ptr() % 16 == 0) for t in tensors]
     launch = _Launcher((first[0].device, kernel.__name__, n, *like))
     with torch.cuda.device_of(first[0]):
-        launch(kernel, triton.cdiv(n, _BLOCK), 4, *tensors, *coefficients, *[0.0] * (_MOST - len(ks)), n, _BLOCK)
+        launch(kernel, -(-n // _BLOCK), 4, *tensors, *coefficients, *[0.0] * (_MOST - len(ks)), n, _BLOCK)
 
 
 @triton.jit

@@ -14,8 +14,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from wirings._select_cuda import _Launcher
+from wirings.edges import in_transform
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _BANDED = _DTYPES[1:]  # of results that a matrix product gives
@@ -55,7 +57,10 @@ def node_map(
     """
     if (gamma is None) != (beta is None):
         raise ValueError("gamma and beta: give both, or neither")
-    return torch.ops.wirings.node_map(x, gamma, beta, kernel, eps, relu, out_dtype or x.dtype)
+    arguments = (x, gamma, beta, kernel, eps, relu, out_dtype or x.dtype)
+    if torch.compiler.is_compiling() or in_transform(x):
+        return torch.ops.wirings.node_map(*arguments)
+    return _NodeMap.apply(*arguments)
 
 
 # ---- the operators --------------------------------------------------------------------------------------------
@@ -76,10 +81,10 @@ def _plan(x: Tensor, dtype: torch.dtype) -> tuple[tuple[int, int], tuple[int, in
     nodes, images, height, width = x.shape
     banded = dtype in _BANDED
     tile = 64 if banded else 16  # the nine neighbours take registers, too
-    tiles = triton.cdiv(images, tile)
-    each = triton.cdiv(tiles, min(triton.cdiv(_PROGRAMS, nodes), tiles))
-    pixels = max(triton.next_power_of_2(height * width), 16)  # a matrix product takes no fewer
-    return (each, triton.cdiv(tiles, each)), (height, width, banded, pixels, tile)
+    tiles = -(-images // tile)
+    each = -(-tiles // min(-(-_PROGRAMS // nodes), tiles))
+    pixels = max(1 << (height * width - 1).bit_length(), 16)  # a matrix product takes no fewer
+    return (each, -(-tiles // each)), (height, width, banded, pixels, tile)
 
 
 def _launcher(*tensors: Tensor | None, rest: tuple[object, ...]) -> _Launcher:
@@ -161,9 +166,9 @@ def _remember(ctx, inputs, output):
     ctx.save_for_backward(*tensors)
 
 
-def _gradients(ctx, grad):
+def _gradients(ctx, grad, backward=torch.ops.wirings.node_map_backward):
     x, gamma, beta, kernel = ctx.saved_tensors
-    dx, parts = torch.ops.wirings.node_map_backward(grad.to(ctx.dtype), x, gamma, beta, kernel, ctx.eps, ctx.relu)
+    dx, parts = backward(grad.to(ctx.dtype), x, gamma, beta, kernel, ctx.eps, ctx.relu)
     dgamma = dbeta = dkernel = None
     nodes = x.shape[0]
     if gamma is not None:
@@ -178,6 +183,20 @@ def _gradients(ctx, grad):
 
 
 torch.library.register_autograd("wirings::node_map", _gradients, setup_context=_remember, lib=_library)
+
+
+class _NodeMap(torch.autograd.Function):
+    """The same without the dispatcher, which would cost the host several times what a launch does."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        _remember(ctx, inputs, None)
+        return _forward(*inputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        return _gradients(ctx, grad, _backward)
 
 
 # ---- the kernels ----------------------------------------------------------------------------------------------

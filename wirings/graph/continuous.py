@@ -113,18 +113,11 @@ class ContinuousGraph(DynamicGraph):
     def forward(self, x: Tensor) -> Tensor:
         self._check_input(x, 1, "(batch, inputs, …)")
         matrices = self.sums.matrices(self.weight)
-
-        def change(time: float, states: Tensor) -> Tensor:
-            """dZ/dt; states are (nodes, batch, …) here, as they lie in memory."""
-            sent = self.function.before(states.transpose(0, 1), time).transpose(0, 1)
-            received = self.sums(matrices, sent).transpose(0, 1)
-            return self._same_maps(self.function.after(received, time), x).transpose(0, 1)
-
-        start = self.initial(x.to(torch.promote_types(x.dtype, torch.float32))).transpose(0, 1)
+        start = self._initial_rows(x.to(torch.promote_types(x.dtype, torch.float32)))
         parameters = [*matrices, *self.function.parameters()]
-        solution = self._solve(start, change, parameters)
+        solution = self._solve(start, lambda time, rows: self._change(rows, time, matrices), parameters)
         self.effort = Effort.of(solution)
-        return self.read(solution.y.transpose(0, 1))
+        return self._read_rows(solution.y)
 
     def _solve(
         self, start: Tensor, change: Function, parameters: Sequence[Tensor] = (), since: float = 0.0

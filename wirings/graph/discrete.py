@@ -15,7 +15,7 @@ from wirings.errors import WiringError, unknown
 from wirings.graph.base import Graph, Places, make_topology
 from wirings.graph.functions import NodeFunction
 from wirings.graph.nodes import Recipe, build
-from wirings.graph.product import Sums, multiply
+from wirings.graph.product import Sums, through
 from wirings.graph.topology import Blocks, Topology, whole
 from wirings.rules import Rule
 
@@ -52,18 +52,27 @@ class DynamicGraph(Graph):
 
     def initial(self, x: Tensor) -> Tensor:
         """The states at time 0, (batch, nodes, …): x at the input nodes, zero elsewhere (eq. init_discrete)."""
-        return self._add_input(x.new_zeros(self.nodes, x.shape[0], *x.shape[2:]).transpose(0, 1), x)
+        return self._initial_rows(x).transpose(0, 1)
 
     def read(self, states: Tensor) -> Tensor:
-        """The states of the output nodes."""
-        return states[:, self._out] if self._out is not None else states[:, self._out_index]
+        """The output nodes' states of all states, (batch, nodes, …)."""
+        return self._read_rows(states.transpose(0, 1))
 
-    def _add_input(self, states: Tensor, x: Tensor) -> Tensor:
-        rows = x.transpose(0, 1)
-        return states.transpose(0, 1).index_add(0, self._in_index, rows.to(states.dtype)).transpose(0, 1)
+    # States are kept as (nodes, batch, …): "rows".
 
-    def _receive(self, matrices: list[Tensor], messages: Tensor) -> Tensor:
-        return self.sums(matrices, messages.transpose(0, 1)).transpose(0, 1)
+    def _initial_rows(self, x: Tensor) -> Tensor:
+        return self._add_input(x.new_zeros(self.nodes, x.shape[0], *x.shape[2:]), x)
+
+    def _add_input(self, rows: Tensor, x: Tensor) -> Tensor:
+        return rows.index_add(0, self._in_index, x.transpose(0, 1).to(rows.dtype))
+
+    def _read_rows(self, rows: Tensor) -> Tensor:
+        return rows[self._out_index if self._out is None else self._out].transpose(0, 1)
+
+    def _change(self, rows: Tensor, time: float, matrices: list[Tensor]) -> Tensor:
+        """Through the nodes and the edges once: f(A Z, time)."""
+        sent = self.function.on_rows("before", rows, time)
+        return self._same_maps(self.function.on_rows("after", self.sums(matrices, sent), time), rows)
 
     def _same_maps(self, now: Tensor, before: Tensor) -> Tensor:
         """``now``, checked to have maps of the size that they had before."""
@@ -149,28 +158,22 @@ class DiscreteGraph(DynamicGraph):
             raise WiringError(
                 f"DiscreteGraph has {steps} steps, but a sequence of {len(inflow)} came; give more steps."
             )
-        if states is None:
-            states = self.initial(torch.zeros_like(inflow[0]))
+        rows = self._initial_rows(torch.zeros_like(inflow[0])) if states is None else states.transpose(0, 1)
         read = []
         for time in range(steps):
             if time < len(inflow):
-                states = self._add_input(states, inflow[time])
-            states = self._step_maybe_again(states, time, matrices)
+                rows = self._add_input(rows, inflow[time])
+            if self.checkpoint and torch.is_grad_enabled():
+                rows = checkpointed(self._change, rows, time, matrices, use_reentrant=False)
+            else:
+                rows = self._change(rows, time, matrices)
             if self.reads == "every":
-                read.append(self.read(states))
-        return torch.stack(read, 1) if self.reads == "every" else self.read(states)
+                read.append(self._read_rows(rows))
+        return torch.stack(read, 1) if self.reads == "every" else self._read_rows(rows)
 
-    def step(self, states: Tensor, time: int, matrices: list[Tensor] | None = None) -> Tensor:
+    def step(self, states: Tensor, time: int) -> Tensor:
         """One step: the states at time ℓ + 1 from those at time ℓ, (batch, nodes, …)."""
-        matrices = self.sums.matrices(self.weight) if matrices is None else matrices
-        received = self._receive(matrices, self.function.before(states, time))
-        return self._same_maps(self.function.after(received, time), states)
-
-    def _step_maybe_again(self, states: Tensor, time: int, matrices: list[Tensor]) -> Tensor:
-        if self.checkpoint and torch.is_grad_enabled():
-            result: Tensor = checkpointed(self.step, states, time, matrices, use_reentrant=False)
-            return result
-        return self.step(states, time, matrices)
+        return self._change(states.transpose(0, 1), time, self.sums.matrices(self.weight)).transpose(0, 1)
 
     def _run_once(self, x: Tensor, matrices: list[Tensor]) -> Tensor:
         """All steps from one input to the last states, without those that nobody asks for.
@@ -179,24 +182,24 @@ class DiscreteGraph(DynamicGraph):
         Between the steps, what a node does after the edges and before the next ones is one piece.
         """
         assert self.steps is not None
-        function = self.function
+        function, rows = self.function, x.transpose(0, 1)
         some = self.sums.one_matrix and function.some_nodes
+        columns = None
         if some and function.quiet and self._in is not None:
-            messages = function.before(x, 0, nodes=self._in)  # type: ignore[call-arg]
+            messages = function.on_rows("before", rows, 0, nodes=self._in)
             columns = matrices[0][:, self._in]
         else:
-            messages, columns = function.before(self.initial(x), 0), None
-        for time in range(self.steps):
-            last = time == self.steps - 1
-            if last and some and self._out is not None:
-                matrix = (matrices[0] if columns is None else columns)[self._out]
-                received = _multiplied(matrix, messages)
-                return self._same_maps(function.after(received, time, nodes=self._out), x)  # type: ignore[call-arg]
-            received = self._receive(matrices, messages) if columns is None else _multiplied(columns, messages)
-            columns = None
-            if not last:
-                messages = function.between(received, time, time + 1)
-        return self.read(self._same_maps(function.after(received, time), x))
+            messages = function.on_rows("before", self._initial_rows(x), 0)
+        for time in range(self.steps - 1):
+            received = self.sums(matrices, messages) if columns is None else through(columns, messages)
+            messages, columns = function.on_rows("between", received, time, time + 1), None
+        last = self.steps - 1
+        if some and self._out is not None:
+            received = through((matrices[0] if columns is None else columns)[self._out], messages)
+            states = function.on_rows("after", received, last, nodes=self._out)
+            return self._same_maps(states, rows).transpose(0, 1)
+        received = self.sums(matrices, messages) if columns is None else through(columns, messages)
+        return self._read_rows(self._same_maps(function.on_rows("after", received, last), rows))
 
     def _alive(self) -> np.ndarray:
         """Nodes on a walk from an input at a time when it comes in to an output at a time when it is read."""
@@ -232,11 +235,6 @@ class DiscreteGraph(DynamicGraph):
             if self.reads == "every" or time == self.steps - 1:
                 best = max(best, int(length[self.outputs].max()))
         return best
-
-
-def _multiplied(matrix: Tensor, messages: Tensor) -> Tensor:
-    rows = messages.transpose(0, 1)
-    return multiply(matrix, rows.reshape(len(rows), -1)).view(-1, *rows.shape[1:]).transpose(0, 1)
 
 
 def _slice(nodes: np.ndarray) -> slice | None:

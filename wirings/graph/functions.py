@@ -48,6 +48,11 @@ class NodeFunction(nn.Module):
         """From what the nodes receive to what they send next, where nobody asks for their states."""
         return self.before(self.after(received, time), next_time)
 
+    def on_rows(self, part: str, rows: Tensor, *times: float, **nodes: slice) -> Tensor:
+        """`before`, `after` or `between` on states as graphs keep them in memory, (nodes, batch, …)."""
+        result: Tensor = getattr(self, part)(rows.transpose(0, 1), *times, **nodes)
+        return result.transpose(0, 1)
+
 
 class After(NodeFunction):
     """Any module, as the part after the edges."""
@@ -126,20 +131,28 @@ class Convolutions(NodeFunction):
     def between(self, received: Tensor, time: float, next_time: float, nodes: slice = ALL) -> Tensor:
         return self._chain(self._after + self._before, received, nodes)
 
-    def _chain(self, parts: tuple[str, ...], x: Tensor, nodes: slice) -> Tensor:
+    def on_rows(self, part: str, rows: Tensor, *times: float, **nodes: slice) -> Tensor:
+        parts = {"before": self._before, "after": self._after, "between": self._after + self._before}[part]
+        kernels = self._kernels(parts, rows)
+        if kernels is None:
+            return super().on_rows(part, rows, *times, **nodes)
+        self._check(parts, rows)
+        return self._in_one(kernels, parts, rows, nodes.get("nodes", ALL))
+
+    def _check(self, parts: tuple[str, ...], x: Tensor) -> None:
         if parts and x.dim() != 2 + self.recipe.dims:
             raise WiringError(
-                f"ConvNode(dims={self.recipe.dims}) takes maps of {self.recipe.dims} dimensions, (batch, nodes, …), "
-                f"but a tensor of shape {tuple(x.shape)} came. Give dims=, or scalars an ActivationNode."
+                f"ConvNode(dims={self.recipe.dims}) takes maps of {self.recipe.dims} dimensions, (batch, nodes, …), but "
+                f"a tensor of shape {tuple(x.shape)} came. Give dims=, or scalars an ActivationNode."
             )
         if "norm" in parts and self.recipe.norm == "instance" and x.shape[2:].numel() == 1:
             raise WiringError(
-                f"ConvNode: an instance norm takes maps of more than one pixel, but a tensor of shape {tuple(x.shape)} "
-                'came. Take norm="batch" or None, or larger maps.'
+                "ConvNode: an instance norm takes maps of more than one pixel, but maps of "
+                f'{"×".join(map(str, x.shape[2:]))} came. Take norm="batch" or None, or larger maps.'
             )
-        kernels = self._kernels(parts, x)
-        if kernels is not None:
-            return self._in_one(kernels, parts, x, nodes)
+
+    def _chain(self, parts: tuple[str, ...], x: Tensor, nodes: slice) -> Tensor:
+        self._check(parts, x)
         for part in parts:
             if part == "norm":
                 x = self._norm(x, nodes)
@@ -155,16 +168,18 @@ class Convolutions(NodeFunction):
         usual = recipe.norm != "batch" and recipe.activation in ("relu", None) and recipe.kernel == 3
         in_order = parts == tuple(p for p in ("norm", "activation", "conv") if p in parts)
         kernels = _node_kernels() if x.is_cuda and parts and usual and in_order and recipe.stride == 1 else None
-        return kernels if kernels is not None and kernels.fits(x.transpose(0, 1)) else None
+        return kernels if kernels is not None and kernels.fits(x) else None
 
     def _in_one(self, kernels: Any, parts: tuple[str, ...], x: Tensor, nodes: slice) -> Tensor:
         norm, conv = "norm" in parts, "conv" in parts
-        gamma, beta = (p[nodes] if p is not None and norm else None for p in (self.norm_weight, self.norm_bias))
-        kernel = self.kernel[nodes, 0] if self.kernel is not None and conv else None
+        gamma, beta, kernel = (
+            p if p is None or nodes == ALL else p[nodes]
+            for p in (*((self.norm_weight, self.norm_bias) if norm else (None, None)), self.kernel if conv else None)
+        )
         relu = "activation" in parts and self.activation is not None
         lower = conv and torch.is_autocast_enabled("cuda")  # as autocast has it: a convolution lowers, a norm does not
         dtype = torch.get_autocast_dtype("cuda") if lower else x.dtype
-        return kernels.node_map(x.transpose(0, 1), gamma, beta, kernel, 1e-5, relu, dtype).transpose(0, 1)
+        return kernels.node_map(x, gamma, beta, kernel, 1e-5, relu, dtype)
 
     def _norm(self, x: Tensor, nodes: slice) -> Tensor:
         assert self.norm_weight is not None

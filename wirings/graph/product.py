@@ -49,18 +49,18 @@ class Product(nn.Module):
 
     def forward(self, matrix: Tensor, messages: Tensor) -> Tensor:
         """What the targets receive, (targets, batch, …), when the sources send ``messages``, (sources, batch, …)."""
-        flat = messages.reshape(messages.shape[0], -1)
-        if self.sparse:
-            sums = _SparseProduct.apply(matrix, flat, self.places, self.turned, self.shape[0])
-        else:
-            sums = multiply(matrix, flat)
+        if not self.sparse:
+            return through(matrix, messages)
+        sums = _SparseProduct.apply(matrix, messages.flatten(1), self.places, self.turned, self.shape[0])
         return sums.view(-1, *messages.shape[1:])
 
 
-def multiply(matrix: Tensor, flat: Tensor) -> Tensor:
-    """A dense product in the precision of autocast, or of what is sent."""
-    autocast = torch.is_autocast_enabled(flat.device.type)
-    return torch.mm(matrix if autocast else matrix.to(flat.dtype), flat)
+def through(matrix: Tensor, messages: Tensor) -> Tensor:
+    """What comes through a dense matrix of edges, (targets, batch, …), in autocast's precision or the messages'."""
+    flat = messages.flatten(1)
+    if not torch.is_autocast_enabled(flat.device.type):
+        matrix = matrix.to(flat.dtype)
+    return torch.mm(matrix, flat).view(-1, *messages.shape[1:])
 
 
 class _SparseProduct(torch.autograd.Function):

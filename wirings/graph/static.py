@@ -14,7 +14,7 @@ from wirings.errors import WiringError
 from wirings.graph.base import Graph, Places, make_topology
 from wirings.graph.functions import NodeFunction
 from wirings.graph.nodes import Recipe, build
-from wirings.graph.product import Product, multiply
+from wirings.graph.product import Product, through
 from wirings.graph.topology import Blocks, Group, Topology
 from wirings.rules import Rule
 
@@ -89,12 +89,12 @@ class StaticGraph(Graph):
                 own = received[start - group.start : stop - group.start]
                 if near is not None and sent:
                     row, sources = start - group.start, self._joined(i, sent)
-                    own = own + multiply(near[row : row + stop - start, :row], sources.flatten(1)).view_as(own)
-                state, message = self._compute(level, own.transpose(0, 1), first=i == 0)
+                    own = own + through(near[row : row + stop - start, :row], sources)
+                state, message = self._compute(level, own, first=i == 0)
                 if state is not None:
                     kept.append(state)
                 if message is not None:
-                    sent.append(message.transpose(0, 1))
+                    sent.append(message)
                 level += 1
             if sent:
                 messages.append(self._joined(i, sent))
@@ -136,16 +136,16 @@ class StaticGraph(Graph):
         module: NodeFunction = self.functions[function]  # type: ignore[assignment]
         keep, last = level in self._kept, level == len(self._function_of) - 1
         if not first and not keep:
-            return None, None if last else module.between(received, 0.0, 0.0, **call)
-        state = received if first else module.after(received, 0.0, **call)
-        return (state if keep else None), None if last else module.before(state, 0.0, **call)
+            return None, None if last else module.on_rows("between", received, 0.0, 0.0, **call)
+        state = received if first else module.on_rows("after", received, 0.0, **call)
+        return (state if keep else None), None if last else module.on_rows("before", state, 0.0, **call)
 
     def _outputs(self, kept: list[Tensor]) -> Tensor:
         if any(state.shape[2:] != kept[0].shape[2:] for state in kept):
             sizes = ", ".join("×".join(map(str, state.shape[2:])) for state in kept)
             raise WiringError(f"{self._kind}: the output nodes have maps of different sizes: {sizes}.")
-        states = torch.cat(kept, 1) if len(kept) > 1 else kept[0]
-        return states if self._gather is None else states[:, self._gather]
+        states = torch.cat(kept) if len(kept) > 1 else kept[0]
+        return (states if self._gather is None else states[self._gather]).transpose(0, 1)
 
     # ---- made once --------------------------------------------------------------------------------------------------
 

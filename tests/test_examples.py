@@ -1,0 +1,50 @@
+"""The examples keep their promise, with the settings that their own search gave in the records."""
+
+import json
+import runpy
+import statistics
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from wirings.demo import compare
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("digits_*.py"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_dnw_is_ahead_by_more_than_two_pooled_standard_deviations(name: str) -> None:
+    record = json.loads((ROOT / "results" / "examples" / f"{name}.json").read_text())
+    chosen = {outcome["rule"]: outcome for outcome in record["outcomes"]}
+    assert record["seconds"] < 150  # both examples together: under 5 minutes
+    example = runpy.run_path(str(ROOT / "examples" / f"{name}.py"))
+    assert all(len(outcome["accuracies"]) == 5 for outcome in chosen.values())
+    once = {"trial_seeds": 1, "seeds": 3}
+    dnw, random = (
+        compare(
+            replace(example["SETTINGS"], learning_rates=(chosen[rule]["lr"],), gains=(chosen[rule]["gain"],), **once),
+            [rule],
+            make=example["network"],
+        )[0]
+        for rule in ("dnw", "random")
+    )
+    assert dnw.edges == random.edges == chosen["dnw"]["edges"]
+    assert min(dnw.swapped) > 0
+    assert random.swapped == [0, 0, 0]
+    assert dnw.ahead_of(random) > 2
+    mean, std = (f([*chosen["dnw"]["accuracies"]]) for f in (statistics.mean, statistics.stdev))
+    other_mean, other_std = (f([*chosen["random"]["accuracies"]]) for f in (statistics.mean, statistics.stdev))
+    assert mean - other_mean > 2 * ((std**2 + other_std**2) / 2) ** 0.5
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_tells_how_it_is_run(name: str) -> None:
+    command = [sys.executable, str(ROOT / "examples" / f"{name}.py"), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--seeds" in done.stdout
