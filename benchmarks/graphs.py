@@ -1,9 +1,9 @@
 """What neural graphs cost: training steps of the tiny classifiers, and how a step grows with the allowed edges.
 
 - ``tiny``: one whole training step (forward, loss, backward, SGD with momentum) of each tiny classifier on synthetic
-  images, batch 512. On a GPU in bfloat16, float32 with TF32 products, and float32; called, captured in a CUDA graph,
-  and compiled and captured (the continuous one chooses its steps on the host, so it is only called). On a CPU against
-  the plain dense computation of the same graph: all edges, nothing chosen.
+  images, batch 512. On a GPU in bfloat16, float16, float32 with TF32 products, and float32; called, captured in a CUDA
+  graph, and compiled and captured (the continuous one chooses its steps on the host, so it is only called). On a CPU
+  against the plain dense computation of the same graph: all edges, nothing chosen.
 - ``scaling``: time and memory of a step for 100 to 10,000 nodes that carry scalars.
 
     python -m benchmarks.graphs [tiny|scaling] [--device cuda] [--batch 512] [--out results/benchmarks/graphs-h200.json]
@@ -29,29 +29,57 @@ from benchmarks.common import captured, compare, machine, save, summary, time_on
 from wirings import ContinuousGraph, DiscreteGraph, Graph, StaticGraph, models
 from wirings.nodes import ActivationNode
 
-PRECISIONS = ("bf16", "tf32", "fp32")
+PRECISIONS = ("bf16", "fp16", "tf32", "fp32")
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def training_step(model: nn.Module, x: Tensor, y: Tensor, precision: str, fast: bool) -> Callable[[], None]:
     """One whole step. Under ``fast`` gradients are kept between steps, so that a CUDA graph can be replayed."""
     optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9, weight_decay=1e-4, fused=x.is_cuda)
+    scaler = torch.amp.GradScaler(x.device.type, enabled=precision == "fp16")
 
     def step() -> None:
         optimizer.zero_grad()
-        lower = precision == "bf16"
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=lower, cache_enabled=not fast):
+        with autocast(x.device.type, precision, cache=not fast):
             loss = nn.functional.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
 
     return step
+
+
+def autocast(device: str, precision: str, cache: bool = True) -> torch.autocast:
+    if device == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    half = HALF.get(precision, torch.bfloat16)
+    return torch.autocast(device, half, enabled=precision in HALF, cache_enabled=cache)
+
+
+def evaluations(batch: int) -> list[dict[str, int]]:
+    """How often a continuous graph is evaluated in each precision at the same weights, while it trains."""
+    torch.manual_seed(0)
+    model = models.get("tiny_continuous", rule="dnw").cuda()
+    x, y = torch.randn(batch, 3, 32, 32, device="cuda"), torch.randint(10, (batch,), device="cuda")
+    step = training_step(model, x, y, "fp16", fast=False)
+    counts: list[dict[str, int]] = []
+    for _ in range(12):
+        counts.append({})
+        for precision in PRECISIONS:
+            with torch.no_grad(), autocast("cuda", precision):
+                model(x)
+            counts[-1][precision] = model.graph.effort.evaluations
+        for _ in range(4):
+            x.normal_()
+            step()
+    return counts
 
 
 def tiny_on_gpu(name: str, batch: int, compiled: bool) -> list[dict[str, Any]]:
     rows = []
     for precision in PRECISIONS:
-        torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-        torch.backends.cudnn.allow_tf32 = precision == "tf32"
+        if precision == "fp16" and name != "tiny_continuous":
+            continue  # the others lose nothing in bfloat16
         sides: dict[str, Callable[[], object]] = {}
         alive: list[object] = []  # a CUDA graph does not keep what it was captured on
         row: dict[str, Any] = {"model": name, "precision": precision, "batch": batch}
@@ -195,6 +223,9 @@ def main() -> None:
     if options.part in (None, "tiny"):
         if options.device == "cuda":
             rows = [row for name in options.models for row in tiny_on_gpu(name, batch, not options.no_compile)]
+            if "tiny_continuous" in options.models:
+                record["evaluations"] = evaluations(batch)
+                print("evaluations at the same weights:", *record["evaluations"], sep="\n  ")
         else:
             rows = [tiny_on_cpu(name, batch) for name in options.models]
         record["tiny"] = rows

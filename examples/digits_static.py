@@ -14,7 +14,7 @@ from wirings import StaticGraph, Wiring
 from wirings.demo import Settings, compare
 from wirings.nodes import ConvNode
 
-SETTINGS = Settings(epochs=15, learning_rates=(0.03, 0.1, 0.3, 1.0), clip=1.0)
+SETTINGS = Settings(epochs=10, learning_rates=(0.1, 0.3, 1.0), clip=1.0)
 
 
 class Centre(nn.Module):

@@ -11,6 +11,7 @@ very likely enclose the least real edge are guessed, one cheap pass gathers the 
 are counted. Where the guess turns out wrong, all edges are. A small weight is left to one program, which bisects.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -64,7 +65,7 @@ def _select(weight: Tensor, k: Tensor, allowed: Tensor | None, out: Tensor) -> T
     result = out.view(torch.uint8 if out.dtype == torch.bool else bits)
     aligned = [x is None or x.data_ptr() % 16 == 0 for x in (weight, allowed, k)]
     launch = _Launcher((weight.device, weight.dtype, out.dtype, allowed is None, n, channels, space, k.dtype, *aligned))
-    with torch.cuda.device_of(weight):
+    with on_device_of(weight):
         if n <= _SMALL:  # n = 0 does no harm
             block, warps = (1024, 4) if n <= 1024 else (4096, 16) if n <= 4096 else (_SMALL, 32)
             launch(_select_small, 1, warps, *edges, k, result, shifts[0] + 8, block)
@@ -111,6 +112,16 @@ class _Launcher:
             if compiled is not None:  # as it is in Triton's interpreter
                 self.kernels[self.turn] = compiled
         self.turn += 1
+
+
+def on_device_of(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Makes a tensor's device the current one; costs nothing where it is, as almost always."""
+    if not tensor.is_cuda or torch.cuda.current_device() == tensor.device.index:
+        return _nothing
+    return torch.cuda.device_of(tensor)
+
+
+_nothing = nullcontext()
 
 
 @triton.jit

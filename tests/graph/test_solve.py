@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from wirings.errors import WiringError
-from wirings.graph.solve import METHODS, Solution, combine, solve, solve_adjoint
+from wirings.graph.adjoint import solve_adjoint
+from wirings.graph.solve import METHODS, Solution, combine, solve
 
 ADAPTIVE = [name for name, tableau in METHODS.items() if tableau.error]
 each_method = pytest.mark.parametrize("method", METHODS)

@@ -10,13 +10,15 @@ The zeros of a banded matrix multiply too: in half precision, where one pixel is
 pixel of that image becomes NaN.
 """
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from wirings._select_cuda import _Launcher
+from wirings._select_cuda import _Launcher, on_device_of
 from wirings.edges import in_transform
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -72,13 +74,14 @@ _library.define(f"node_map({_parts}, ScalarType out_dtype) -> Tensor", tags=_tag
 _library.define(f"node_map_backward(Tensor grad, {_parts}) -> (Tensor, Tensor)", tags=_tags)
 
 
-def _plan(x: Tensor, dtype: torch.dtype) -> tuple[tuple[int, int], tuple[int, int, bool, int, int]]:
-    """How the states ``x`` are shared out among programs, where the result (or its gradient) has this dtype.
+@functools.cache
+def _plan(shape: torch.Size, dtype: torch.dtype) -> tuple[tuple[int, int], tuple[int, int, bool, int, int]]:
+    """How states of a shape are shared out among programs, where the result (or its gradient) has this dtype.
 
     Tiles a program, and programs a node; then what the kernels are compiled for: height, width, whether the convolution
     is a matrix, pixels with padding, images in a tile.
     """
-    nodes, images, height, width = x.shape
+    nodes, images, height, width = shape
     banded = dtype in _BANDED
     tile = 64 if banded else 16  # the nine neighbours take registers, too
     tiles = -(-images // tile)
@@ -90,7 +93,7 @@ def _plan(x: Tensor, dtype: torch.dtype) -> tuple[tuple[int, int], tuple[int, in
 def _launcher(*tensors: Tensor | None, rest: tuple[object, ...]) -> _Launcher:
     """A launcher for kernels on these tensors, the first of which says where; ``rest``: all else they depend on."""
     like = [t if t is None else (t.dtype, t.data_ptr() % 16 == 0) for t in tensors]
-    return _Launcher((tensors[0].device, *like, tuple(tensors[0].shape), *rest))
+    return _Launcher((tensors[0].device, *like, tensors[0].shape, *rest))
 
 
 def _forward(
@@ -107,10 +110,10 @@ def _forward(
     if x.numel() == 0:
         return out
     nodes, images = x.shape[:2]
-    (each, splits), constants = _plan(x, out_dtype)
+    (each, splits), constants = _plan(x.shape, out_dtype)
     tensors = (x, gamma, beta, kernel, out)
     launch = _launcher(*tensors, rest=("forward", eps, relu))
-    with torch.cuda.device_of(x):
+    with on_device_of(x):
         launch(_map, nodes * splits, 4, *tensors, images, each, splits, eps, relu, *constants)
     return out
 
@@ -130,11 +133,11 @@ def _backward(
     if x.numel() == 0:
         return dx, torch.zeros(count, dtype=torch.float32, device=x.device)
     nodes, images = x.shape[:2]
-    (each, splits), constants = _plan(x, grad.dtype)
+    (each, splits), constants = _plan(x.shape, grad.dtype)
     shares = torch.empty((splits, count), dtype=torch.float32, device=x.device)
     tensors = (x, gamma, beta, kernel, grad, dx, shares)
     launch = _launcher(*tensors, rest=("backward", eps, relu))
-    with torch.cuda.device_of(x):
+    with on_device_of(x):
         # Four warps more for a matrix: half as many registers a thread, so that two programs fit a processor.
         warps = 8 if grad.dtype in _BANDED else 4
         launch(_unmap, nodes * splits, warps, *tensors, nodes, images, each, splits, eps, relu, *constants)
@@ -171,14 +174,16 @@ def _gradients(ctx, grad, backward=torch.ops.wirings.node_map_backward):
     dx, parts = backward(grad.to(ctx.dtype), x, gamma, beta, kernel, ctx.eps, ctx.relu)
     dgamma = dbeta = dkernel = None
     nodes = x.shape[0]
+    if gamma is not None and kernel is not None:
+        dgamma, dbeta, dkernel = parts.split((nodes, nodes, 9 * nodes))
+    elif gamma is not None:
+        dgamma, dbeta = parts.split(nodes)
+    elif kernel is not None:
+        dkernel = parts
     if gamma is not None:
-        dgamma, dbeta, parts = (
-            parts[:nodes].to(gamma.dtype),
-            parts[nodes : 2 * nodes].to(beta.dtype),
-            parts[2 * nodes :],
-        )
+        dgamma, dbeta = dgamma.to(gamma.dtype), dbeta.to(beta.dtype)
     if kernel is not None:
-        dkernel = parts.view(kernel.shape).to(kernel.dtype)
+        dkernel = dkernel.view(kernel.shape).to(kernel.dtype)
     return dx, dgamma, dbeta, dkernel, None, None, None
 
 

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from wirings.budget import Amount
 from wirings.errors import unknown
+from wirings.graph.adjoint import solve_adjoint
 from wirings.graph.base import Places, make_topology
 from wirings.graph.discrete import DynamicGraph
 from wirings.graph.nodes import Recipe
-from wirings.graph.solve import METHODS, Function, Solution, solve, solve_adjoint
+from wirings.graph.solve import METHODS, Function, Solution, solve
 from wirings.graph.topology import Blocks, Topology
 from wirings.rules import Rule
 

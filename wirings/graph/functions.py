@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import importlib.util
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from wirings.graph.nodes import ActivationNode, ConvNode
 
 ALL = slice(None)
+_ORDER = ("norm", "activation", "conv")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "tanh": torch.tanh,
@@ -25,6 +26,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 _ZERO_AT_ZERO = ("relu", "tanh", "gelu", "silu")
 _CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_TRITON = importlib.util.find_spec("triton") is not None
 MAP_DIMS = tuple(_CONVOLUTIONS)
 
 
@@ -107,6 +109,12 @@ class Convolutions(NodeFunction):
         parts = {*before, *after}
         self._before = tuple(p for p in before if not (p == "norm" and recipe.norm is None))
         self._after = tuple(p for p in after if not (p == "norm" and recipe.norm is None))
+        self._parts = {"before": self._before, "after": self._after, "between": self._after + self._before}
+        # Whether our own kernels can do these parts at once, where the states are on a GPU and small.
+        usual = (
+            recipe.norm != "batch" and recipe.activation in ("relu", None) and (recipe.kernel, recipe.stride) == (3, 1)
+        )
+        self._at_once = {p: usual and bool(p) and p == tuple(x for x in _ORDER if x in p) for p in self._parts.values()}
         self.some_nodes = recipe.norm != "batch"  # or its running statistics would miss nodes
         self.quiet = "norm" not in self._before and (
             "activation" not in self._before or recipe.activation is None or recipe.activation in _ZERO_AT_ZERO
@@ -132,7 +140,7 @@ class Convolutions(NodeFunction):
         return self._chain(self._after + self._before, received, nodes)
 
     def on_rows(self, part: str, rows: Tensor, *times: float, **nodes: slice) -> Tensor:
-        parts = {"before": self._before, "after": self._after, "between": self._after + self._before}[part]
+        parts = self._parts[part]
         kernels = self._kernels(parts, rows)
         if kernels is None:
             return super().on_rows(part, rows, *times, **nodes)
@@ -142,8 +150,8 @@ class Convolutions(NodeFunction):
     def _check(self, parts: tuple[str, ...], x: Tensor) -> None:
         if parts and x.dim() != 2 + self.recipe.dims:
             raise WiringError(
-                f"ConvNode(dims={self.recipe.dims}) takes maps of {self.recipe.dims} dimensions, (batch, nodes, …), but "
-                f"a tensor of shape {tuple(x.shape)} came. Give dims=, or scalars an ActivationNode."
+                f"ConvNode(dims={self.recipe.dims}) takes maps of {self.recipe.dims} dimensions, (batch, nodes, …), "
+                f"but a tensor of shape {tuple(x.shape)} came. Give dims=, or scalars an ActivationNode."
             )
         if "norm" in parts and self.recipe.norm == "instance" and x.shape[2:].numel() == 1:
             raise WiringError(
@@ -164,21 +172,19 @@ class Convolutions(NodeFunction):
 
     def _kernels(self, parts: tuple[str, ...], x: Tensor) -> Any:
         """Our own kernels, if they can do all of these parts at once; else None."""
-        recipe = self.recipe
-        usual = recipe.norm != "batch" and recipe.activation in ("relu", None) and recipe.kernel == 3
-        in_order = parts == tuple(p for p in ("norm", "activation", "conv") if p in parts)
-        kernels = _node_kernels() if x.is_cuda and parts and usual and in_order and recipe.stride == 1 else None
+        kernels = _node_kernels() if x.is_cuda and self._at_once[parts] else None
         return kernels if kernels is not None and kernels.fits(x) else None
 
     def _in_one(self, kernels: Any, parts: tuple[str, ...], x: Tensor, nodes: slice) -> Tensor:
         norm, conv = "norm" in parts, "conv" in parts
-        gamma, beta, kernel = (
-            p if p is None or nodes == ALL else p[nodes]
-            for p in (*((self.norm_weight, self.norm_bias) if norm else (None, None)), self.kernel if conv else None)
-        )
-        relu = "activation" in parts and self.activation is not None
+        gamma: Tensor | None = self.norm_weight if norm else None
+        beta: Tensor | None = self.norm_bias if norm else None
+        kernel: Tensor | None = self.kernel if conv else None
+        if nodes != ALL:
+            gamma, beta, kernel = (p if p is None else p[nodes] for p in (gamma, beta, kernel))
         lower = conv and torch.is_autocast_enabled("cuda")  # as autocast has it: a convolution lowers, a norm does not
         dtype = torch.get_autocast_dtype("cuda") if lower else x.dtype
+        relu = "activation" in parts and self.activation is not None
         return kernels.node_map(x, gamma, beta, kernel, 1e-5, relu, dtype)
 
     def _norm(self, x: Tensor, nodes: slice) -> Tensor:
@@ -255,13 +261,12 @@ class Timed(NodeFunction):
         return self.rest.after(received + time * _by_node(self.slope, received), time)
 
 
-@functools.cache
 def _node_kernels() -> Any:
     """The kernels for CUDA, or None where Triton is missing."""
-    try:
-        from wirings.graph import _node_cuda
-    except ImportError:
+    if not _TRITON:
         return None
+    from wirings.graph import _node_cuda
+
     return _node_cuda
 
 

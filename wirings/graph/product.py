@@ -15,8 +15,8 @@ from wirings.graph.topology import Tile
 
 DENSE_FROM = 1 / 16
 """Tiles with at least this share of allowed edges are multiplied as dense matrices, the others as sparse ones."""
-CHUNK = 1 << 22
-"""Products that the gradient of a sparse tile's weights holds at a time."""
+CHUNK = {"cpu": 1 << 19, "cuda": 1 << 25}
+"""Products that the gradient of a sparse tile's weights holds at a time: few enough for a CPU's cache."""
 
 
 class Product(nn.Module):
@@ -78,7 +78,7 @@ class _SparseProduct(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             grad_dense = _times(weight[turned], places[:, turned].flip(0), dense.shape[0], grad)
         if ctx.needs_input_grad[0]:
-            parts = places.split(max(1, CHUNK // dense.shape[1]), dim=1)
+            parts = places.split(max(1, CHUNK.get(dense.device.type, 1 << 22) // dense.shape[1]), dim=1)
             wide = torch.promote_types(dense.dtype, torch.float32)
             sums = [(grad[rows].to(wide) * dense[columns].to(wide)).sum(1) for rows, columns in parts]
             grad_weight = torch.cat(sums).to(weight.dtype)

@@ -1,7 +1,7 @@
 """Explicit Runge-Kutta solvers for dy/dt = f(t, y), where y is one tensor of any shape.
 
-`solve` is differentiated by going backwards through its steps; `solve_adjoint` solves a second equation back in time
-instead, and keeps only the final state. Either takes equal steps, or chooses them by an estimate of its error.
+`solve` is differentiated by going backwards through its steps; `wirings.graph.adjoint` solves a second equation back in
+time instead, and keeps only the final state. Either takes equal steps, or chooses them by an estimate of its error.
 
 What a solver costs on a large state is moving memory. So the stages are kept as they come, never stacked, and all sums
 of stages go through one function, `combine`. The host waits for the device twice at the start and once a step.
@@ -10,13 +10,11 @@ of stages go through one function, `combine`. The host waits for the device twic
 import functools
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from wirings.edges import in_transform
 from wirings.errors import WiringError, unknown
@@ -106,111 +104,19 @@ def solve(
     >>> f"{solution.y.item():.5f}"  # 1 / e
     '0.36788'
     """
-    plan = _Plan(t0, t1, method, rtol, atol, steps, max_steps, where)
+    plan = Plan(t0, t1, method, rtol, atol, steps, max_steps, where)
     plan.check(y)
     if t0 == t1:
         return Solution(y, 0, 0, 0)
-    (y,), *counts = _integrate(lambda t, state: (f(t, state[0]),), (y,), plan)
+    (y,), *counts = integrate(lambda t, state: (f(t, state[0]),), (y,), plan)
     return Solution(y, *counts)
-
-
-def solve_adjoint(
-    f: Function,
-    y: Tensor,
-    t0: float,
-    t1: float,
-    parameters: Sequence[Tensor],
-    *,
-    method: str = "dopri5",
-    rtol: float = 1e-3,
-    atol: float = 1e-3,
-    steps: int | None = None,
-    max_steps: int = 1000,
-    where: str = "the solver",
-    report: list[Solution] | None = None,
-) -> Solution:
-    """As `solve`, but the gradient is found by solving the adjoint equation from ``t1`` back to ``t0``.
-
-    Memory does not grow with the number of steps. The gradient is that of the exact solution, up to the tolerance (the
-    state is computed again, backwards), not that of the steps. It cannot be differentiated again.
-
-    ``parameters`` are the tensors, other than y, that f uses and that get a gradient, leaves or not; no others get one.
-    What f computes from them, it must compute in each call. The way back has the same options; its error is the largest
-    root mean square of three: that of the state, of its gradient, and of all the parameters' gradients. Each backward
-    pass appends its own `Solution` to the list ``report``; its y is the state at ``t0`` that it came back to.
-    """
-    plan = _Plan(t0, t1, method, rtol, atol, steps, max_steps, where)
-    plan.check(y)
-    if t0 == t1:
-        return Solution(y, 0, 0, 0)
-    parameters = list({id(p): p for p in parameters}.values())  # a tensor named twice has one gradient
-    counts: list[int] = []
-    y = _Adjoint.apply(f, plan, counts, report, y, *parameters)
-    return Solution(y, *counts)
-
-
-class _Adjoint(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, f: Function, plan: "_Plan", counts: list[int], report: Any, y: Tensor, *parameters: Tensor
-    ) -> Tensor:
-        (y,), *numbers = _integrate(lambda t, state: (f(t, state[0]),), (y,), plan)
-        counts.extend(numbers)
-        ctx.f, ctx.plan, ctx.report = f, plan, report
-        ctx.autocast = _autocast_now(y.device.type)
-        ctx.save_for_backward(y, *parameters)
-        # Casts of weights that autocast made in here have no gradient; some versions would use them again out there.
-        torch.clear_autocast_cache()
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        y, *parameters = ctx.saved_tensors
-        f, plan = ctx.f, ctx.plan
-        needed = ctx.needs_input_grad[5:]
-        wanted = [p for p, need in zip(parameters, needed, strict=True) if need]
-
-        def back(t: float, state: Parts) -> Parts:
-            with torch.enable_grad(), ctx.autocast():
-                here = state[0].detach().requires_grad_()
-                dy = f(t, here)
-            inputs = (here, *wanted)
-            grads: Sequence[Tensor | None] = [None] * len(inputs)
-            if dy.requires_grad and dy.shape == here.shape:  # another shape is reported by the caller
-                grads = torch.autograd.grad(dy, inputs, -state[1].to(dy.dtype), allow_unused=True)
-            filled = [torch.zeros_like(x) if g is None else g for g, x in zip(grads, inputs, strict=True)]
-            return (dy.detach(), filled[0], *_flat(filled[1:], y))
-
-        state = (y, grad.to(y.dtype), *_flat([torch.zeros_like(p) for p in wanted], y))
-        where = f"{plan.where} (the gradient, by the adjoint equation)"
-        back_plan = replace(plan, t0=plan.t1, t1=plan.t0, where=where)
-        (y, grad, *rest), *counts = _integrate(back, state, back_plan)
-        if ctx.report is not None:
-            ctx.report.append(Solution(y, *counts))
-        pieces = iter(rest[0].split([p.numel() for p in wanted]) if rest else ())
-        grads = (next(pieces).view_as(p).to(p) if need else None for p, need in zip(parameters, needed, strict=True))
-        return (None, None, None, None, grad, *grads)
-
-
-def _flat(tensors: Sequence[Tensor], like: Tensor) -> Parts:
-    """All in one vector of ``like``'s dtype and device: no part of the state at all if there are none."""
-    return (torch.cat([x.reshape(-1).to(like) for x in tensors]),) if tensors else ()
-
-
-def _autocast_now(device: str) -> Callable[[], AbstractContextManager[Any]]:
-    """What enters the autocast setting of this moment again."""
-    if not torch.amp.is_autocast_available(device):
-        return nullcontext
-    dtype, enabled = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
-    return functools.partial(torch.autocast, device, dtype, enabled)
 
 
 # ---- steps ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Plan:
+class Plan:
     """The options of a solver."""
 
     t0: float
@@ -273,7 +179,7 @@ class _Counted:
         return tuple(k if torch.promote_types(k.dtype, x.dtype) == x.dtype else k.to(x.dtype) for k, x in pairs)
 
 
-def _integrate(f: Callable[[float, Parts], Parts], y: Parts, plan: _Plan) -> tuple[Parts, int, int, int]:
+def integrate(f: Callable[[float, Parts], Parts], y: Parts, plan: Plan) -> tuple[Parts, int, int, int]:
     """The state at the end; evaluations, accepted and rejected steps."""
     counted = _Counted(f, plan.where)
     if plan.steps is None:
@@ -283,7 +189,7 @@ def _integrate(f: Callable[[float, Parts], Parts], y: Parts, plan: _Plan) -> tup
     return y, counted.calls, accepted, rejected
 
 
-def _equal_steps(f: _Counted, y: Parts, plan: _Plan, steps: int) -> Parts:
+def _equal_steps(f: _Counted, y: Parts, plan: Plan, steps: int) -> Parts:
     tableau, h = METHODS[plan.method], (plan.t1 - plan.t0) / steps
     for i in range(steps):
         t, end = plan.t0 + i * h, plan.t1 if i == steps - 1 else plan.t0 + (i + 1) * h
@@ -293,7 +199,7 @@ def _equal_steps(f: _Counted, y: Parts, plan: _Plan, steps: int) -> Parts:
     return y
 
 
-def _choose_steps(f: _Counted, y: Parts, plan: _Plan) -> tuple[Parts, int, int]:
+def _choose_steps(f: _Counted, y: Parts, plan: Plan) -> tuple[Parts, int, int]:
     tableau, t = METHODS[plan.method], plan.t0
     first = f(t, y)
     h = _first_step(f, tableau, y, first, plan)
@@ -338,7 +244,7 @@ def _step(f: _Counted, tableau: Tableau, t: float, end: float, y: Parts, first: 
     return _sum(y, stages, [h * b for b in tableau.weights]), stages
 
 
-def _first_step(f: _Counted, tableau: Tableau, y: Parts, first: Parts, plan: _Plan) -> float:
+def _first_step(f: _Counted, tableau: Tableau, y: Parts, first: Parts, plan: Plan) -> float:
     """A first step size with its sign: so small that an Euler step changes little, and changes f little.
 
     (Hairer, Nørsett and Wanner, Solving Ordinary Differential Equations I, section II.4.)
@@ -362,7 +268,7 @@ def _first_step(f: _Counted, tableau: Tableau, y: Parts, first: Parts, plan: _Pl
     return math.copysign(min(100 * abs(h), long, abs(span)), span)
 
 
-def _not_finite(y: Parts, first: Parts, plan: _Plan) -> WiringError:
+def _not_finite(y: Parts, first: Parts, plan: Plan) -> WiringError:
     if not math.isfinite(_peak(y).item()):
         return WiringError(f"{plan.where}: the state that it starts from, at t = {plan.t0:g}, is not finite.")
     what = "too large to take a step" if math.isfinite(_peak(first).item()) else "not finite"
@@ -415,7 +321,7 @@ def _sum(y: Parts | None, stages: Sequence[Parts], coefficients: Sequence[float]
     return tuple(combine(x, [k[i] for k in stages], coefficients) for i, x in enumerate(start))
 
 
-def _error_ratio(y: Parts, new: Parts, stages: Sequence[Parts], coefficients: Sequence[float], plan: _Plan) -> Tensor:
+def _error_ratio(y: Parts, new: Parts, stages: Sequence[Parts], coefficients: Sequence[float], plan: Plan) -> Tensor:
     """The error of a step, 1 being as much as the tolerance allows: the largest over the parts."""
     errors = _sum(None, stages, coefficients)
     for error, old, x in zip(errors, y, new, strict=True):

@@ -1,0 +1,105 @@
+"""The gradient of a solution by the adjoint equation, which is solved back in time: see `wirings.graph.solve`."""
+
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from wirings.graph.solve import Function, Parts, Plan, Solution, integrate
+
+
+def solve_adjoint(
+    f: Function,
+    y: Tensor,
+    t0: float,
+    t1: float,
+    parameters: Sequence[Tensor],
+    *,
+    method: str = "dopri5",
+    rtol: float = 1e-3,
+    atol: float = 1e-3,
+    steps: int | None = None,
+    max_steps: int = 1000,
+    where: str = "the solver",
+    report: list[Solution] | None = None,
+) -> Solution:
+    """As `solve`, but the gradient is found by solving the adjoint equation from ``t1`` back to ``t0``.
+
+    Memory does not grow with the number of steps. The gradient is that of the exact solution, up to the tolerance (the
+    state is computed again, backwards), not that of the steps. It cannot be differentiated again.
+
+    ``parameters`` are the tensors, other than y, that f uses and that get a gradient, leaves or not; no others get one.
+    What f computes from them, it must compute in each call. The way back has the same options; its error is the largest
+    root mean square of three: that of the state, of its gradient, and of all the parameters' gradients. Each backward
+    pass appends its own `Solution` to the list ``report``; its y is the state at ``t0`` that it came back to.
+    """
+    plan = Plan(t0, t1, method, rtol, atol, steps, max_steps, where)
+    plan.check(y)
+    if t0 == t1:
+        return Solution(y, 0, 0, 0)
+    parameters = list({id(p): p for p in parameters}.values())  # a tensor named twice has one gradient
+    counts: list[int] = []
+    y = _Adjoint.apply(f, plan, counts, report, y, *parameters)
+    return Solution(y, *counts)
+
+
+class _Adjoint(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, f: Function, plan: Plan, counts: list[int], report: Any, y: Tensor, *parameters: Tensor
+    ) -> Tensor:
+        (y,), *numbers = integrate(lambda t, state: (f(t, state[0]),), (y,), plan)
+        counts.extend(numbers)
+        ctx.f, ctx.plan, ctx.report = f, plan, report
+        ctx.autocast = _autocast_now(y.device.type)
+        ctx.save_for_backward(y, *parameters)
+        # Casts of weights that autocast made in here have no gradient; some versions would use them again out there.
+        torch.clear_autocast_cache()
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        y, *parameters = ctx.saved_tensors
+        f, plan = ctx.f, ctx.plan
+        needed = ctx.needs_input_grad[5:]
+        wanted = [p for p, need in zip(parameters, needed, strict=True) if need]
+
+        def back(t: float, state: Parts) -> Parts:
+            with torch.enable_grad(), ctx.autocast():
+                here = state[0].detach().requires_grad_()
+                dy = f(t, here)
+            inputs = (here, *wanted)
+            grads: Sequence[Tensor | None] = [None] * len(inputs)
+            if dy.requires_grad and dy.shape == here.shape:  # another shape is reported by the caller
+                grads = torch.autograd.grad(dy, inputs, -state[1].to(dy.dtype), allow_unused=True)
+            filled = [torch.zeros_like(x) if g is None else g for g, x in zip(grads, inputs, strict=True)]
+            return (dy.detach(), filled[0], *_flat(filled[1:], y))
+
+        state = (y, grad.to(y.dtype), *_flat([torch.zeros_like(p) for p in wanted], y))
+        where = f"{plan.where} (the gradient, by the adjoint equation)"
+        back_plan = replace(plan, t0=plan.t1, t1=plan.t0, where=where)
+        (y, grad, *rest), *counts = integrate(back, state, back_plan)
+        if ctx.report is not None:
+            ctx.report.append(Solution(y, *counts))
+        pieces = iter(rest[0].split([p.numel() for p in wanted]) if rest else ())
+        grads = (next(pieces).view_as(p).to(p) if need else None for p, need in zip(parameters, needed, strict=True))
+        return (None, None, None, None, grad, *grads)
+
+
+def _flat(tensors: Sequence[Tensor], like: Tensor) -> Parts:
+    """All in one vector of ``like``'s dtype and device: no part of the state at all if there are none."""
+    return (torch.cat([x.reshape(-1).to(like) for x in tensors]),) if tensors else ()
+
+
+def _autocast_now(device: str) -> Callable[[], AbstractContextManager[Any]]:
+    """What enters the autocast setting of this moment again."""
+    if not torch.amp.is_autocast_available(device):
+        return nullcontext
+    dtype, enabled = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
+    return functools.partial(torch.autocast, device, dtype, enabled)
