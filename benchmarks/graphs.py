@@ -160,6 +160,7 @@ def scaling(device: str, batch: int) -> list[dict[str, Any]]:
     for kind in ("blocks", "complete", "band"):
         for nodes in (100, 300, 1000, 3000, 10_000):
             torch.manual_seed(0)
+            before = torch.cuda.memory_allocated() if device == "cuda" else 0
             graph = grown(kind, nodes, device)
             x = torch.randn(batch, len(graph.inputs), device=device)
             optimizer = torch.optim.SGD(graph.parameters(), 0.01)
@@ -171,7 +172,7 @@ def scaling(device: str, batch: int) -> list[dict[str, Any]]:
 
             step()
             row: dict[str, Any] = {"kind": kind, "nodes": nodes, "allowed": graph.allowed, "batch": batch}
-            row["bytes"] = memory_of(step, graph, device)
+            row["bytes"] = memory_of(step, graph, device) - before
             row["times"] = compare({"called": step}, device, seconds=1.0)
             rows.append(row)
             taken = row["times"]["called"]["median_s"]
@@ -181,7 +182,7 @@ def scaling(device: str, batch: int) -> list[dict[str, Any]]:
                 f"({row['bytes'] / graph.allowed:6.1f} bytes an edge)",
                 flush=True,
             )
-            del graph, step
+            del graph, step, optimizer, x
     return rows
 
 

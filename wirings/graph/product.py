@@ -89,9 +89,9 @@ def _times(weight: Tensor, places: Tensor, count: int, dense: Tensor) -> Tensor:
     wide = torch.promote_types(
         dense.dtype, torch.float32
     )  # not every device multiplies sparse matrices in half precision
-    size = (count, dense.shape[0])
-    matrix = torch.sparse_coo_tensor(places, weight.to(wide), size, is_coalesced=True, check_invariants=False)
-    return torch.sparse.mm(matrix, dense.to(wide)).to(dense.dtype)
+    with torch.sparse.check_sparse_tensor_invariants(False):  # they hold: the places come from a mask, in order
+        matrix = torch.sparse_coo_tensor(places, weight.to(wide), (count, dense.shape[0]), is_coalesced=True)
+        return torch.sparse.mm(matrix, dense.to(wide)).to(dense.dtype)
 
 
 class Sums(nn.Module):

@@ -1,0 +1,112 @@
+"""Graphs on a GPU: the same numbers as on a CPU, whole steps captured in a CUDA graph and compiled."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from wirings import Dag, DiscreteGraph, StaticGraph, models
+from wirings.nodes import ActivationNode, ConvNode
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+TINY = {name: {"rtol": 1e-5, "atol": 1e-5} if name == "tiny_continuous" else {} for name in models.names()}
+GRAPHS = {
+    "dag": (lambda: StaticGraph(topology=Dag(80, inputs=4), outputs=5, edges=800, node=ActivationNode("tanh")), (6, 4)),
+    "sparse": (
+        lambda: DiscreteGraph(
+            topology=torch.rand(200, 200, generator=torch.Generator().manual_seed(0)) < 0.03,
+            inputs=9, outputs=50, steps=3, edges=0.5, node=ActivationNode("tanh", bias=True),
+        ),
+        (6, 9),
+    ),
+    "stride": (lambda: StaticGraph([4, 8, 3], edges=40, node=[ConvNode(stride=2), ConvNode(), None]), (2, 4, 8, 8)),
+    "large maps": (lambda: StaticGraph([4, 8, 3], edges=40, node=ConvNode()), (2, 4, 20, 20)),
+}  # fmt: skip
+
+
+def gradients(model: nn.Module, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    y = model(x)
+    y.square().sum().backward()
+    return y.detach().cpu(), [p.grad.cpu() for p in model.parameters()]
+
+
+def compare(model: nn.Module, x: Tensor) -> None:
+    """The CPU's numbers on a GPU, both in float32 without TF32, and gradients with float64 as the judge."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        exact, exact_grads = gradients(copy.deepcopy(model).double(), x.double())
+        y, grads = gradients(copy.deepcopy(model).cuda(), x.cuda())
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+    assert torch.allclose(y.double(), exact, rtol=1e-3, atol=1e-4)
+    for a, b in zip(grads, exact_grads, strict=True):
+        assert (a.double() - b).norm() <= 1e-3 * b.norm() + 1e-5
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_the_tiny_classifiers_as_on_a_cpu(name: str) -> None:
+    torch.manual_seed(0)
+    compare(models.get(name, rule="dnw", **TINY[name]), torch.randn(6, 3, 32, 32))
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_other_graphs_as_on_a_cpu(kind: str) -> None:
+    torch.manual_seed(0)
+    build, shape = GRAPHS[kind]
+    compare(build(), torch.randn(shape))
+
+
+@pytest.mark.parametrize("name", ["tiny_static", "tiny_discrete"])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
+def test_a_whole_step_is_captured(name: str, compiled: bool) -> None:
+    torch.manual_seed(0)
+    model = models.get(name, rule="dnw").cuda()
+    twin = copy.deepcopy(model)
+    x, y = torch.randn(16, 3, 32, 32, device="cuda"), torch.randint(10, (16,), device="cuda")
+
+    def stepper(model: nn.Module) -> object:
+        optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, fused=True)
+        used = torch.compile(model) if compiled else model
+
+        def step() -> None:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(used(x), y).backward()
+            optimizer.step()
+
+        return step
+
+    eager, captured = stepper(twin), stepper(model)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            captured()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured()
+    for _ in range(4):
+        graph.replay()
+    for _ in range(7):
+        eager()
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(a, b, rtol=1e-2, atol=1e-3)
+    assert int(model.graph.real().sum()) == 32_000
+
+
+def test_half_precision_follows_full_precision() -> None:
+    torch.manual_seed(0)
+    for name in models.names():
+        model = models.get(name, rule="dnw").cuda().eval()
+        x = torch.randn(8, 3, 32, 32, device="cuda")
+        with torch.no_grad():
+            full = model(x)
+            for dtype, tolerance in ((torch.bfloat16, 0.1), (torch.float16, 0.02)):
+                with torch.autocast("cuda", dtype):
+                    half = model(x)
+                assert (half.float() - full).abs().max() < tolerance * full.abs().max(), (name, dtype)

@@ -1,0 +1,86 @@
+"""The tiny classifiers of Table 1: their sizes, and every model of the registry trains with every rule."""
+
+import pytest
+import torch
+from torch import nn
+
+import wirings
+from wirings import WiringError, models, rules
+from wirings.graph import StaticGraph
+
+EVERY = [(name, rule) for name in models.names() for rule in rules.names()]
+
+
+@pytest.mark.parametrize("name", [n for n in models.names() if n.startswith("tiny")])
+def test_41k_parameters_counted_as_the_paper_counts(name: str) -> None:
+    model = models.get(name)
+    assert model.paper_parameters() == {
+        "edges": 32_000,
+        "nodes": 7_200,
+        "stem": 1_248,
+        "head": 1_010,
+        "total": 41_458,
+    }
+    assert model.wiring.rule.name == "dnw"
+    graph = model.graph
+    bound = 800**-0.5
+    weight = graph.all_weights()
+    assert bound * 0.999 < weight.abs().max() <= bound
+    norms = sum(p.numel() for n, p in graph.named_parameters() if "norm" in n)
+    assert norms == 1_600
+    assert sum(p.numel() for p in graph.parameters()) == graph.allowed + 7_200 + norms
+    # The stem: 32 maps of 8 × 8; the head reads rows and columns 2 and 3 of the last 100 nodes' maps.
+    x = torch.randn(2, 3, 32, 32)
+    assert model.stem(x).shape == (2, 32, 8, 8)
+    maps = graph(model.stem(x))
+    assert maps.shape == (2, 100, 8, 8)
+    changed = maps.detach().clone()
+    changed[..., 2:4, 2:4] = 0
+    model.graph = nn.Identity()
+    model.stem = nn.Identity()
+    assert torch.equal(model(changed), model.head.bias.expand(2, 10))
+
+
+def test_orders_of_the_reference() -> None:
+    static, discrete = models.get("tiny_static"), models.get("tiny_discrete")
+    assert static.graph.functions[1]._parts["before"] == ("norm", "activation", "conv")
+    assert static.graph.functions[1]._parts["after"] == ()
+    assert discrete.graph.function._parts["before"] == ("activation", "conv")
+    assert discrete.graph.function._parts["after"] == ("norm",)
+    assert static.graph.longest_path() == 5
+    assert not list(static.graph.functions[-1].parameters())  # output nodes have no operation
+
+
+@pytest.mark.parametrize(("name", "rule"), EVERY)
+def test_every_model_trains_with_every_rule(name: str, rule: str) -> None:
+    torch.manual_seed(0)
+    budget = {"edges": None} if rules.get(rule).own_budget else {}
+    model = models.get(name, rule=rule, **budget)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    x, y = torch.randn(2, 3, 32, 32), torch.tensor([1, 7])
+    losses = []
+    for _ in range(3):
+        loss = nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        model.wiring.step(optimizer)
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    wirings.finalize_(model)
+    expected = model.graph.allowed if rule == "dense" else 32_000
+    assert int(model.graph.weight.count_nonzero()) == expected
+
+
+def test_settings_and_mistakes() -> None:
+    model = models.get("tiny_static", edges=1000, classes=3)
+    assert model.paper_parameters()["edges"] == 1000
+    assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 3)
+    assert models.get("tiny_discrete", steps=2).graph.steps == 2
+    assert models.get("tiny_continuous", solver="rk4", steps=2).graph.solver == "rk4"
+    with pytest.raises(WiringError, match=r"unknown model 'tiny_statc'\. Did you mean 'tiny_static'"):
+        models.get("tiny_statc")
+    with pytest.raises(WiringError, match="'tiny_static' does not take these settings"):
+        models.get("tiny_static", stepz=3)
+    with pytest.raises(WiringError, match="32 input nodes"):
+        StaticGraph([32, 100])(models.get("tiny_static").stem(torch.zeros(1, 3, 32, 32))[:, :30])
