@@ -1,4 +1,4 @@
-"""Write the figures of README from the records in `results/`; with --check, only say whether they agree.
+"""Write the figures of README and docs from the records in `results/`; with --check, only say whether they agree.
 
 python -m benchmarks.readme [--check]
 """
@@ -29,6 +29,51 @@ def demo() -> str:
         lines.append(f"| `{o['rule']}` | {o['edges']:,} | {swapped:,.0f} | {mean:.1f} ± {std:.1f} % |")
     seeds, seconds = len(outcomes[0]["accuracies"]), found["seconds"]
     return "\n".join([*lines, "", f"({seeds} seeds each, mean ± standard deviation; {seconds:.0f} s on one CPU core.)"])
+
+
+def examples() -> str:
+    titles = {
+        "digits_sequence": "read row by row: `DiscreteGraph`, 128 nodes",
+        "digits_static": "maps of 8 × 8: `StaticGraph`, 210 nodes",
+    }
+    lines = ["| | edges | `dnw` | `random` |", "|---|---|---|---|"]
+    for name, title in titles.items():
+        dnw, random = record(f"examples/{name}")["outcomes"]
+        shown = [f"{statistics.mean(a):.1f} ± {statistics.stdev(a):.1f} %" for a in (dnw["accuracies"], random["accuracies"])]
+        lines.append(f"| {title} | {dnw['edges']:,} | {shown[0]} | {shown[1]} |")
+    return "\n".join(lines)
+
+
+def graphs() -> str:
+    """The fastest way in half precision, and the same in float32, for each tiny classifier."""
+    lines = ["| | half precision | float32 (TF32) | float32 | memory, half precision |", "|---|---|---|---|---|"]
+    rows = {(row["model"], row["precision"]): row for row in record("benchmarks/graphs-h200")["tiny"]}
+    for model, half in (("tiny_static", "bf16"), ("tiny_discrete", "bf16"), ("tiny_continuous", "fp16")):
+        cells = []
+        for precision in (half, "tf32", "fp32"):
+            row = rows[model, precision]
+            way, taken = min(row["times"].items(), key=lambda item: item[1]["median_s"])
+            more = f", {row['evaluations']} evaluations" if "evaluations" in row else ""
+            cells.append(f"{1e3 * taken['median_s']:.2f} ms ({precision}, {way}{more})")
+        memory = rows[model, half]["peak_bytes"] / 2**30
+        lines.append(f"| {model.removeprefix('tiny_')} | {' | '.join(cells)} | {memory:.2f} GiB |")
+    return "\n".join(lines)
+
+
+def scaling() -> str:
+    """A step of graphs of scalars against the allowed edges: ns and bytes an edge."""
+    cpu, gpu = (record(f"benchmarks/graphs-{where}")["scaling"] for where in ("cpu", "h200"))
+    lines = ["| edges | nodes | allowed | CPU | | H200 | |", "|---|---|---|---|---|---|---|"]
+    titles = {"blocks": "10 blocks, static", "complete": "all, 3 steps", "band": "21 a node, 3 steps"}
+    for a, b in zip(cpu, gpu, strict=True):
+        assert (a["kind"], a["nodes"]) == (b["kind"], b["nodes"])
+        cells = [
+            cell
+            for row in (a, b)
+            for cell in (_time(row["times"]["called"]["median_s"]), f"{row['bytes'] / 2**20:,.1f} MiB")
+        ]
+        lines.append(f"| {titles[a['kind']]} | {a['nodes']:,} | {a['allowed']:,} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def cost() -> str:
@@ -67,20 +112,29 @@ def _time(seconds: float) -> str:
     return f"{1e3 * seconds:.1f} ms" if seconds < 0.1 else f"{1e3 * seconds:.0f} ms"
 
 
-def rendered(text: str) -> str:
-    for name, make in (("demo", demo), ("cost", cost)):
+PAGES = {
+    "README.md": {"demo": demo, "examples": examples, "graphs": graphs, "cost": cost},
+    "docs/graphs.md": {"scaling": scaling},
+}
+
+
+def rendered(page: str) -> str:
+    """A page with its figures as the records have them."""
+    text = (ROOT / page).read_text()
+    for name, make in PAGES[page].items():
         before, found, rest = text.partition(f"<!-- results:{name} -->\n")
-        assert found, f"README has no place for the results of {name}"
+        assert found, f"{page} has no place for the results of {name}"
         text = f"{before}{found}{make()}\n<!-- end -->{rest.partition('<!-- end -->')[2]}"
     return text
 
 
 def main() -> None:
-    readme = ROOT / "README.md"
-    before, after = readme.read_text(), rendered(readme.read_text())
-    if "--check" in sys.argv[1:]:
-        sys.exit("README does not agree with results/: run python -m benchmarks.readme" if before != after else 0)
-    readme.write_text(after)
+    for page in PAGES:
+        after = rendered(page)
+        if "--check" not in sys.argv[1:]:
+            (ROOT / page).write_text(after)
+        elif after != (ROOT / page).read_text():
+            sys.exit(f"{page} does not agree with results/: run python -m benchmarks.readme")
 
 
 if __name__ == "__main__":
