@@ -12,6 +12,8 @@
 from __future__ import annotations
 
 import argparse
+import gc
+import json
 import sys
 import time
 import tracemalloc
@@ -160,6 +162,7 @@ def scaling(device: str, batch: int) -> list[dict[str, Any]]:
     for kind in ("blocks", "complete", "band"):
         for nodes in (100, 300, 1000, 3000, 10_000):
             torch.manual_seed(0)
+            gc.collect()  # a graph and its handle hold each other
             before = torch.cuda.memory_allocated() if device == "cuda" else 0
             graph = grown(kind, nodes, device)
             x = torch.randn(batch, len(graph.inputs), device=device)
@@ -219,19 +222,22 @@ def main() -> None:
     options = parser.parse_args()
     about = machine(options.device)
     print(f"{about['hardware']}, {about['versions']}")
-    record: dict[str, Any] = {"benchmark": "graphs", **about}
+    record: dict[str, Any] = {"benchmark": "graphs"}
+    if options.out is not None and options.out.exists():  # the other part stays
+        record = json.loads(options.out.read_text())
     batch = options.batch or (512 if options.device == "cuda" else 64)
     if options.part in (None, "tiny"):
+        counts: dict[str, Any] = {}
         if options.device == "cuda":
             rows = [row for name in options.models for row in tiny_on_gpu(name, batch, not options.no_compile)]
             if "tiny_continuous" in options.models:
-                record["evaluations"] = evaluations(batch)
-                print("evaluations at the same weights:", *record["evaluations"], sep="\n  ")
+                counts["evaluations"] = evaluations(batch)
+                print("evaluations at the same weights:", *counts["evaluations"], sep="\n  ")
         else:
             rows = [tiny_on_cpu(name, batch) for name in options.models]
-        record["tiny"] = rows
+        record["tiny"] = {**about, "rows": rows, **counts}
     if options.part in (None, "scaling"):
-        record["scaling"] = scaling(options.device, 64)
+        record["scaling"] = {**about, "rows": scaling(options.device, 64)}
     save(options.out, record)
 
 

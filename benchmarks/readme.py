@@ -39,7 +39,9 @@ def examples() -> str:
     lines = ["| | edges | `dnw` | `random` |", "|---|---|---|---|"]
     for name, title in titles.items():
         dnw, random = record(f"examples/{name}")["outcomes"]
-        shown = [f"{statistics.mean(a):.1f} ± {statistics.stdev(a):.1f} %" for a in (dnw["accuracies"], random["accuracies"])]
+        shown = [
+            f"{statistics.mean(a):.1f} ± {statistics.stdev(a):.1f} %" for a in (dnw["accuracies"], random["accuracies"])
+        ]
         lines.append(f"| {title} | {dnw['edges']:,} | {shown[0]} | {shown[1]} |")
     return "\n".join(lines)
 
@@ -47,7 +49,7 @@ def examples() -> str:
 def graphs() -> str:
     """The fastest way in half precision, and the same in float32, for each tiny classifier."""
     lines = ["| | half precision | float32 (TF32) | float32 | memory, half precision |", "|---|---|---|---|---|"]
-    rows = {(row["model"], row["precision"]): row for row in record("benchmarks/graphs-h200")["tiny"]}
+    rows = {(row["model"], row["precision"]): row for row in record("benchmarks/graphs-h200")["tiny"]["rows"]}
     for model, half in (("tiny_static", "bf16"), ("tiny_discrete", "bf16"), ("tiny_continuous", "fp16")):
         cells = []
         for precision in (half, "tf32", "fp32"):
@@ -62,7 +64,7 @@ def graphs() -> str:
 
 def scaling() -> str:
     """A step of graphs of scalars against the allowed edges: ns and bytes an edge."""
-    cpu, gpu = (record(f"benchmarks/graphs-{where}")["scaling"] for where in ("cpu", "h200"))
+    cpu, gpu = (record(f"benchmarks/graphs-{where}")["scaling"]["rows"] for where in ("cpu", "h200"))
     lines = ["| edges | nodes | allowed | CPU | | H200 | |", "|---|---|---|---|---|---|---|"]
     titles = {"blocks": "10 blocks, static", "complete": "all, 3 steps", "band": "21 a node, 3 steps"}
     for a, b in zip(cpu, gpu, strict=True):
