@@ -39,9 +39,8 @@ def examples() -> str:
     lines = ["| | edges | `dnw` | `random` |", "|---|---|---|---|"]
     for name, title in titles.items():
         dnw, random = record(f"examples/{name}")["outcomes"]
-        shown = [
-            f"{statistics.mean(a):.1f} ± {statistics.stdev(a):.1f} %" for a in (dnw["accuracies"], random["accuracies"])
-        ]
+        both = (dnw["accuracies"], random["accuracies"])
+        shown = [f"{statistics.mean(a):.1f} ± {statistics.stdev(a):.1f} %" for a in both]
         lines.append(f"| {title} | {dnw['edges']:,} | {shown[0]} | {shown[1]} |")
     return "\n".join(lines)
 
