@@ -61,6 +61,17 @@ def graphs() -> str:
     return "\n".join(lines)
 
 
+def dense() -> str:
+    """The tiny classifiers on a CPU, wired against all edges and nothing chosen."""
+    rows = record("benchmarks/graphs-cpu")["tiny"]["rows"]
+    head = f"| a training step, batch {rows[0]['batch']} | 32,000 edges by dnw | all edges | |"
+    lines = [head, "|---|---|---|---|"]
+    for row in rows:
+        wired, plain = (f"{1e3 * row['times'][side]['median_s']:.0f} ms" for side in ("wired", "dense"))
+        lines.append(f"| `{row['model']}` | {wired} | {plain} | {100 * (row['ratio'] - 1):+.0f} % |")
+    return "\n".join(lines)
+
+
 def scaling() -> str:
     """A step of graphs of scalars against the allowed edges: ns and bytes an edge."""
     cpu, gpu = (record(f"benchmarks/graphs-{where}")["scaling"]["rows"] for where in ("cpu", "h200"))
@@ -115,7 +126,7 @@ def _time(seconds: float) -> str:
 
 PAGES = {
     "README.md": {"demo": demo, "examples": examples, "graphs": graphs, "cost": cost},
-    "docs/graphs.md": {"scaling": scaling},
+    "docs/graphs.md": {"scaling": scaling, "dense": dense},
 }
 
 

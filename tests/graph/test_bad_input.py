@@ -37,11 +37,75 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         r"StaticGraph: edges = 12 were asked for, but Blocks\(sizes=\[2, 3, 1\]\) allows 1 to 11",
     ),
     "no edge": (lambda: DiscreteGraph(4, inputs=1, outputs=1, steps=1, edges=0), r"DiscreteGraph: edges = 0.*1 to 16"),
-    "a density above 1": (lambda: StaticGraph([2, 3], edges=1.5), r"density must lie in \(0, 1\]"),
+    "a density above 1": (
+        lambda: StaticGraph([2, 3], edges=1.5),
+        r"StaticGraph: edges must lie in \(0, 1\].*is an int",
+    ),
+    "whole numbers": (lambda: StaticGraph([2, 3])(torch.ones(1, 2, dtype=torch.long)), r"floating-point.*int64 came"),
+    "a number of blocks": (lambda: StaticGraph(5), r"Blocks takes a list with the size of each block, not 5"),
+    "a recipe's class": (lambda: StaticGraph([2, 3], node=ConvNode), r"write ConvNode\(…\)"),
+    "a module's class": (lambda: StaticGraph([2, 3], node=nn.Tanh), r"Tanh.* could not"),
+    "fewer nodes": (
+        lambda: DiscreteGraph(4, inputs=2, outputs=2, steps=1, node=lambda n: nn.Linear(n, n - 1))(torch.ones(1, 2)),
+        r"node= made 3 nodes of 4",
+    ),
+    "fewer nodes in a block": (
+        lambda: StaticGraph([2, 4, 2], node=lambda n: nn.Linear(n, n - 1))(torch.ones(1, 2)),
+        r"node= made \d nodes of \d",
+    ),
+    "an empty sequence": (
+        lambda: DiscreteGraph(4, inputs=2, outputs=1, inflow="every")(torch.zeros(5, 0, 2)),
+        r"the sequence has no part at all",
+    ),
+    "states of other nodes": (
+        lambda: DiscreteGraph(4, inputs=2, outputs=1, steps=1)(torch.zeros(2, 2), states=torch.ones(2, 3)),
+        r"takes states of shape \(2, 4, …\), but \(2, 3\) came",
+    ),
+    "states of another batch": (
+        lambda: DiscreteGraph(4, inputs=2, outputs=1, steps=1)(torch.zeros(2, 2), states=torch.ones(3, 4)),
+        r"takes states of shape \(2, 4, …\), but \(3, 4\) came",
+    ),
+    "a step from other states": (
+        lambda: DiscreteGraph(4, inputs=2, outputs=1, steps=1).step(torch.ones(2, 3), 0),
+        r"takes states of shape \(batch, 4, …\)",
+    ),
+    "groups of different maps": (
+        lambda: DiscreteGraph(4, inputs=2, outputs=1, steps=2, node=Groups([2, 2], [ConvNode(), ConvNode(stride=2)]))(
+            torch.zeros(1, 2, 8, 8)
+        ),
+        r"Groups: .*different sizes, 8×8, 4×4.*pad=True",
+    ),
+    "groups without a list": (lambda: Groups(3, [None]), r"Groups: counts is a list, not 3"),
+    "a group of no nodes": (lambda: Groups([0, 4], [None, None]), r"Groups: a count must be a whole number"),
+    "no steps for functions": (lambda: PerStep(ActivationNode(), 0), r"PerStep: steps must be a whole number"),
+    "parts that are no list": (lambda: ConvNode(before=None), r"lists of parts"),
+    "activations": (lambda: ActivationNode(["relu"]), r"unknown activation"),
+    "a list for a solver": (lambda: ContinuousGraph(4, inputs=1, outputs=1, solver=["rk4"]), r"unknown solver"),
+    "no tolerance": (lambda: ContinuousGraph(4, inputs=1, outputs=1, rtol=None), r"rtol must be above 0"),
+    "a word for a time": (lambda: ContinuousGraph(4, inputs=1, outputs=1, until="1"), r"times must be finite"),
+    "one value for a batch norm": (
+        lambda: StaticGraph([2, 3], node=ConvNode("batch"))(torch.zeros(1, 2, 1, 1)),
+        r"batch norm takes more than one value",
+    ),
+    "a batch norm computed twice": (
+        lambda: DiscreteGraph(4, inputs=2, outputs=1, steps=2, node=ConvNode("batch"), checkpoint=True),
+        r"checkpoint=True computes a step twice",
+    ),
+    "a batch norm in the adjoint": (
+        lambda: ContinuousGraph(4, inputs=2, outputs=1, node=ConvNode("batch"), adjoint=True),
+        r"adjoint=True computes a step twice",
+    ),
+    "kinds that cannot come one by one": (
+        lambda: StaticGraph(
+            topology=Dag(6, inputs=2), outputs=1, node=Groups([2, 4], [None, PerStep(ActivationNode(), 2)])
+        ),
+        r"without blocks nodes are computed one by one",
+    ),
+    "a matrix that is no tensor": (lambda: StaticGraph([2, 3]).set_matrix_([[1.0]]), r"must be a tensor, not list"),
     "a rule without a budget": (lambda: StaticGraph([2, 3], rule="dnw"), r"StaticGraph: rule 'dnw' needs a budget"),
     "a budget for a rule with its own": (
         lambda: StaticGraph([2, 3], rule="dense", edges=3),
-        r"'dense' fixes the number",
+        r"'dense' fixes the number of edges itself; drop edges=3",
     ),
     "an unknown rule": (lambda: StaticGraph([2, 3], rule="dwn", edges=2), r"unknown rule 'dwn'. Did you mean 'dnw'"),
     "an input outside": (
@@ -118,11 +182,11 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "groups without kinds": (lambda: Groups([2], []), r"1 counts came for 0 kinds"),
     "other inputs": (
         lambda: StaticGraph([3, 4, 2])(torch.zeros(5, 4)),
-        r"StaticGraph has 3 input nodes and takes \(batch, inputs, …\), but a tensor of shape \(5, 4\) came",
+        r"StaticGraph has 3 input nodes and takes floating-point \(batch, inputs, …\), but a tensor of shape \(5, 4\)",
     ),
     "no sequence": (
         lambda: DiscreteGraph(4, inputs=2, outputs=1, inflow="every")(torch.zeros(5, 2)),
-        r"takes \(batch, time, inputs, …\), but a tensor of shape \(5, 2\)",
+        r"takes floating-point \(batch, time, inputs, …\), but a tensor of shape \(5, 2\)",
     ),
     "too long a sequence": (
         lambda: DiscreteGraph(4, inputs=2, outputs=1, steps=2, inflow="every")(torch.zeros(5, 3, 2)),

@@ -308,6 +308,13 @@ def test_dead_nodes_are_those_without_a_walk_in_time() -> None:
     assert made(inflow="every").dead_nodes() == [5]
     assert [made(steps=s).longest_path() for s in (2, 3, 4)] == [2, 3, 0]
     assert made(steps=4, inflow="every").longest_path() == 3
+    # What is read is there before the next part comes in: without an edge an input is no output.
+    for steps in (2, None):
+        self_loop = DiscreteGraph(2, inputs=[0], outputs=[0], steps=steps, inflow="every", reads="every", edges=1)
+        self_loop.set_matrix_(torch.tensor([[0.0, 0.0], [0.0, 1.0]]))
+        assert self_loop.dead_nodes() == [0, 1]
+        self_loop.set_matrix_(torch.tensor([[1.0, 0.0], [0.0, 0.0]]))
+        assert self_loop.dead_nodes() == [1]
     loop = DiscreteGraph(2, inputs=1, outputs=1, inflow="every", edges=4)
     assert loop.longest_path() == float("inf")
 
@@ -342,3 +349,21 @@ def test_prints_as_a_constructor_call() -> None:
         again = eval(repr(one), {"DiscreteGraph": DiscreteGraph, "ActivationNode": ActivationNode})
         assert repr(again) == repr(one)
         assert again.allowed == one.allowed
+
+
+@pytest.mark.parametrize("inflow", ["first", "every"])
+@pytest.mark.parametrize("reads", ["last", "every"])
+def test_dead_nodes_are_those_that_make_no_difference(inflow: str, reads: str) -> None:
+    """A node is dead if nothing of the input passes it: cut off, it changes nothing. Plain nodes, positive weights."""
+    for seed in range(12):
+        torch.manual_seed(seed)
+        graph = DiscreteGraph(7, inputs=2, outputs=2, steps=3, edges=8, inflow=inflow, reads=reads).double()
+        graph.set_matrix_(torch.rand(7, 7, dtype=torch.float64) + 0.1)
+        x = torch.rand(1, 3, 2, dtype=torch.float64) + 0.1 if inflow == "every" else torch.rand(1, 2).double() + 0.1
+        y, matrix, dead = graph(x), graph.matrix(), graph.dead_nodes()
+        cut = DiscreteGraph(7, inputs=2, outputs=2, steps=3, inflow=inflow, reads=reads).double()
+        for v in range(7):
+            without = matrix.clone()
+            without[v] = without[:, v] = 0
+            cut.set_matrix_(without)
+            assert torch.equal(cut(x), y) == (v in dead), (seed, v)

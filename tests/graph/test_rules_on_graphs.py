@@ -88,8 +88,9 @@ def test_the_contract(rule: str, kind: str) -> None:
     assert int((replica.weight != 0).sum()) == k
     assert isinstance(replica.weight, torch.nn.Parameter)
     assert len(replica.networkx().edges) == replica.sparse()._nnz() == k
-    assert 0 <= len(replica.dead_nodes()) <= replica.nodes
-    assert replica.longest_path() >= 0
+    assert replica.dead_nodes() == graph.dead_nodes()
+    assert replica.longest_path() == graph.longest_path()
+    assert torch.equal(replica.matrix(), graph.matrix())
 
 
 @every_rule_and_kind

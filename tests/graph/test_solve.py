@@ -361,7 +361,7 @@ def test_adjoint_agrees_with_the_gradient_of_the_steps(options: dict[str, Any]) 
     inputs, parameters = (y, matrix, bias, idle), [idle, matrix, fixed, bias, matrix]
     back: list[Solution] = []
     direct = solve(f, y, 0.0, 1.0, **options)
-    adjoint = solve_adjoint(f, y, 0.0, 1.0, parameters, report=back, **options)
+    adjoint = solve_adjoint(f, y, 0.0, 1.0, parameters, report=back.append, **options)
     torch.testing.assert_close(adjoint.y, direct.y, rtol=0, atol=0)
     assert (adjoint.evaluations, adjoint.accepted) == (direct.evaluations, direct.accepted)
     assert not back

@@ -100,7 +100,7 @@ def test_channel_shuffle_and_split_are_static_graphs(dtype: torch.dtype, toleran
     where = F.channel_shuffle(torch.arange(6.0).view(1, 6, 1, 1), groups).flatten().long()
     graph = StaticGraph([6, 6], edges=6, node=PlainNode()).to(dtype)
     graph.set_matrix_(block_matrix([6, 6], {(0, 1): torch.eye(6, dtype=dtype)[where]}))
-    close(graph(x), F.channel_shuffle(x, groups), tolerance)
+    same(graph, lambda x: F.channel_shuffle(x, groups), x, lambda: [(graph.matrix(), graph.matrix())], tolerance)
     # A split: one half goes on to a convolution, the other half past it to the output.
     conv = nn.Conv2d(3, 3, 3, padding=1, groups=3, bias=False).to(dtype)
     identity = torch.eye(6, dtype=dtype)
@@ -118,11 +118,18 @@ def test_channel_shuffle_and_split_are_static_graphs(dtype: torch.dtype, toleran
     with torch.no_grad():
         split.functions[1].kernel.copy_(conv.weight)
 
-    def plain(x: Tensor) -> Tensor:
-        past, through = x.chunk(2, 1)
-        return torch.cat([past, conv(through)], 1)
+    past = torch.diag(identity.new_tensor([1, 1, 1, 0, 0, 0])).requires_grad_()
 
-    same(split, plain, x, lambda: [(split.functions[1].kernel.grad, conv.weight.grad)], tolerance)
+    def plain(x: Tensor) -> Tensor:
+        other, through = torch.einsum("vu,buhw->bvhw", past, x), conv(x[:, 3:])
+        return other + torch.cat([torch.zeros_like(through), through], 1)
+
+    def pairs() -> list[tuple[Tensor, Tensor]]:
+        grad = split._as_matrix(split.all_weights().grad)
+        # Edges that pass the block by, hallucinated ones too.
+        return [(split.functions[1].kernel.grad, conv.weight.grad), (grad[9:, :6], past.grad)]
+
+    same(split, plain, x, pairs, tolerance)
 
 
 def by_hand(matrix: Tensor, x: Tensor, inputs: int, outputs: int) -> Tensor:
@@ -168,9 +175,14 @@ def test_every_topology_computes_the_paper_s_equation(dtype: torch.dtype, tolera
     graph = StaticGraph(
         topology=shuffled, node=node, inputs=order[:inputs].tolist(), outputs=order[-outputs:].tolist()
     ).to(dtype)
-    matrix = graph.matrix()[order[:, None], order]
-    x = torch.randn(6, inputs, dtype=dtype)
-    close(graph(x), by_hand(matrix, x, inputs, outputs), tolerance)
+    matrix = graph.matrix()[order[:, None], order].requires_grad_()
+    same(
+        graph,
+        lambda x: by_hand(matrix, x, inputs, outputs),
+        torch.randn(6, inputs, dtype=dtype),
+        lambda: [(graph._as_matrix(graph.weight.grad)[order[:, None], order], matrix.grad * allowed)],
+        tolerance,
+    )
 
 
 def test_only_allowed_edges_are_stored_and_ranked() -> None:
@@ -338,3 +350,75 @@ def test_compiles_whole() -> None:
     close(compiled(x), graph(x), 1e-6)
     compiled(x).square().sum().backward()
     assert np.isfinite(graph.all_weights().grad.numpy()).all()
+
+
+@pytest.mark.parametrize("kind", ["static", "complete", "dag"])
+def test_work_and_memory_go_with_the_allowed_edges(kind: str) -> None:
+    """Multiplications an allowed edge and image, forward and backward; and what is kept: the same at every size."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    each = []
+    for nodes in (100, 400):
+        tenth = nodes // 10
+        graph = {
+            "static": lambda: StaticGraph([tenth] * 10),  # noqa: B023
+            "complete": lambda: wirings.DiscreteGraph(nodes, inputs=tenth, outputs=tenth, steps=3),  # noqa: B023
+            "dag": lambda: StaticGraph(topology=Dag(nodes, inputs=tenth), outputs=tenth),  # noqa: B023
+        }[kind]()
+        buffers = sum(b.numel() for b in graph.buffers())
+        assert graph.weight.numel() == graph.allowed
+        assert buffers <= graph.allowed  # the triangles of a Dag; nothing else needs an index
+        with FlopCounterMode(display=False) as counter:
+            graph(torch.randn(8, tenth)).sum().backward()
+        each.append(counter.get_total_flops() / graph.allowed / 8)
+    assert each[1] <= 1.05 * each[0]
+    assert each[1] <= (3 * 6 if kind == "complete" else 6.1 if kind == "static" else 8)
+
+
+def test_sparse_matrices_hold_what_their_edges_need() -> None:
+    nodes = 2000
+    allowed = (torch.arange(nodes)[:, None] - torch.arange(nodes)).abs() == 1
+    allowed[:10] = False
+    graph = StaticGraph(topology=allowed.tril(), inputs=10, outputs=10)
+    assert graph.allowed == nodes - 10
+    held = sum(b.numel() for b in graph.buffers())
+    held += sum(len(t.places[0]) for t in graph.tiles if t.places is not None)
+    assert held < 40 * graph.allowed
+    assert graph.longest_path() == nodes - 10
+
+
+def test_groups_without_blocks() -> None:
+    torch.manual_seed(0)
+    kinds = Groups([2, 3, 5], [None, ActivationNode("tanh"), ActivationNode("relu", bias=True)])
+    graph = StaticGraph(topology=Dag(10, inputs=2), outputs=4, node=kinds)
+    x, matrix = torch.randn(3, 2), graph.matrix()
+    states = [x[:, 0], x[:, 1]]
+    for v in range(2, 10):
+        total = sum(matrix[v, u] * states[u] for u in range(v))
+        states.append(torch.tanh(total) if v < 5 else torch.relu(total))
+    close(graph(x), torch.stack(states[-4:], 1), 1e-6)
+
+
+def test_a_rule_that_scales_is_read_as_it_is_used() -> None:
+    class Twice(wirings.rules.Rule):
+        name = "twice"
+
+        def real(self, weight: Tensor, edges: wirings.rules.Edges) -> Tensor:
+            return edges.choose(weight)
+
+        def forward(self, weight: Tensor, edges: wirings.rules.Edges) -> Tensor:
+            return 2 * edges.keep(weight)
+
+    graph = StaticGraph([3, 2], edges=4, rule=Twice())
+    x = torch.randn(5, 3)
+    close(graph(x), x @ graph.matrix()[3:, :3].t(), 1e-6)
+    assert torch.equal(graph.sparse().to_dense(), graph.matrix())
+
+
+@pytest.mark.parametrize("node", [None, ActivationNode("tanh", bias=True), ConvNode()])
+def test_an_empty_batch(node: object) -> None:
+    maps = (4, 4) if isinstance(node, ConvNode) else ()
+    static = StaticGraph([3, 4, 2], node=node)  # type: ignore[arg-type]
+    discrete = wirings.DiscreteGraph(6, inputs=3, outputs=2, steps=2, node=node)  # type: ignore[arg-type]
+    for graph in (static, discrete):
+        assert graph(torch.zeros(0, 3, *maps)).shape == (0, 2, *maps)

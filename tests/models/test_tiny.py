@@ -54,8 +54,7 @@ def test_orders_of_the_reference() -> None:
 @pytest.mark.parametrize(("name", "rule"), EVERY)
 def test_every_model_trains_with_every_rule(name: str, rule: str) -> None:
     torch.manual_seed(0)
-    budget = {"edges": None} if rules.get(rule).own_budget else {}
-    model = models.get(name, rule=rule, **budget)
+    model = models.get(name, rule=rule)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     x, y = torch.randn(2, 3, 32, 32), torch.tensor([1, 7])
     losses = []

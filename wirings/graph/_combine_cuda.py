@@ -22,7 +22,7 @@ def combine(y: Tensor | None, ks: Sequence[Tensor], coefficients: Sequence[float
     ``coefficients``: as many numbers; new ones do not make the kernel compile anew.
 
     Computed in float32 (float64 where the result is), in the order given. The result is contiguous, in the dtype of
-    ``y``, or of ``ks[0]`` where there is no ``y``.
+    ``y``, or where there is no ``y`` of ``ks[0]``, but at least float32.
     """
     tensors = [*([] if y is None else [y]), *ks]
     if len(ks) != len(coefficients) or len(ks) > _MOST or not tensors:
@@ -35,7 +35,7 @@ def combine(y: Tensor | None, ks: Sequence[Tensor], coefficients: Sequence[float
 
 
 def _plain(y: Tensor | None, ks: Sequence[Tensor], coefficients: Sequence[float]) -> Tensor:
-    dtype = (ks[0] if y is None else y).dtype
+    dtype = torch.promote_types(ks[0].dtype, torch.float32) if y is None else y.dtype
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     terms = [k.to(wide) * c for k, c in zip(ks, coefficients, strict=True)]
     total = terms.pop(0) if y is None else y.to(wide)
@@ -49,7 +49,9 @@ class _Combine(torch.autograd.Function):
     def forward(ctx, coefficients, y, *ks):
         ctx.coefficients, ctx.dtypes = coefficients, [k.dtype for k in ks]
         y, *ks = (t if t is None else t.contiguous() for t in (y, *ks))
-        out = torch.empty_like(ks[0] if y is None else y)
+        # Without y it is an error estimate, which must not be rounded to half precision.
+        wide = torch.promote_types(ks[0].dtype, torch.float32) if y is None else y.dtype
+        out = torch.empty_like(ks[0] if y is None else y, dtype=wide)
         _launch(_sum, (out, y), ks, coefficients)
         return out
 

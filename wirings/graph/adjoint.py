@@ -26,7 +26,7 @@ def solve_adjoint(
     steps: int | None = None,
     max_steps: int = 1000,
     where: str = "the solver",
-    report: list[Solution] | None = None,
+    report: Callable[[Solution], None] | None = None,
 ) -> Solution:
     """As `solve`, but the gradient is found by solving the adjoint equation from ``t1`` back to ``t0``.
 
@@ -36,7 +36,7 @@ def solve_adjoint(
     ``parameters`` are the tensors, other than y, that f uses and that get a gradient, leaves or not; no others get one.
     What f computes from them, it must compute in each call. The way back has the same options; its error is the largest
     root mean square of three: that of the state, of its gradient, and of all the parameters' gradients. Each backward
-    pass appends its own `Solution` to the list ``report``; its y is the state at ``t0`` that it came back to.
+    pass tells ``report`` its own `Solution`, whose y is the state at ``t0`` that it came back to.
     """
     plan = Plan(t0, t1, method, rtol, atol, steps, max_steps, where)
     plan.check(y)
@@ -86,7 +86,7 @@ class _Adjoint(torch.autograd.Function):
         back_plan = replace(plan, t0=plan.t1, t1=plan.t0, where=where)
         (y, grad, *rest), *counts = integrate(back, state, back_plan)
         if ctx.report is not None:
-            ctx.report.append(Solution(y, *counts))
+            ctx.report(Solution(y, *counts))
         pieces = iter(rest[0].split([p.numel() for p in wanted]) if rest else ())
         grads = (next(pieces).view_as(p).to(p) if need else None for p, need in zip(parameters, needed, strict=True))
         return (None, None, None, None, grad, *grads)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from wirings import rules
-from wirings.budget import Amount
+from wirings.budget import Amount, ConstantSchedule, Schedule, check_density
 from wirings.errors import WiringError
 from wirings.graph.topology import Blocks, Complete, Matrix, Tile, Topology, shown
 from wirings.rules import Rule
@@ -30,8 +30,8 @@ class Graph(nn.Module):
     """A neural graph. See `StaticGraph`, `DiscreteGraph` and `ContinuousGraph`.
 
     ``weight`` holds one number for every allowed edge; read it as a matrix with `matrix`, set it with `set_matrix_`.
-    Which of the edges are real is a matter of the rule, as for any wired model: the handle is ``wiring``, and
-    `finalize_` leaves a plain graph with zeros for the rest.
+    Which of the edges are real is a matter of the rule, as for any wired model: ``wiring`` is the handle of the
+    rule that the constructor was given, and `finalize_` leaves a plain graph with zeros for the rest.
     """
 
     wired_weights = ("weight",)  # for `wire_`
@@ -86,6 +86,10 @@ class Graph(nn.Module):
         if edges is None and rule is None:
             return
         rule = rules.get("dnw" if rule is None else rule)
+        if edges is not None and rule.own_budget:
+            raise WiringError(
+                f"{self._kind}: rule {rule.name!r} fixes the number of edges itself; drop edges={edges!r}."
+            )
         if edges is None and not rule.own_budget:
             raise WiringError(
                 f"{self._kind}: rule {rule.name!r} needs a budget: give edges=, a number of edges (up to "
@@ -97,6 +101,8 @@ class Graph(nn.Module):
                 f"{self._kind}: edges = {edges:,} were asked for, but {self.topology!r} allows 1 to {self.allowed:,}; "
                 "a float is a density."
             )
+        if not whole and not isinstance(edges, (Schedule, ConstantSchedule)) and edges is not None:
+            check_density(edges, f"{self._kind}: edges", " A number of edges is an int.")
         budget: Any = {} if edges is None else {"k": int(edges)} if whole else {"density": edges}  # type: ignore[arg-type]
         self.wiring = wire_(self, rule, include=["weight"], **budget)
 
@@ -115,7 +121,7 @@ class Graph(nn.Module):
         receives, sends = np.zeros(self.nodes, bool), np.zeros(self.nodes, bool)
         for tile in self.tiles:
             part = real[tile.start : tile.start + tile.count].cpu().numpy()
-            if tile.mask is None:
+            if tile.places is None:
                 part = part.reshape(len(tile.targets), len(tile.sources))
                 receives[np.asarray(tile.targets)] |= part.any(1)
                 sends[np.asarray(tile.sources)] |= part.any(0)
@@ -143,18 +149,32 @@ class Graph(nn.Module):
 
     def matrix(self) -> Tensor:
         """The weights of the real edges as a matrix A, (nodes, nodes): A[v, u] is the edge from u to v."""
-        return self._as_matrix(torch.where(self.real(), self.all_weights().detach(), 0.0))
+        return self._as_matrix(self._values())
+
+    @torch.no_grad()
+    def _values(self) -> Tensor:
+        """The weights that the forward pass uses in evaluation, zero where no edge is real."""
+        holder = held(self).get("weight")
+        if holder is None:
+            return self.weight.detach()
+        edges, training = holder[0], holder[0].training
+        try:
+            return torch.where(self.real(), edges.eval()(holder.original), 0.0)
+        finally:
+            edges.train(training)
 
     def sparse(self) -> Tensor:
         """The same as a sparse tensor (COO, coalesced)."""
         real = self.real()
         targets, sources = (torch.from_numpy(x).to(real.device)[real] for x in self._edge_list())
-        values = self.all_weights().detach()[real]
+        values = self._values()[real]
         places, size = torch.stack([targets, sources]), (self.nodes, self.nodes)
         return torch.sparse_coo_tensor(places, values, size, check_invariants=True).coalesce()
 
     def set_matrix_(self, matrix: Tensor) -> None:
         """Set the weights of all edges from a matrix, (nodes, nodes), that is zero where no edge is allowed."""
+        if not isinstance(matrix, Tensor):
+            raise WiringError(f"{self._kind}: the matrix must be a tensor, not {type(matrix).__name__}.")
         if matrix.shape != (self.nodes, self.nodes):
             raise WiringError(
                 f"{self._kind}: the matrix of {self.nodes} nodes has shape ({self.nodes}, {self.nodes}), but "
@@ -181,6 +201,7 @@ class Graph(nn.Module):
         inputs, outputs = set(self.inputs.tolist()), set(self.outputs.tolist())
         for v in range(self.nodes):
             role = "input" if v in inputs else "output" if v in outputs else "hidden"
+            role = "input and output" if v in inputs & outputs else role
             graph.add_node(v, role=role, **({} if block is None else {"block": int(block[v])}))
         edges = self.sparse()
         targets, sources = edges.indices().tolist()
@@ -193,8 +214,8 @@ class Graph(nn.Module):
 
     def _alive(self) -> np.ndarray:
         targets, sources = self._real_edges()
-        fed = _reached(self.inputs, sources, targets, self.nodes)
-        return fed & _reached(self.outputs, targets, sources, self.nodes)
+        fed = reached(self.inputs, sources, targets, self.nodes)
+        return fed & reached(self.outputs, targets, sources, self.nodes)
 
     def longest_path(self) -> float:
         """The most edges on a path of real edges from an input to an output: 0 for no path, inf for a cycle."""
@@ -239,11 +260,13 @@ class Graph(nn.Module):
     # ---- what comes in ----------------------------------------------------------------------------------------------
 
     def _check_input(self, x: Tensor, dimension: int, layout: str) -> None:
-        if not isinstance(x, Tensor) or x.dim() <= dimension or x.shape[dimension] != len(self.inputs):
-            came = f"a tensor of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        fits = isinstance(x, Tensor) and x.dim() > dimension and x.shape[dimension] == len(self.inputs)
+        if not fits or not x.is_floating_point():
+            came = f"a tensor of shape {tuple(x.shape)} and {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
             raise WiringError(
-                f"{self._kind} has {len(self.inputs)} input nodes and takes {layout}, but {came} came. Let the "
-                f"module before the graph give {len(self.inputs)} channels, or change the number of inputs."
+                f"{self._kind} has {len(self.inputs)} input nodes and takes floating-point {layout}, but {came} "
+                f"came. Let the module before the graph give {len(self.inputs)} channels, or change the number of "
+                "inputs."
             )
 
     def __repr__(self) -> str:
@@ -268,7 +291,7 @@ def make_topology(
     return topology if isinstance(topology, Topology) else Matrix(topology)  # type: ignore[arg-type]
 
 
-def _reached(start: np.ndarray, sources: np.ndarray, targets: np.ndarray, nodes: int) -> np.ndarray:
+def reached(start: np.ndarray, sources: np.ndarray, targets: np.ndarray, nodes: int) -> np.ndarray:
     """The nodes that are reached from ``start`` along edges, themselves included."""
     seen = np.zeros(nodes, bool)
     seen[start] = True
@@ -280,4 +303,10 @@ def _reached(start: np.ndarray, sources: np.ndarray, targets: np.ndarray, nodes:
 
 
 def _short(value: Any) -> str:
-    return shown(value) if isinstance(value, np.ndarray) else value.__name__ if isinstance(value, type) else repr(value)
+    return (
+        repr(value.tolist())
+        if isinstance(value, np.ndarray)
+        else value.__name__
+        if isinstance(value, type)
+        else repr(value)
+    )

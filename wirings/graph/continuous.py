@@ -33,13 +33,6 @@ class Effort:
         return cls(solution.evaluations, solution.accepted, solution.rejected)
 
 
-class _Efforts(list[Any]):
-    """Keeps what solutions took, and not their states."""
-
-    def append(self, solution: Solution) -> None:
-        super().append(Effort.of(solution))
-
-
 class ContinuousGraph(DynamicGraph):
     """A continuous-time neural graph (the paper's section 2.3): dZ/dt = f(A Z(t), t), from time 0 to ``until``.
 
@@ -94,22 +87,19 @@ class ContinuousGraph(DynamicGraph):
         given = {
             "nodes": nodes, "inputs": inputs, "outputs": outputs, "edges": edges, "node": node, "rule": rule,
             "solver": solver, "rtol": rtol if adaptive else None, "atol": atol if adaptive else None, "steps": steps,
-            "until": None if until == 1.0 else until, "adjoint": adjoint or None, "blocks": blocks,
-            "topology": None if topology is None else made,
+            "until": None if until == 1.0 else until, "max_steps": None if max_steps == 1000 else max_steps,
+            "adjoint": adjoint or None, "blocks": blocks, "topology": None if topology is None else made,
         }  # fmt: skip
-        if solver not in METHODS:
+        if not isinstance(solver, str) or solver not in METHODS:
             raise unknown("solver", str(solver), METHODS)
         super().__init__(made, inputs, outputs, node, edges, rule, given)
+        if adjoint:
+            self._no_batch_norm("adjoint=True computes")
         self.solver, self.rtol, self.atol, self.steps = solver, rtol, atol, steps
         self.until, self.max_steps, self.adjoint = until, max_steps, adjoint
         self.effort: Effort | None = None
-        self._adjoint_efforts = _Efforts()
+        self.adjoint_effort: Effort | None = None
         self._solve(torch.zeros(()), lambda t, y: y, since=until)  # bad settings are told now, not at the first batch
-
-    @property
-    def adjoint_effort(self) -> Effort | None:
-        """What solving the adjoint equation took in the last backward pass."""
-        return self._adjoint_efforts[-1] if self._adjoint_efforts else None
 
     def forward(self, x: Tensor) -> Tensor:
         self._check_input(x, 1, "(batch, inputs, …)")
@@ -133,5 +123,8 @@ class ContinuousGraph(DynamicGraph):
         }
         if not self.adjoint:
             return solve(change, start, since, self.until, **options)
-        self._adjoint_efforts.clear()
-        return solve_adjoint(change, start, since, self.until, parameters, report=self._adjoint_efforts, **options)
+
+        def report(solution: Solution) -> None:
+            self.adjoint_effort = Effort.of(solution)
+
+        return solve_adjoint(change, start, since, self.until, parameters, report=report, **options)

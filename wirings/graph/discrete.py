@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint as checkpointed
 
 from wirings.budget import Amount
 from wirings.errors import WiringError, unknown
-from wirings.graph.base import Graph, Places, make_topology
+from wirings.graph.base import Graph, Places, make_topology, reached
 from wirings.graph.functions import NodeFunction
 from wirings.graph.nodes import Recipe, build
 from wirings.graph.product import Sums, through
@@ -50,13 +50,19 @@ class DynamicGraph(Graph):
             self.register_buffer(name, torch.from_numpy(np.asarray(nodes, np.int64)), persistent=False)
         self._finish(tiles, edges, rule)
 
+    def _no_batch_norm(self, what: str) -> None:
+        if any("running_mean" in name for name, _ in self.function.named_buffers()):
+            raise WiringError(
+                f"{self._kind}: {what} a step twice, and its batch norms would count it twice; take instance norm."
+            )
+
     def initial(self, x: Tensor) -> Tensor:
         """The states at time 0, (batch, nodes, …): x at the input nodes, zero elsewhere (eq. init_discrete)."""
         return self._initial_rows(x).transpose(0, 1)
 
     def read(self, states: Tensor) -> Tensor:
         """The output nodes' states of all states, (batch, nodes, …)."""
-        return self._read_rows(states.transpose(0, 1))
+        return self._read_rows(self._check_states(states))
 
     # States are kept as (nodes, batch, …): "rows".
 
@@ -72,10 +78,21 @@ class DynamicGraph(Graph):
     def _change(self, rows: Tensor, time: float, matrices: list[Tensor]) -> Tensor:
         """Through the nodes and the edges once: f(A Z, time)."""
         sent = self.function.on_rows("before", rows, time)
-        return self._same_maps(self.function.on_rows("after", self.sums(matrices, sent), time), rows)
+        return self._same_maps(self.function.on_rows("after", self.sums(matrices, sent), time), rows, self.nodes)
 
-    def _same_maps(self, now: Tensor, before: Tensor) -> Tensor:
-        """``now``, checked to have maps of the size that they had before."""
+    def _check_states(self, states: Tensor, batch: int | None = None) -> Tensor:
+        wrong = states.dim() < 2 or states.shape[1] != self.nodes or (batch is not None and states.shape[0] != batch)
+        if wrong:
+            batches = "batch" if batch is None else str(batch)
+            raise WiringError(
+                f"{self._kind} takes states of shape ({batches}, {self.nodes}, …), but {tuple(states.shape)} came."
+            )
+        return states.transpose(0, 1)
+
+    def _same_maps(self, now: Tensor, before: Tensor, nodes: int) -> Tensor:
+        """``now``, checked to be states of so many nodes, with maps of the size that they had before."""
+        if len(now) != nodes:
+            raise WiringError(f"{self._kind}: node= made {len(now)} nodes of {nodes}; each keeps its own state.")
         if now.shape[2:] != before.shape[2:]:
             sizes = ["×".join(map(str, x.shape[2:])) or "scalars" for x in (before, now)]
             raise WiringError(
@@ -143,6 +160,8 @@ class DiscreteGraph(DynamicGraph):
             )
         self_steps = None if steps is None else whole("DiscreteGraph", "steps", steps)
         super().__init__(made, inputs, outputs, node, edges, rule, given)
+        if checkpoint:
+            self._no_batch_norm("checkpoint=True computes")
         self.steps, self.inflow, self.reads, self.checkpoint = self_steps, inflow, reads, checkpoint
 
     def forward(self, x: Tensor, states: Tensor | None = None) -> Tensor:
@@ -154,11 +173,13 @@ class DiscreteGraph(DynamicGraph):
             return self._run_once(x, matrices)
         inflow = x.unbind(1) if sequence else (x,)
         steps = len(inflow) if self.steps is None else self.steps
+        if not inflow:
+            raise WiringError("DiscreteGraph: the sequence has no part at all; it needs at least one step of input.")
         if len(inflow) > steps:
             raise WiringError(
                 f"DiscreteGraph has {steps} steps, but a sequence of {len(inflow)} came; give more steps."
             )
-        rows = self._initial_rows(torch.zeros_like(inflow[0])) if states is None else states.transpose(0, 1)
+        rows = self._initial_rows(torch.zeros_like(inflow[0])) if states is None else self._check_states(states, len(x))
         read = []
         for time in range(steps):
             if time < len(inflow):
@@ -173,7 +194,7 @@ class DiscreteGraph(DynamicGraph):
 
     def step(self, states: Tensor, time: int) -> Tensor:
         """One step: the states at time ℓ + 1 from those at time ℓ, (batch, nodes, …)."""
-        return self._change(states.transpose(0, 1), time, self.sums.matrices(self.weight)).transpose(0, 1)
+        return self._change(self._check_states(states), time, self.sums.matrices(self.weight)).transpose(0, 1)
 
     def _run_once(self, x: Tensor, matrices: list[Tensor]) -> Tensor:
         """All steps from one input to the last states, without those that nobody asks for.
@@ -197,26 +218,36 @@ class DiscreteGraph(DynamicGraph):
         if some and self._out is not None:
             received = through((matrices[0] if columns is None else columns)[self._out], messages)
             states = function.on_rows("after", received, last, nodes=self._out)
-            return self._same_maps(states, rows).transpose(0, 1)
+            return self._same_maps(states, rows, len(self.outputs)).transpose(0, 1)
         received = self.sums(matrices, messages) if columns is None else through(columns, messages)
-        return self._read_rows(self._same_maps(function.on_rows("after", received, last), rows))
+        return self._read_rows(self._same_maps(function.on_rows("after", received, last), rows, self.nodes))
 
     def _alive(self) -> np.ndarray:
-        """Nodes on a walk from an input at a time when it comes in to an output at a time when it is read."""
-        if self.steps is None:
-            return super()._alive()
+        """Nodes on a walk, of an edge at least, from an input when it comes in to an output when it is read.
+
+        Outputs are read when what came along the edges has arrived, before the next part of a sequence is added.
+        """
         targets, sources = self._real_edges()
-        fed, read = [np.zeros((self.steps + 1, self.nodes), bool) for _ in range(2)]
-        fed[0, self.inputs] = read[self.steps, self.outputs] = True
-        for time in range(self.steps):
-            fed[time + 1, targets[fed[time, sources]]] = True
-            if self.inflow == "every" and time + 1 < self.steps:
-                fed[time + 1, self.inputs] = True
-        for time in range(self.steps, 0, -1):
-            read[time - 1, sources[read[time, targets]]] = True
-            if self.reads == "every" and time > 1:
-                read[time - 1, self.outputs] = True
-        return np.asarray((fed & read).any(0))
+        if self.steps is None:
+            fed = reached(self.inputs, sources, targets, self.nodes)
+            leads = reached(self.outputs, targets, sources, self.nodes)
+            arrived, onward, outputs = (np.zeros(self.nodes, bool) for _ in range(3))
+            arrived[targets[fed[sources]]] = onward[sources[leads[targets]]] = outputs[self.outputs] = True
+            return (fed & onward) | (arrived & outputs)
+        arrived, fed, onward, counts = (np.zeros((self.steps + 1, self.nodes), bool) for _ in range(4))
+        for time in range(self.steps + 1):
+            fed[time] = arrived[time]
+            if time == 0 or (self.inflow == "every" and time < self.steps):
+                fed[time, self.inputs] = True
+            if time < self.steps:
+                arrived[time + 1, targets[fed[time, sources]]] = True
+        for time in range(self.steps, -1, -1):
+            if time < self.steps:
+                onward[time, sources[counts[time + 1, targets]]] = True
+            counts[time] = onward[time]
+            if time == self.steps or (self.reads == "every" and time > 0):
+                counts[time, self.outputs] = True
+        return np.asarray(((fed & onward) | (arrived & counts)).any(0))
 
     def longest_path(self) -> float:
         """The most edges on a walk of real edges from an input to an output in the graph's steps; 0 for none."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from wirings.graph.nodes import ActivationNode, ConvNode
 
 ALL = slice(None)
-_ORDER = ("norm", "activation", "conv")
+PARTS = ("norm", "activation", "conv")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "tanh": torch.tanh,
@@ -114,7 +114,7 @@ class Convolutions(NodeFunction):
         usual = (
             recipe.norm != "batch" and recipe.activation in ("relu", None) and (recipe.kernel, recipe.stride) == (3, 1)
         )
-        self._at_once = {p: usual and bool(p) and p == tuple(x for x in _ORDER if x in p) for p in self._parts.values()}
+        self._at_once = {p: usual and bool(p) and p == tuple(x for x in PARTS if x in p) for p in self._parts.values()}
         self.some_nodes = recipe.norm != "batch"  # or its running statistics would miss nodes
         self.quiet = "norm" not in self._before and (
             "activation" not in self._before or recipe.activation is None or recipe.activation in _ZERO_AT_ZERO
@@ -158,6 +158,11 @@ class Convolutions(NodeFunction):
                 "ConvNode: an instance norm takes maps of more than one pixel, but maps of "
                 f'{"×".join(map(str, x.shape[2:]))} came. Take norm="batch" or None, or larger maps.'
             )
+        if "norm" in parts and self.recipe.norm == "batch" and self.training and x.shape[0] * x.shape[2:].numel() == 1:
+            raise WiringError(
+                "ConvNode: a batch norm takes more than one value a node in training, but one image of one pixel came. "
+                "Take larger batches or maps."
+            )
 
     def _chain(self, parts: tuple[str, ...], x: Tensor, nodes: slice) -> Tensor:
         self._check(parts, x)
@@ -190,10 +195,15 @@ class Convolutions(NodeFunction):
     def _norm(self, x: Tensor, nodes: slice) -> Tensor:
         assert self.norm_weight is not None
         assert self.norm_bias is not None
+        weight, bias = self.norm_weight[nodes], self.norm_bias[nodes]
+        if torch.promote_types(weight.dtype, x.dtype) != weight.dtype:  # norms take wider parameters, no narrower ones
+            weight, bias = weight.to(x.dtype), bias.to(x.dtype)
+        if x.shape[0] == 0:
+            return x  # PyTorch's norms take no empty batch
         if self.recipe.norm == "batch":
             mean, var = self.running_mean[nodes], self.running_var[nodes]  # type: ignore[index]
-            return F.batch_norm(x, mean, var, self.norm_weight[nodes], self.norm_bias[nodes], self.training)
-        return F.instance_norm(x, weight=self.norm_weight[nodes], bias=self.norm_bias[nodes])
+            return F.batch_norm(x, mean, var, weight, bias, self.training)
+        return F.instance_norm(x, weight=weight, bias=bias)
 
     def _convolve(self, x: Tensor, nodes: slice) -> Tensor:
         assert self.kernel is not None
@@ -213,15 +223,34 @@ class Grouped(NodeFunction):
         super().__init__()
         self.counts, self.functions = list(counts), nn.ModuleList(functions)
         self.quiet = all(f.quiet for f in functions)
+        self.some_nodes = all(f.some_nodes for f in functions)
 
-    def before(self, state: Tensor, time: float) -> Tensor:
-        return torch.cat([f.before(part, time) for f, part in self._parts(state)], 1)
+    def before(self, state: Tensor, time: float, nodes: slice = ALL) -> Tensor:
+        return self._each("before", state, (time,), nodes)
 
-    def after(self, received: Tensor, time: float) -> Tensor:
-        return torch.cat([f.after(part, time) for f, part in self._parts(received)], 1)
+    def after(self, received: Tensor, time: float, nodes: slice = ALL) -> Tensor:
+        return self._each("after", received, (time,), nodes)
 
-    def _parts(self, tensor: Tensor) -> list[tuple[Any, Tensor]]:
-        return list(zip(self.functions, tensor.split(self.counts, 1), strict=True))
+    def between(self, received: Tensor, time: float, next_time: float, nodes: slice = ALL) -> Tensor:
+        return self._each("between", received, (time, next_time), nodes)
+
+    def _each(self, part: str, tensor: Tensor, times: tuple[float, ...], nodes: slice) -> Tensor:
+        first, last, _ = nodes.indices(sum(self.counts))
+        done, start = [], 0
+        for function, count in zip(self.functions, self.counts, strict=True):
+            begin, end = max(first, start), min(last, start + count)
+            if begin < end:
+                own = tensor[:, begin - first : end - first]
+                some = {} if end - begin == count else {"nodes": slice(begin - start, end - start)}
+                done.append(getattr(function, part)(own, *times, **some))
+            start += count
+        if any(x.shape[2:] != done[0].shape[2:] for x in done):
+            sizes = ", ".join("×".join(map(str, x.shape[2:])) or "scalars" for x in done)
+            raise WiringError(
+                f"Groups: its kinds of nodes give maps of different sizes, {sizes}. Strided convolutions beside "
+                "others take pad=True."
+            )
+        return torch.cat(done, 1)
 
 
 class Stepwise(NodeFunction):
@@ -273,7 +302,7 @@ def _node_kernels() -> Any:
 def get_activation(activation: str | Callable[[Tensor], Tensor] | None) -> Callable[[Tensor], Tensor] | None:
     if activation is None or callable(activation):
         return activation
-    if activation not in ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise unknown("activation", str(activation), ACTIVATIONS)
     return ACTIVATIONS[activation]
 

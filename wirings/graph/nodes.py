@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from wirings.errors import WiringError, unknown
 from wirings.graph.functions import (
     MAP_DIMS,
+    PARTS,
     Activations,
     After,
     Convolutions,
@@ -37,8 +38,6 @@ from wirings.graph.functions import (
     get_activation,
 )
 from wirings.graph.topology import whole
-
-PARTS = ("norm", "activation", "conv")
 
 
 class Node(ABC):
@@ -58,7 +57,15 @@ def build(recipe: Recipe | None, nodes: int, where: str, sends: bool = True, rec
         return Plain()
     if isinstance(recipe, Node):
         return recipe.build(nodes, sends, receives)
-    made = recipe(nodes) if callable(recipe) and not isinstance(recipe, nn.Module) else None
+    if isinstance(recipe, type) and issubclass(recipe, Node):
+        raise WiringError(f"{where}: node= is a recipe, not its class: write {recipe.__name__}(…).")
+    try:
+        made = recipe(nodes) if callable(recipe) and not isinstance(recipe, nn.Module) else None
+    except TypeError as error:
+        raise WiringError(
+            f"{where}: node= is called with a number of nodes and must make their module, but {recipe!r} could not: "
+            f"{error}"
+        ) from error
     if not isinstance(made, nn.Module):
         raise WiringError(
             f"{where}: node= is a recipe such as ConvNode(), or is called with a number of nodes to make their "
@@ -151,8 +158,12 @@ class Groups(Node):
     kinds: Sequence[Recipe | None]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "counts", tuple(self.counts))
-        object.__setattr__(self, "kinds", tuple(self.kinds))
+        for name in ("counts", "kinds"):
+            if not isinstance(getattr(self, name), Sequence):
+                raise WiringError(f"Groups: {name} is a list, not {getattr(self, name)!r}.")
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        for count in self.counts:
+            whole("Groups", "a count", count)
         if len(self.counts) != len(self.kinds) or not self.counts:
             raise WiringError(f"Groups: {len(self.counts)} counts came for {len(self.kinds)} kinds of nodes.")
 
@@ -172,6 +183,9 @@ class PerStep(Node):
 
     node: Recipe
     steps: int
+
+    def __post_init__(self) -> None:
+        whole("PerStep", "steps", self.steps)
 
     def build(self, nodes: int, sends: bool = True, receives: bool = True) -> NodeFunction:
         functions = [build(self.node, nodes, "PerStep", sends, receives) for _ in range(self.steps)]
@@ -193,7 +207,7 @@ class TimeNode(Node):
 
 
 def _checked(parts: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(parts, str):
+    if isinstance(parts, str) or not isinstance(parts, Sequence):
         raise WiringError(f"ConvNode: before and after are lists of parts: write [{parts!r}].")
     for part in parts:
         if part not in PARTS:

@@ -29,10 +29,10 @@ class Product(nn.Module):
         super().__init__()
         self.shape = len(tile.targets), len(tile.sources)
         self.entries = slice(tile.start, tile.start + tile.count)
-        self.full = tile.mask is None
+        self.full = tile.places is None
         self.sparse = not (self.full or dense) and tile.count < DENSE_FROM * self.shape[0] * self.shape[1]
-        if tile.mask is not None:
-            rows, columns = (torch.from_numpy(index) for index in tile.mask.nonzero())
+        if tile.places is not None:
+            rows, columns = (torch.from_numpy(index).long() for index in tile.places)
             places = torch.stack([rows, columns]) if self.sparse else rows * self.shape[1] + columns
             self.register_buffer("places", places, persistent=False)
             if self.sparse:  # the same edges in the order of their sources, for the product with the transpose
@@ -52,7 +52,7 @@ class Product(nn.Module):
         if not self.sparse:
             return through(matrix, messages)
         sums = _SparseProduct.apply(matrix, messages.flatten(1), self.places, self.turned, self.shape[0])
-        return sums.view(-1, *messages.shape[1:])
+        return sums.view(self.shape[0], *messages.shape[1:])
 
 
 def through(matrix: Tensor, messages: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def through(matrix: Tensor, messages: Tensor) -> Tensor:
     flat = messages.flatten(1)
     if not torch.is_autocast_enabled(flat.device.type):
         matrix = matrix.to(flat.dtype)
-    return torch.mm(matrix, flat).view(-1, *messages.shape[1:])
+    return torch.mm(matrix, flat).view(matrix.shape[0], *messages.shape[1:])
 
 
 class _SparseProduct(torch.autograd.Function):
@@ -78,7 +78,7 @@ class _SparseProduct(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             grad_dense = _times(weight[turned], places[:, turned].flip(0), dense.shape[0], grad)
         if ctx.needs_input_grad[0]:
-            parts = places.split(max(1, CHUNK.get(dense.device.type, 1 << 22) // dense.shape[1]), dim=1)
+            parts = places.split(max(1, CHUNK.get(dense.device.type, 1 << 22) // max(1, dense.shape[1])), dim=1)
             wide = torch.promote_types(dense.dtype, torch.float32)
             sums = [(grad[rows].to(wide) * dense[columns].to(wide)).sum(1) for rows, columns in parts]
             grad_weight = torch.cat(sums).to(weight.dtype)

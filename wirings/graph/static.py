@@ -13,7 +13,7 @@ from wirings.budget import Amount
 from wirings.errors import WiringError
 from wirings.graph.base import Graph, Places, make_topology
 from wirings.graph.functions import NodeFunction
-from wirings.graph.nodes import Recipe, build
+from wirings.graph.nodes import Groups, Recipe, build
 from wirings.graph.product import Product, through
 from wirings.graph.topology import Blocks, Group, Topology
 from wirings.rules import Rule
@@ -21,6 +21,9 @@ from wirings.rules import Rule
 
 class StaticGraph(Graph):
     """A static neural graph (the paper's section 2.1): no cycles, one state a node.
+
+    Nodes are computed, and their functions' parameters lie, in the order ``order``; with blocks or a `Dag` that is
+    their own.
 
     Called with the states of its input nodes, (batch, inputs, …), it gives those of its output nodes, (batch, outputs,
     …). What makes the ones of images and predictions of the others, the paper's g and h, are modules before and after
@@ -66,7 +69,7 @@ class StaticGraph(Graph):
             "inputs": inputs,
             "outputs": outputs,
         }
-        self.position = np.argsort(order)
+        self.order, self.position = order, np.argsort(order)
         levels = [level for group in self.groups for level in group.levels]
         self.functions = nn.ModuleList()
         self._function_of = self._build_functions(node, levels)
@@ -133,12 +136,20 @@ class StaticGraph(Graph):
         """A level's states, if they are outputs, and what it sends, if anything does come after it."""
         function, nodes = self._function_of[level]
         call: dict[str, Any] = {} if nodes is None else {"nodes": nodes}
-        module: NodeFunction = self.functions[function]  # type: ignore[assignment]
+        module = self._function(function)
         keep, last = level in self._kept, level == len(self._function_of) - 1
-        if not first and not keep:
-            return None, None if last else module.on_rows("between", received, 0.0, 0.0, **call)
-        state = received if first else module.on_rows("after", received, 0.0, **call)
-        return (state if keep else None), None if last else module.on_rows("before", state, 0.0, **call)
+        state = message = None
+        if first or keep:
+            state = received if first else module.on_rows("after", received, 0.0, **call)
+        if not last:
+            if state is None:
+                message = module.on_rows("between", received, 0.0, 0.0, **call)
+            else:
+                message = module.on_rows("before", state, 0.0, **call)
+        for made in (state, message):
+            if made is not None and len(made) != len(received):
+                raise WiringError(f"{self._kind}: node= made {len(made)} nodes of {len(received)}; give as many.")
+        return (state if keep else None), message
 
     def _outputs(self, kept: list[Tensor]) -> Tensor:
         if any(state.shape[2:] != kept[0].shape[2:] for state in kept):
@@ -166,16 +177,29 @@ class StaticGraph(Graph):
             return [(j, None) for j in range(len(levels))]
         if isinstance(node, Sequence):
             raise WiringError(
-                f"{self._kind}: a list of recipes in node= goes with blocks; give one recipe, such as Groups."
+                f"{self._kind}: a list of recipes in node= goes with blocks; give one recipe for all nodes."
             )
         first = levels[0][1]
+        if isinstance(node, Groups):  # its counts are those of all nodes
+            self.functions.append(build(node, self.nodes, self._kind))
+            if not self._function(0).some_nodes:
+                raise WiringError(
+                    f"{self._kind}: without blocks nodes are computed one by one, and Groups takes only kinds that "
+                    "can be (PlainNode, ActivationNode, ConvNode without batch norm). Take blocks, with a recipe for "
+                    "each."
+                )
+            return [(0, slice(start, stop)) for start, stop in levels]
         self.functions.append(build(node, first, self._kind, receives=False))
-        rest = build(node, self.nodes - first, self._kind)
-        if rest.some_nodes:
-            self.functions.append(rest)
+        with torch.random.fork_rng(devices=[]):  # only to see whether one function will do for all
+            one_for_all = build(node, 1, self._kind).some_nodes
+        if one_for_all:
+            self.functions.append(build(node, self.nodes - first, self._kind))
             return [(0, None), *((1, slice(start - first, stop - first)) for start, stop in levels[1:])]
         self.functions.extend(build(node, stop - start, self._kind) for start, stop in levels[1:])
         return [(j, None) for j in range(len(levels))]
+
+    def _function(self, i: int) -> NodeFunction:
+        return self.functions[i]  # type: ignore[return-value]
 
     def _levels_of_outputs(self, levels: list[tuple[int, int]]) -> set[int]:
         """Which levels have output nodes; where these lie in the states of those levels goes into ``_gather``."""

@@ -16,11 +16,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from wirings.errors import WiringError
@@ -38,20 +36,19 @@ class Tile:
     targets: Nodes
     sources: Nodes
     start: int
-    mask: np.ndarray | None = None
-    """(targets, sources), which edges are allowed; None for all."""
+    places: tuple[np.ndarray, np.ndarray] | None = None
+    """The rows and columns of the allowed edges, row by row; None if all are allowed."""
 
-    @cached_property
+    @property
     def count(self) -> int:
-        return len(self.targets) * len(self.sources) if self.mask is None else int(np.count_nonzero(self.mask))
+        return len(self.targets) * len(self.sources) if self.places is None else len(self.places[0])
 
     def edge_list(self) -> tuple[np.ndarray, np.ndarray]:
         """The nodes that receive and the nodes that send, one of each for every weight."""
         targets, sources = np.asarray(self.targets), np.asarray(self.sources)
-        if self.mask is None:
+        if self.places is None:
             return np.repeat(targets, len(sources)), np.tile(sources, len(targets))
-        rows, columns = np.nonzero(self.mask)
-        return targets[rows], sources[columns]
+        return targets[self.places[0]], sources[self.places[1]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +75,7 @@ class Topology(ABC):
 
     @abstractmethod
     def tiles(self) -> list[Tile]:
-        """The tiles of a dynamic graph. No node receives in two of them."""
+        """The tiles of a dynamic graph. Two of them have the same targets or none in common."""
 
     @abstractmethod
     def groups(self, inputs: np.ndarray, where: str) -> tuple[np.ndarray, list[Group]]:
@@ -114,6 +111,8 @@ class Blocks(Topology):
     """
 
     def __init__(self, sizes: Sequence[int], reach: int | None = None) -> None:
+        if not isinstance(sizes, Sequence):
+            raise WiringError(f"Blocks takes a list with the size of each block, not {sizes!r}.")
         self.sizes, self.reach = list(sizes), reach
         for i, size in enumerate(self.sizes):
             whole("Blocks", f"the size of block {i}", size)
@@ -184,7 +183,7 @@ class Dag(Topology):
         for start in range(self.inputs, self.nodes, GROUP):
             own = range(start, min(start + GROUP, self.nodes))
             far = Tile(own, range(start), count)
-            near = Tile(own, own, count + far.count, np.tri(len(own), k=-1, dtype=bool))
+            near = Tile(own, own, count + far.count, np.tril_indices(len(own), -1))
             count += far.count + near.count
             groups.append(Group([(v, v + 1) for v in own], far, near if near.count else None))
         return np.arange(self.nodes), groups
@@ -229,62 +228,84 @@ class Matrix(Topology):
             )
         if not matrix.any():
             raise WiringError(f"the matrix of {len(matrix)} × {len(matrix)} allowed edges allows none at all.")
-        self.nodes, self._allowed = len(matrix), matrix.copy()
+        self.nodes, self._edges = len(matrix), np.nonzero(matrix)  # of few edges the matrix itself would be the most
 
     def tiles(self) -> list[Tile]:
-        return [Tile(range(self.nodes), range(self.nodes), 0, None if self._allowed.all() else self._allowed)]
+        nodes = range(self.nodes)
+        return [Tile(nodes, nodes, 0, None if len(self._edges[0]) == self.nodes**2 else self._edges)]
 
     def groups(self, inputs: np.ndarray, where: str) -> tuple[np.ndarray, list[Group]]:
         order, levels = self._levels(inputs, where)
-        allowed, count = self._allowed[order][:, order], 0
+        position = np.argsort(order)
+        targets, sources = position[self._edges[0]], position[self._edges[1]]
+        by_row = np.lexsort((sources, targets))
+        targets, sources, count = targets[by_row], sources[by_row], 0
         groups = [Group([levels[0]], None, None)]
         for gathered in _gathered(levels[1:]):
             start, stop = gathered[0][0], gathered[-1][1]
-            far, near = allowed[start:stop, :start], allowed[start:stop, start:stop]
+            own = slice(*np.searchsorted(targets, (start, stop)))
+            rows, columns = targets[own] - start, sources[own]
             tiles: list[Tile | None] = []
-            for mask, sources in ((far, order[:start]), (near, order[start:stop])):
-                tile = Tile(order[start:stop], sources, count, None if mask.all() else mask) if mask.any() else None
-                tiles.append(tile)
-                count += 0 if tile is None else tile.count
+            for first, last in ((0, start), (start, stop)):
+                here = (columns >= first) & (columns < last)
+                places = (rows[here], columns[here] - first)
+                full = len(places[0]) == (stop - start) * (last - first)
+                tile = Tile(order[start:stop], order[first:last], count, None if full else places)
+                tiles.append(tile if tile.count else None)
+                count += tile.count
             groups.append(Group(gathered, *tiles))
         return order, groups
 
     def _levels(self, inputs: np.ndarray, where: str) -> tuple[np.ndarray, list[tuple[int, int]]]:
         """Nodes in the order of their longest path from a node without parents, and where each level lies in it."""
-        parents = self._allowed[inputs].any(1)
-        if parents.any():
-            v = int(inputs[parents.argmax()])
-            u = int(self._allowed[v].argmax())
+        targets, sources = self._edges
+        is_input = np.zeros(self.nodes, bool)
+        is_input[inputs] = True
+        into = np.flatnonzero(is_input[targets])
+        if len(into):
             raise WiringError(
-                f"{where}: node {v} is an input, so it cannot have parents in a static graph, but the edge from node "
-                f"{u} to it is allowed. Take that edge away, or take a DiscreteGraph, whose inputs may have parents."
+                f"{where}: node {targets[into[0]]} is an input, so it cannot have parents in a static graph, but the "
+                f"edge from node {sources[into[0]]} to it is allowed. Take that edge away, or take a DiscreteGraph, "
+                "whose inputs may have parents."
             )
-        left, level = self._allowed.sum(1), np.full(self.nodes, -1)
+        by_source = np.argsort(sources, kind="stable")
+        ends = np.cumsum(np.bincount(sources, minlength=self.nodes))
+        left, level = np.bincount(targets, minlength=self.nodes), np.full(self.nodes, -1)
         ready, depth = inputs, 0
-        done = np.zeros(self.nodes, bool)
+        others = np.flatnonzero((left == 0) & ~is_input)  # parentless, and no inputs: they come one level later
         while len(ready):
-            level[ready], done[ready] = depth, True
-            left -= self._allowed[:, ready].sum(1)
-            ready, depth = np.flatnonzero((left == 0) & ~done), depth + 1
-        if not done.all():
+            level[ready] = depth
+            fed = [
+                targets[by_source[end - n : end]]
+                for end, n in zip(ends[ready], np.diff(ends, prepend=0)[ready], strict=True)
+            ]
+            fed_all = np.concatenate(fed) if fed else np.empty(0, int)
+            np.subtract.at(left, fed_all, 1)
+            ready = np.union1d(np.unique(fed_all[left[fed_all] == 0]), others if depth == 0 else others[:0]).astype(int)
+            depth += 1
+        if (level < 0).any():
             raise WiringError(
                 f"{where}: a static graph has no cycles, but the allowed edges have one: "
-                f"{' → '.join(map(str, self._cycle(~done)))}. Take one of these edges away, or take a DiscreteGraph."
+                f"{' → '.join(map(str, self._cycle(level < 0)))}. Take one of these edges away, or take a "
+                "DiscreteGraph."
             )
         order = np.argsort(level, kind="stable")
         order[: len(inputs)] = inputs  # level 0, as the caller numbers them
-        ends = np.cumsum(np.bincount(level)).tolist()
-        return order, list(zip([0, *ends[:-1]], ends, strict=True))
+        stops = np.cumsum(np.bincount(level)).tolist()
+        return order, list(zip([0, *stops[:-1]], stops, strict=True))
 
     def _cycle(self, among: np.ndarray) -> list[int]:
         """A cycle among nodes that all have a parent among them: walk from parent to parent."""
+        targets, sources = self._edges
+        inside = among[targets] & among[sources]
+        parent = dict(zip(targets[inside].tolist(), sources[inside].tolist(), strict=True))
         path = [int(np.flatnonzero(among)[0])]
         while path[-1] not in path[:-1]:
-            path.append(int(np.flatnonzero(self._allowed[path[-1]] & among)[0]))
+            path.append(parent[path[-1]])
         return path[path.index(path[-1]) :][::-1]
 
     def __repr__(self) -> str:
-        return f"Matrix(<{self.nodes} × {self.nodes}, {np.count_nonzero(self._allowed):,} allowed>)"
+        return f"Matrix(<{self.nodes} × {self.nodes}, {len(self._edges[0]):,} allowed>)"
 
 
 def _gathered(levels: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
@@ -296,14 +317,6 @@ def _gathered(levels: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
         else:
             groups.append([level])
     return groups
-
-
-def adjacency(tiles: Sequence[Tile], nodes: int) -> Tensor:
-    """The allowed edges as a boolean matrix, [receives, sends]."""
-    matrix = np.zeros((nodes, nodes), bool)
-    for tile in tiles:
-        matrix[tile.edge_list()] = True
-    return torch.from_numpy(matrix)
 
 
 def whole(where: str, what: str, value: Any) -> int:

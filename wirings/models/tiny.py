@@ -16,6 +16,7 @@ from wirings.graph import ContinuousGraph, DiscreteGraph, Graph, StaticGraph
 from wirings.graph.nodes import ConvNode
 from wirings.models.registry import register
 from wirings.rules import Rule
+from wirings.rules import get as get_rule
 from wirings.wiring import Wiring
 
 INPUTS, BLOCK, OUTPUTS = 32, 192, 100
@@ -66,34 +67,47 @@ class TinyClassifier(nn.Module):
         return {**counts, "total": sum(counts.values())}
 
 
+def _budget(rule: str | Rule | None, edges: Amount | None) -> Amount | None:
+    """The paper's number of edges, unless another was given or the rule has its own."""
+    own = rule is not None and get_rule(rule).own_budget
+    return EDGES if edges is None and not own else edges
+
+
 def _dynamic_node() -> ConvNode:
     return ConvNode(before=["activation", "conv"], after=["norm"])
 
 
 @register
-def tiny_static(rule: str | Rule | None = None, edges: Amount | None = EDGES, classes: int = 10) -> TinyClassifier:
+def tiny_static(rule: str | Rule | None = None, edges: Amount | None = None, classes: int = 10) -> TinyClassifier:
     """Blocks of 32 and 4 × 192 nodes that norm, rectify and convolve before they send, and 100 output nodes."""
     blocks = [INPUTS, BLOCK, BLOCK, BLOCK, BLOCK, OUTPUTS]
-    return TinyClassifier(StaticGraph(blocks, edges=edges, node=ConvNode(), rule=rule), classes)
+    return TinyClassifier(StaticGraph(blocks, edges=_budget(rule, edges), node=ConvNode(), rule=rule), classes)
 
 
 @register
 def tiny_discrete(
-    rule: str | Rule | None = None, edges: Amount | None = EDGES, classes: int = 10, steps: int = 5, **settings: Any
+    rule: str | Rule | None = None, edges: Amount | None = None, classes: int = 10, steps: int = 5, **settings: Any
 ) -> TinyClassifier:
     """800 nodes, any edge allowed, 5 steps. Further settings are `DiscreteGraph`'s."""
     graph = DiscreteGraph(
-        NODES, inputs=INPUTS, outputs=OUTPUTS, steps=steps, edges=edges, node=_dynamic_node(), rule=rule, **settings
+        NODES,
+        inputs=INPUTS,
+        outputs=OUTPUTS,
+        steps=steps,
+        edges=_budget(rule, edges),
+        node=_dynamic_node(),
+        rule=rule,
+        **settings,
     )
     return TinyClassifier(graph, classes)
 
 
 @register
 def tiny_continuous(
-    rule: str | Rule | None = None, edges: Amount | None = EDGES, classes: int = 10, **settings: Any
+    rule: str | Rule | None = None, edges: Amount | None = None, classes: int = 10, **settings: Any
 ) -> TinyClassifier:
     """800 nodes, any edge allowed, from time 0 to 1. Further settings are `ContinuousGraph`'s."""
     graph = ContinuousGraph(
-        NODES, inputs=INPUTS, outputs=OUTPUTS, edges=edges, node=_dynamic_node(), rule=rule, **settings
+        NODES, inputs=INPUTS, outputs=OUTPUTS, edges=_budget(rule, edges), node=_dynamic_node(), rule=rule, **settings
     )
     return TinyClassifier(graph, classes)

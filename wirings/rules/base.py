@@ -65,8 +65,7 @@ class Rule(ABC):
 class Edges(nn.Module):
     """The edges of one weight: how many are real, which are allowed, and what the rule remembers of them.
 
-    `wire_` puts it on a weight as a parametrization; graphs hold it directly. Called with the weight, it gives the
-    weight of the forward pass.
+    `wire_` puts it on a weight as a parametrization. Called with the weight, it gives the weight of the forward pass.
 
     Args:
         rule: the rule, shared by all edges of a model.
