@@ -15,6 +15,8 @@ def main() -> None:
         app()
     except WiringError as error:
         sys.exit(f"Error: {error}")
+    except ModuleNotFoundError as error:
+        sys.exit(f'This command needs the package {error.name!r}: pip install "wirings[train]"')
 
 
 if __name__ == "__main__":

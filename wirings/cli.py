@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -69,8 +71,122 @@ def demo(
         table.add_row(outcome.rule, f"{outcome.lr:g}", edges, density, f"{swapped:,.0f}", accuracy)
     rich.print(table)
     best, other = sorted(outcomes, key=lambda outcome: -outcome.mean)
-    pooled = ((best.std**2 + other.std**2) / 2) ** 0.5
-    gap = best.mean - other.mean
-    rich.print(f"{best.rule} is ahead by {gap:.2f} points, {gap / max(pooled, 1e-9):.1f} pooled standard deviations.")
+    gap, pooled = best.mean - other.mean, best.ahead_of(other)
+    rich.print(f"{best.rule} is ahead by {gap:.2f} points, {pooled:.1f} pooled standard deviations.")
     demonstration.draw(outcomes, str(out))
     rich.print(f"Wrote the two wirings to {out}. It took {time.perf_counter() - started:.0f} s.")
+
+
+@app.command()
+def recipes() -> None:
+    """Every row of every table, with what the paper reports."""
+    from wirings import recipes as rows
+
+    shown = Table()
+    for column in ("recipe", "model", "rule", "data", "epochs", "the paper's accuracy", ""):
+        shown.add_column(column)
+    for name in rows.names():
+        recipe = rows.get(name)
+        settings, paper = recipe.settings, recipe.paper or {}
+        accuracy = f"{paper['accuracy']} ± {paper['std']} %" if "std" in paper else f"{paper.get('accuracy', '')}"
+        about = (settings.model.name, settings.rule.name, settings.data.name, str(settings.epochs))
+        shown.add_row(name, *about, accuracy, recipe.note or "")
+    rich.print(shown)
+
+
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name (see `wirings recipes`), or a YAML file of your own.")],
+    seed: Annotated[list[int] | None, typer.Option(help="May be given several times: one run each.")] = None,
+    change: Annotated[list[str] | None, typer.Option("--set", help="A setting, such as optimizer.lr=0.2.")] = None,
+    data: Annotated[Path | None, typer.Option(help="The folder with the data.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder; by default runs/RECIPE/seedN.")] = None,
+    resume: Annotated[
+        bool, typer.Option(help="Go on from the last checkpoint in the folder, if there is one.")
+    ] = False,
+    max_minutes: Annotated[float | None, typer.Option(help="Stop at a checkpoint after so long.")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu; by default a GPU where there is one.")] = None,
+    results: Annotated[Path | None, typer.Option(help="Keep the result in this folder, too.")] = None,
+    overwrite: Annotated[bool, typer.Option(help="Let it take the place of a result that is there.")] = False,
+    tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard files into the run's folder.")] = False,
+) -> None:
+    """Train a recipe: wirings train table1/static-dnw --seed 1."""
+    from wirings import recipes as rows
+    from wirings.train.log import Log, Shown
+    from wirings.train.loop import train as run
+    from wirings.train.results import write
+    from wirings.train.settings import with_overrides
+
+    found = rows.get(recipe)
+    seeds = seed or [found.settings.seed]
+    if len(seeds) > 1 and out is not None:
+        raise WiringError("--out names the folder of one run; leave it out, or give one --seed.")
+    settings, overrides = with_overrides(found.settings, change or [])
+    if data is not None:  # where the data lies is no change of the recipe
+        settings = replace(settings, data=replace(settings.data, directory=str(data)))
+    first = os.environ.get("RANK", "0") == "0"
+    for number in seeds:
+        one = replace(settings, seed=number)
+        folder = out or Path("runs") / found.name / f"seed{number}"
+        log = Shown(tensorboard) if first else Log()
+        begun = {"device": device, "resume": resume, "max_minutes": max_minutes, "overrides": overrides, "log": log}
+        result = run(found.name, one, folder, **begun)  # type: ignore[arg-type]
+        if result is not None:
+            log.say(f"{found.name}, seed {number}: {result.accuracy:.2f} % after {result.wall_s:.0f} s; see {folder}")
+            if results is not None:
+                log.say(f"wrote {write(result, results, overwrite=overwrite)}")
+
+
+@app.command("eval")
+def evaluate(
+    run: Annotated[str, typer.Argument(help="A run's folder.")],
+    best: Annotated[bool, typer.Option(help="The best epoch's checkpoint instead of the last.")] = False,
+    data: Annotated[Path | None, typer.Option(help="The folder with the data.")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu.")] = None,
+) -> None:
+    """The accuracy of a trained run on the test set."""
+    from wirings.train.runs import measure
+
+    loss, accuracy, top5 = measure(run, best=best, data=data, device=device)
+    rich.print(f"{run}: {accuracy:.2f} % (top 5 {top5:.2f} %), loss {loss:.4f}")
+
+
+@app.command()
+def predict(
+    run: Annotated[str, typer.Argument(help="A run's folder.")],
+    images: Annotated[list[Path], typer.Argument(help="Image files.")],
+    device: Annotated[str | None, typer.Option(help="cuda or cpu.")] = None,
+) -> None:
+    """What a trained run sees in images."""
+    from wirings.train.runs import predict as look
+
+    for path, guesses in look(run, images, device=device):
+        rich.print(f"{path}: " + ", ".join(f"{name} {100 * p:.1f} %" for name, p in guesses))
+
+
+@app.command()
+def table(
+    number: Annotated[int, typer.Argument(help="The table's number in the paper.")],
+    results: Annotated[Path, typer.Option(help="The folder of results.")] = Path("results"),
+    markdown: Annotated[bool, typer.Option(help="As Markdown.")] = False,
+) -> None:
+    """A table of the paper: its figures beside the measured ones."""
+    from wirings.train import tables
+
+    found = tables.table(number, results)
+    typer.echo(tables.markdown(found) if markdown else tables.render(found))
+
+
+@app.command()
+def data(
+    name: Annotated[str, typer.Argument(help="Which data: cifar10.")],
+    directory: Annotated[Path | None, typer.Option(help="A folder that holds it already, in any known layout.")] = None,
+) -> None:
+    """Fetch, check and prepare a data set."""
+    if name != "cifar10":
+        raise WiringError(
+            f"{name!r} cannot be fetched; only cifar10 can. Other data is read from your own folder: --data."
+        )
+    from wirings.data import cifar10
+
+    typer.echo(f"ready: {cifar10.prepare(directory)}")

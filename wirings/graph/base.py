@@ -169,7 +169,8 @@ class Graph(nn.Module):
         targets, sources = (torch.from_numpy(x).to(real.device)[real] for x in self._edge_list())
         values = self._values()[real]
         places, size = torch.stack([targets, sources]), (self.nodes, self.nodes)
-        return torch.sparse_coo_tensor(places, values, size, check_invariants=True).coalesce()
+        with torch.sparse.check_sparse_tensor_invariants(True):
+            return torch.sparse_coo_tensor(places, values, size).coalesce()
 
     def set_matrix_(self, matrix: Tensor) -> None:
         """Set the weights of all edges from a matrix, (nodes, nodes), that is zero where no edge is allowed."""

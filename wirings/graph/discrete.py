@@ -229,11 +229,11 @@ class DiscreteGraph(DynamicGraph):
         """
         targets, sources = self._real_edges()
         if self.steps is None:
-            fed = reached(self.inputs, sources, targets, self.nodes)
+            ever = reached(self.inputs, sources, targets, self.nodes)
             leads = reached(self.outputs, targets, sources, self.nodes)
-            arrived, onward, outputs = (np.zeros(self.nodes, bool) for _ in range(3))
-            arrived[targets[fed[sources]]] = onward[sources[leads[targets]]] = outputs[self.outputs] = True
-            return (fed & onward) | (arrived & outputs)
+            once, onto, outputs = (np.zeros(self.nodes, bool) for _ in range(3))
+            once[targets[ever[sources]]] = onto[sources[leads[targets]]] = outputs[self.outputs] = True
+            return np.asarray((ever & onto) | (once & outputs))
         arrived, fed, onward, counts = (np.zeros((self.steps + 1, self.nodes), bool) for _ in range(4))
         for time in range(self.steps + 1):
             fed[time] = arrived[time]

@@ -20,6 +20,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -59,8 +60,9 @@ def build(recipe: Recipe | None, nodes: int, where: str, sends: bool = True, rec
         return recipe.build(nodes, sends, receives)
     if isinstance(recipe, type) and issubclass(recipe, Node):
         raise WiringError(f"{where}: node= is a recipe, not its class: write {recipe.__name__}(…).")
+    make: Any = recipe
     try:
-        made = recipe(nodes) if callable(recipe) and not isinstance(recipe, nn.Module) else None
+        made = make(nodes) if callable(recipe) and not isinstance(recipe, nn.Module) else None
     except TypeError as error:
         raise WiringError(
             f"{where}: node= is called with a number of nodes and must make their module, but {recipe!r} could not: "

@@ -134,16 +134,14 @@ class Plan:
             raise unknown("solver", self.method, METHODS)
         if not y.is_floating_point():
             raise WiringError(f"{self.where}: the state must be of a real floating-point dtype, not {y.dtype}.")
-        if not all(isinstance(t, numbers.Real) and math.isfinite(t) for t in (self.t0, self.t1)):
+        if not all(_number(t) and math.isfinite(t) for t in (self.t0, self.t1)):
             raise WiringError(f"{self.where}: the times must be finite, but go from {self.t0} to {self.t1}.")
         for name in ("rtol", "atol"):
-            if not isinstance(getattr(self, name), numbers.Real) or not 0 < getattr(self, name) < math.inf:
+            if not _number(getattr(self, name)) or not 0 < getattr(self, name) < math.inf:
                 raise WiringError(f"{self.where}: {name} must be above 0 and finite, not {getattr(self, name)}.")
         for name in ("steps", "max_steps"):
             number = getattr(self, name)
-            if number is not None and (
-                not isinstance(number, numbers.Integral) or isinstance(number, bool) or number < 1
-            ):
+            if number is not None and (not _number(number, numbers.Integral) or number < 1):
                 raise WiringError(f"{self.where}: {name} must be a whole number of at least 1, not {number!r}.")
         if self.steps is None and not METHODS[self.method].error:
             adaptive = " or ".join(repr(name) for name, tableau in METHODS.items() if tableau.error)
@@ -161,6 +159,10 @@ class Plan:
             f"in {accepted} steps{tolerance}; {rejected} more were rejected, and the step size is {abs(h):.3g}. "
             f"Try {remedies}, a norm in the node function, or smaller weights."
         )
+
+
+def _number(value: Any, kind: Any = numbers.Real) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 class _Counted:

@@ -228,7 +228,8 @@ class Matrix(Topology):
             )
         if not matrix.any():
             raise WiringError(f"the matrix of {len(matrix)} × {len(matrix)} allowed edges allows none at all.")
-        self.nodes, self._edges = len(matrix), np.nonzero(matrix)  # of few edges the matrix itself would be the most
+        rows, columns = np.nonzero(matrix)
+        self.nodes, self._edges = len(matrix), (rows, columns)  # of few edges the matrix itself would be the most
 
     def tiles(self) -> list[Tile]:
         nodes = range(self.nodes)

@@ -1,0 +1,134 @@
+"""Recipes: every file parses and says only what differs from its base; the paper's figures; files of your own."""
+
+from pathlib import Path
+
+import pytest
+
+from wirings import WiringError, models, recipes, rules
+from wirings.train import plain
+from wirings.train.settings import (
+    DataSettings,
+    ModelSettings,
+    OptimizerSettings,
+    ScheduleSettings,
+    Settings,
+    from_mapping,
+    to_mapping,
+    with_overrides,
+)
+from wirings.train.text import parse_yaml
+
+KEYS = plain.leaves(Settings)
+ROWS = sorted(path for path in Path(recipes.__file__).parent.glob("*/*.yaml") if path.stem != "base")
+
+
+def test_every_recipe_is_found() -> None:
+    assert recipes.names() == [f"{path.parent.name}/{path.stem}" for path in ROWS]
+    assert len(recipes.names()) == len(ROWS) > 0
+    listed = [recipe.name for table in recipes.tables() for recipe in recipes.table(table)]
+    assert len(set(listed)) == len(listed)
+    assert set(listed) >= {name for name in recipes.names() if recipes.get(name).paper is not None}
+
+
+@pytest.mark.parametrize("path", ROWS, ids=recipes.names())
+def test_recipe_says_only_what_differs_from_its_base(path: Path) -> None:
+    recipe = recipes.get(f"{path.parent.name}/{path.stem}")
+    assert recipe.settings.model.name in models.names()
+    assert recipe.settings.rule.name in rules.names()
+    row = {key: value for key, value in parse_yaml(path.read_text(), "row").items() if key not in ("paper", "note")}
+    base = parse_yaml(path.with_name("base.yaml").read_text(), "base")
+    del base["rows"]
+    base["model"] = {"name": min(models.names()), **base.get("model", {})}
+    before, after = to_mapping(from_mapping(base)), to_mapping(recipe.settings)
+    said = {key for key in KEYS if plain.at(row, key) is not None}
+    different = {key for key in KEYS if plain.at(before, key) != plain.at(after, key)}
+    assert different | {"model.name"} == said | {"model.name"}
+    assert all(plain.at(after, key) == plain.at(row, key) for key in said if not key.endswith("options"))
+    for key in KEYS:  # what the base says holds wherever the row says nothing
+        if key not in said:
+            assert plain.at(after, key) == plain.at(before, key)
+
+
+def test_table_1_is_the_papers() -> None:
+    rows = recipes.table(1)
+    paper = [(row.name, row.paper["accuracy"], row.paper["std"]) for row in rows if row.paper]
+    assert paper == [
+        ("table1/static-random", 76.1, 0.5),
+        ("table1/static-dnw", 80.9, 0.6),
+        ("table1/discrete-random", 77.3, 0.7),
+        ("table1/discrete-dnw", 82.3, 0.6),
+        ("table1/continuous-random", 78.5, 1.2),
+        ("table1/continuous-dnw", 83.1, 0.3),
+    ]
+    for row in rows:
+        kind, rule = row.name.removeprefix("table1/").split("-")
+        s = row.settings
+        assert (s.model, s.rule.name) == (ModelSettings(f"tiny_{kind}"), rule)
+        assert (s.epochs, s.batch, s.data) == (160, 512, DataSettings("cifar10"))
+        assert s.optimizer == OptimizerSettings(lr=0.1, momentum=0.9, weight_decay=1e-4)
+        assert s.schedule == ScheduleSettings("multistep", milestones=(80, 120), factor=0.1)
+        assert (s.precision, s.fast) == (("fp16", False) if kind == "continuous" else ("bf16", True))
+
+
+def test_a_recipe_of_your_own(tmp_path: Path) -> None:
+    own = tmp_path / "mine.yaml"
+    own.write_text(
+        "base: table1/static-dnw\nepochs: 3\noptimizer: {lr: 1e-2}\nmodel: {options: {edges: 10}}\nnote: quick\n"
+    )
+    recipe, base = recipes.get(own), recipes.get("table1/static-dnw")
+    assert (recipe.name, recipe.note, recipe.paper) == ("mine", "quick", None)
+    assert recipe == recipes.get(str(own))
+    expected, _ = with_overrides(base.settings, ["epochs=3", "optimizer.lr=0.01", "model.options.edges=10"])
+    assert recipe.settings == expected
+    other = tmp_path / "other.yml"
+    other.write_text("base: mine.yaml\nmodel: {options: {edges: 20}}\npaper: {accuracy: 1}\n")
+    assert recipes.get(other).settings == with_overrides(expected, ["model.options.edges=20"])[0]
+    assert recipes.get(other).paper == {"accuracy": 1}
+    own.write_text("model: {name: tiny_static}\n")
+    assert recipes.get(own).settings == Settings(ModelSettings("tiny_static"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("base: table1/static-dwn", "unknown base 'table1/static-dwn'. Did you mean 'table1/static-dnw'?"),
+        ("base: [1]", "base must be a recipe's name or a path, but [1] came."),
+        ("base: mine.yaml", "is its own base: mine.yaml → mine.yaml."),
+        ("base: gone.yaml", "gone.yaml cannot be read as a recipe: No such file or directory."),
+        ("epochs: 3", "the setting 'model.name' is missing"),
+        ("rows: [a]\nbase: table1/static-dnw", "unknown setting 'rows'."),
+        ("base: table1/static-dnw\nepoch: 3", "unknown setting 'epoch'. Did you mean 'epochs'?"),
+        ("base: table1/static-dnw\noptimizer: 3", "optimizer must be a mapping (lr, momentum,"),
+        ("epochs: 3\nepochs: 4", "the key 'epochs' twice"),
+        ("[", "is not YAML"),
+        ("", "must hold a mapping of settings, such as epochs: 160, but holds None."),
+        ("base: table1/static-dnw\nnote: 3", "note must be a text, but 3 came."),
+        ("base: table1/static-dnw\npaper: 3", "paper must be a mapping with accuracy, in percent, but 3 came."),
+        ("base: table1/static-dnw\npaper: {accuracy: x}", "paper.accuracy must be a number, but 'x' came."),
+        ("base: table1/static-dnw\npaper: {accuracy: 1, sdt: 2}", "unknown key of paper 'sdt'. Did you mean 'std'?"),
+    ],
+)
+def test_mistakes_in_a_recipe_name_the_file(tmp_path: Path, text: str, message: str) -> None:
+    own = tmp_path / "mine.yaml"
+    own.write_text(text)
+    with pytest.raises(WiringError) as caught:
+        recipes.get(own)
+    assert message in str(caught.value)
+    assert str(own) in str(caught.value)
+
+
+def test_recipes_that_do_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(WiringError) as caught:
+        recipes.get("table1/static-dnv")
+    assert "unknown recipe 'table1/static-dnv'. Did you mean 'table1/static-dnw'? Choose from: table1/con" in str(
+        caught.value
+    )
+    with pytest.raises(WiringError, match=r"unknown table 'table11'\. Did you mean 'table1'\?"):
+        recipes.table(11)
+    with pytest.raises(WiringError, match="cannot be read as a recipe"):
+        recipes.get(tmp_path / "none.yaml")
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(WiringError, match="it is not UTF-8 text"):
+        recipes.get(tmp_path / "bytes.yaml")
+    with pytest.raises(WiringError, match="cannot be read as a recipe"):
+        recipes.get(Path(tmp_path))

@@ -1,0 +1,332 @@
+"""Settings: every key changes something, mistakes are named, schedules are PyTorch's."""
+
+import copy
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+import torch
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wirings import WiringError
+from wirings.train import plain
+from wirings.train.settings import (
+    NEUTRAL,
+    DataSettings,
+    ModelSettings,
+    OptimizerSettings,
+    ScheduleSettings,
+    Settings,
+    documented,
+    from_mapping,
+    to_mapping,
+    with_overrides,
+)
+from wirings.train.text import dump_yaml, parse_yaml
+
+PLAIN = Settings(ModelSettings("tiny_static"))
+KEYS = plain.leaves(Settings)
+
+# For every setting a value that is not the default; a new setting must be added here.
+OTHER: dict[str, Any] = {
+    "model.name": "tiny_discrete",
+    "model.options": {"edges": 100},
+    "rule.name": "random",
+    "rule.options": {"seed": 3},
+    "data.name": "digits",
+    "data.directory": "somewhere",
+    "data.augment": False,
+    "data.workers": 2,
+    "data.image_size": 64,
+    "data.skip_corrupt": True,
+    "data.options": {"shards": [1, 2]},
+    "optimizer.lr": 0.2,
+    "optimizer.momentum": 0.5,
+    "optimizer.nesterov": True,
+    "optimizer.weight_decay": 5e-5,
+    "optimizer.weight_decay_edges": 0.0,
+    "optimizer.weight_decay_norms": False,
+    "schedule.kind": "cosine",
+    "schedule.milestones": [3, 5],
+    "schedule.factor": 0.5,
+    "schedule.warmup_epochs": 2.5,
+    "schedule.per": "epoch",
+    "epochs": 50,
+    "batch": 128,
+    "accumulate": 2,
+    "label_smoothing": 0.1,
+    "precision": "bf16",
+    "channels_last": True,
+    "fast": True,
+    "ema": 0.999,
+    "clip": 1.0,
+    "seed": 7,
+    "evaluate_every": 5,
+    "checkpoint_every": 100,
+}
+
+
+def test_all_settings_are_here() -> None:
+    assert list(KEYS) == list(OTHER)
+    assert set(KEYS) >= NEUTRAL
+
+
+@pytest.mark.parametrize("key", OTHER)
+def test_every_key_changes_the_settings_and_comes_back(key: str) -> None:
+    text = f"{key}={dump_yaml(OTHER[key]).removesuffix('...' + chr(10))}"
+    changed, different = with_overrides(PLAIN, [text])
+    assert changed != PLAIN
+    assert different == ({} if key in NEUTRAL else {key: OTHER[key]})
+    flat = {name: plain.at(to_mapping(changed), name) for name in KEYS}
+    assert flat == {name: plain.at(to_mapping(PLAIN), name) for name in KEYS} | {key: OTHER[key]}
+    assert from_mapping(to_mapping(changed)) == changed
+    assert from_mapping(parse_yaml(dump_yaml(to_mapping(changed)), "it")) == changed
+    assert from_mapping(yaml.safe_load(yaml.safe_dump(to_mapping(changed)))) == changed
+    assert with_overrides(changed, [text]) == (changed, {})
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_setting_has_a_help_text(key: str) -> None:
+    assert documented()[key].endswith(".")
+    assert set(documented()) == set(KEYS)
+
+
+def test_mappings_are_copies() -> None:
+    mapping = {"model": {"name": "tiny_static", "options": {"a": [1]}}}
+    settings = from_mapping(mapping)
+    mapping["model"]["options"]["a"].append(2)
+    to_mapping(settings)["model"]["options"]["a"].append(3)
+    assert settings.model.options == {"a": [1]}
+
+
+def _values(annotation: Any) -> st.SearchStrategy[Any]:
+    """Plain values of the annotated type, right or wrong for the setting."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if annotation in (bool, int, float, str):
+        simple = {
+            bool: st.booleans(),
+            int: st.integers(),
+            float: st.floats(-1, 2),
+            str: st.text("abc: =[{", max_size=4),
+        }
+        return simple[annotation]
+    if origin is Literal:
+        return st.sampled_from(inner)
+    if origin is tuple:
+        return st.lists(_values(inner[0]), max_size=3)
+    if origin is dict:
+        return st.dictionaries(st.text("abc", min_size=1), st.none() | st.booleans() | st.integers() | st.text("ab1e"))
+    return st.one_of(*(st.none() if option is type(None) else _values(option) for option in inner))
+
+
+@given(data=st.data())
+def test_overrides_set_what_they_say_or_are_refused(data: st.DataObject) -> None:
+    keys = data.draw(st.lists(st.sampled_from(sorted(KEYS)), unique=True, max_size=4))
+    wanted = {key: data.draw(_values(KEYS[key]) | st.just(OTHER[key]), label=key) for key in keys}
+    # In flow style a value is one line, as on a command line.
+    texts = [f"{key}={yaml.safe_dump(value, default_flow_style=True, width=math.inf)}" for key, value in wanted.items()]
+    before = copy.deepcopy(PLAIN)
+    try:
+        changed, different = with_overrides(PLAIN, texts)
+    except WiringError:
+        return
+    finally:
+        assert before == PLAIN
+    after, then = to_mapping(changed), to_mapping(PLAIN)
+    assert all(plain.at(after, key) == value for key, value in wanted.items())
+    assert all(plain.at(after, key) == plain.at(then, key) for key in set(KEYS) - set(keys))
+    assert set(different) == {key for key in keys if plain.at(after, key) != plain.at(then, key)} - NEUTRAL
+    assert from_mapping(after) == changed
+
+
+def test_overrides() -> None:
+    changed, different = with_overrides(
+        PLAIN, ["optimizer.lr=0.2", " epochs = 50", "model.options.steps=3", "batch=512", "model.options.a.b=1e-4"]
+    )
+    assert (changed.optimizer.lr, changed.epochs) == (0.2, 50)
+    assert changed.model.options == {"steps": 3, "a": {"b": 1e-4}}
+    assert different == {"optimizer.lr": 0.2, "epochs": 50, "model.options.steps": 3, "model.options.a.b": 1e-4}
+    assert with_overrides(changed, ["epochs=160", "epochs=50"]) == (changed, {})
+    assert with_overrides(PLAIN, []) == (PLAIN, {})
+    # 1 and true are equal to Python, but not to whoever reads an option.
+    one, _ = with_overrides(PLAIN, ["model.options.adjoint=1"])
+    assert with_overrides(one, ["model.options.adjoint=true"])[1] == {"model.options.adjoint": True}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("optimizer.lr", "'optimizer.lr' changes no setting: write name=value, such as optimizer.lr=0.2."),
+        ("=3", "'=3' changes no setting"),
+        (
+            "lr=0.2",
+            "unknown setting 'lr'. Did you mean 'optimizer.lr'? Choose from: model, rule, data, optimizer, schedule,",
+        ),
+        ("epoch=3", "unknown setting 'epoch'. Did you mean 'epochs'?"),
+        (
+            "optimizer.momentun=0",
+            "unknown setting 'optimizer.momentun'. Did you mean 'optimizer.momentum'? Choose from: opt",
+        ),
+        (
+            "optimizer.milestones=[3]",
+            "Did you mean 'schedule.milestones'? Choose from: optimizer.lr, optimizer.momentum,",
+        ),
+        ("optimzer.lr=1", "unknown setting 'optimzer.lr'. Did you mean 'optimizer.lr'?"),
+        ("epochs.lr=1", "unknown setting 'epochs.lr'. Did you mean 'optimizer.lr'?"),
+        ("xyzzy=1", "unknown setting 'xyzzy'. Choose from: model, rule,"),
+        ("optimizer={lr: 1}", "'optimizer' is a group: set one of optimizer.lr, optimizer.momentum,"),
+        ("model.options.a=[", "the value of model.options.a is not YAML"),
+        ("model.options.a={b: 1, b: 2}", "the key 'b' twice"),
+        ("model.options.a=2020-13-45", "the value of model.options.a is not YAML: month must be"),
+        ("model.options.a=2020-12-24", "model.options.a must be a plain value"),
+        ("model.options.a=.nan", "model.options.a must be a plain value"),
+        ("model.options.a={1: 2}", "model.options.a must have texts as keys, but has 1."),
+        ("model.options.rule=dnw", "model.options cannot hold 'rule': set rule.name and model.name instead."),
+        ("model.options=3", "model.options must be a mapping, but 3 (int) came."),
+        ("model.name=tiny_statik", "unknown model 'tiny_statik'. Did you mean 'tiny_static'? Choose from: "),
+        ("rule.name=dwn", "unknown rule 'dwn'. Did you mean 'dnw'? Choose from: "),
+        ("data.name=", "data.name must be a text, but null came."),
+        ("data.name=''", "data.name must be the name of a data set"),
+        ("data.workers=-1", "data.workers must be 0 or more, but it is -1."),
+        ("data.image_size=0", "data.image_size must be 1 or more, but it is 0."),
+        ("data.augment=1", "data.augment must be true or false, but 1 (int) came."),
+        ("data.directory=3", "data.directory must be a text or null, but 3 (int) came."),
+        ("epochs=0", "epochs must be 1 or more, but it is 0."),
+        ("epochs=1.5", "epochs must be a whole number, but 1.5 (float) came."),
+        ("epochs=true", "epochs must be a whole number, but True (bool) came."),
+        ("epochs=", "epochs must be a whole number, but null came."),
+        ("batch=0", "batch must be 1 or more"),
+        ("accumulate=0", "accumulate must be 1 or more"),
+        ("accumulate=600", "accumulate must be at most the batch, 512, but it is 600."),
+        ("evaluate_every=0", "evaluate_every must be 1 or more"),
+        ("checkpoint_every=0", "checkpoint_every must be 1 or more"),
+        ("checkpoint_every=x", "checkpoint_every must be a whole number or null, but 'x' (str) came."),
+        ("label_smoothing=1", "label_smoothing must be at least 0 and below 1, but it is 1.0."),
+        ("precision=fp64", "unknown precision 'fp64'. Did you mean 'fp16'? Choose from: bf16, fp16, fp32."),
+        ("precision=16", "precision must be one of 'fp32', 'bf16', 'fp16', but 16 (int) came."),
+        ("ema=1", "ema must be above 0 and below 1, but it is 1.0."),
+        ("clip=0", "clip must be above 0, but it is 0.0."),
+        ("seed=-1", "seed must be at least 0 and below 2**63"),
+        ("optimizer.lr=0", "optimizer.lr must be above 0, but it is 0.0."),
+        ("optimizer.lr=fast", "optimizer.lr must be a finite number, but 'fast' (str) came."),
+        ("optimizer.lr=.inf", "optimizer.lr must be a finite number, but inf (float) came."),
+        ("optimizer.lr=true", "optimizer.lr must be a finite number, but True (bool) came."),
+        ("optimizer.momentum=1", "optimizer.momentum must be at least 0 and below 1, but it is 1.0."),
+        ("optimizer.weight_decay=-1", "optimizer.weight_decay must be 0 or more"),
+        ("optimizer.weight_decay_edges=-1", "optimizer.weight_decay_edges must be 0 or more"),
+        (
+            "schedule.kind=cos",
+            "unknown schedule.kind 'cos'. Did you mean 'cosine'? Choose from: constant, cosine, multistep.",
+        ),
+        ("schedule.per=steps", "unknown schedule.per 'steps'. Did you mean 'step'?"),
+        (
+            "schedule.kind=multistep",
+            "schedule.kind is 'multistep', which needs schedule.milestones, such as [80, 120].",
+        ),
+        ("schedule.milestones=[5, 3]", "schedule.milestones must be epochs from 1 on, each later than the one before"),
+        ("schedule.milestones=[0, 3]", "schedule.milestones must be epochs from 1 on"),
+        ("schedule.milestones=[3, 5.5]", "schedule.milestones[1] must be a whole number, but 5.5 (float) came."),
+        ("schedule.milestones=3", "schedule.milestones must be a list of whole numbers, but 3 (int) came."),
+        ("schedule.factor=0", "schedule.factor must be above 0"),
+        ("schedule.warmup_epochs=-1", "schedule.warmup_epochs must be 0 or more"),
+        (
+            "schedule.warmup_epochs=161",
+            "schedule.warmup_epochs must fit into the run, but it is 161 and epochs is 160.",
+        ),
+    ],
+)
+def test_mistakes_are_named(text: str, message: str) -> None:
+    with pytest.raises(WiringError) as caught:
+        with_overrides(PLAIN, [text])
+    assert message in str(caught.value)
+
+
+def test_mistakes_that_take_two() -> None:
+    with pytest.raises(
+        WiringError, match=r"optimizer.nesterov needs a momentum above 0, but optimizer.momentum is 0\."
+    ):
+        with_overrides(PLAIN, ["optimizer.nesterov=true", "optimizer.momentum=0"])
+    with pytest.raises(WiringError, match=r"warmup_epochs must be whole where schedule.per is 'epoch', but it is 2.5"):
+        with_overrides(PLAIN, ["schedule.per=epoch", "schedule.warmup_epochs=2.5"])
+    with pytest.raises(WiringError, match=r"'model.options.a.b' cannot be set: 'a' is 1, not a mapping"):
+        with_overrides(PLAIN, ["model.options.a=1", "model.options.a.b=1"])
+
+
+def test_mappings_are_checked() -> None:
+    model = {"name": "tiny_static"}
+    assert from_mapping(
+        {"model": model, "optimizer": {"lr": 1, "weight_decay": "1e-4"}}
+    ).optimizer == OptimizerSettings(lr=1)
+    assert type(OptimizerSettings(lr=1).lr) is float
+    for mapping, message in [
+        ({}, "the setting 'model.name' is missing: it must be a text."),
+        ({"model": {}}, "the setting 'model.name' is missing"),
+        ({"model": None}, "model must be a mapping (name, options), but null came."),
+        ([], "the whole must be a mapping (model, rule, data,"),
+        ({"model": model, 3: 4}, "unknown setting '3'."),
+        ({"model": {**model, "width": 1}}, "unknown setting 'model.width'. Choose from: model.name, model.options."),
+        ({"model": model, "optimizer": {"lr": [1]}}, "optimizer.lr must be a finite number, but [1] (list) came."),
+    ]:
+        with pytest.raises(WiringError) as caught:
+            from_mapping(mapping)
+        assert message in str(caught.value)
+    # However they are made.
+    with pytest.raises(WiringError, match=r"epochs must be a whole number"):
+        dataclasses.replace(PLAIN, epochs="many")  # type: ignore[arg-type]
+    with pytest.raises(WiringError, match=r"model must be a ModelSettings"):
+        Settings("tiny_static")  # type: ignore[arg-type]
+    with pytest.raises(WiringError, match=r"data.options.a must be a plain value"):
+        DataSettings(options={"a": Path()})
+
+
+def _rates(make: Any, count: int, every: int = 1) -> list[float]:
+    """What a scheduler of PyTorch does to a learning rate of 1 in ``count`` steps, stepped every so many."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    scheduler, found = make(optimizer), []
+    for step in range(count):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        if (step + 1) % every == 0:
+            scheduler.step()
+    return found
+
+
+def _ours(schedule: ScheduleSettings, steps: int, epochs: int) -> list[float]:
+    return [schedule.factor_at(step, steps, epochs) for step in range(steps * epochs)]
+
+
+@pytest.mark.parametrize("steps", [1, 7])
+def test_schedules_are_pytorchs(steps: int) -> None:
+    epochs, schedulers = 10, torch.optim.lr_scheduler
+    multistep = ScheduleSettings("multistep", milestones=(4, 7), factor=0.2)
+    theirs = _rates(lambda o: schedulers.MultiStepLR(o, [4, 7], gamma=0.2), steps * epochs, every=steps)
+    assert _ours(multistep, steps, epochs) == pytest.approx(theirs)
+    theirs = _rates(lambda o: schedulers.CosineAnnealingLR(o, steps * epochs), steps * epochs)
+    assert _ours(ScheduleSettings("cosine"), steps, epochs) == pytest.approx(theirs)
+    theirs = _rates(lambda o: schedulers.CosineAnnealingLR(o, epochs), steps * epochs, every=steps)
+    assert _ours(ScheduleSettings("cosine", per="epoch"), steps, epochs) == pytest.approx(theirs)
+    assert _ours(ScheduleSettings(), steps, epochs) == [1.0] * (steps * epochs)
+
+
+def test_warm_up() -> None:
+    schedule = ScheduleSettings("constant", warmup_epochs=1.5)
+    assert _ours(schedule, 4, 2) == pytest.approx([1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1, 1, 1])
+    # A cosine then goes to 0 over the steps that are left; milestones are counted from the start.
+    schedulers = torch.optim.lr_scheduler
+    cosine = _ours(ScheduleSettings("cosine", warmup_epochs=2), 5, 6)
+    assert cosine[:10] == pytest.approx([(i + 1) / 10 for i in range(10)])
+    assert cosine[10:] == pytest.approx(_rates(lambda o: schedulers.CosineAnnealingLR(o, 20), 20))
+    multistep = _ours(ScheduleSettings("multistep", milestones=(2,), warmup_epochs=1), 2, 3)
+    assert multistep == pytest.approx([0.5, 1, 1, 1, 0.1, 0.1])
+    # Once an epoch: 1/2 and 1, then a cosine over the other 4 epochs.
+    by_epoch = _ours(ScheduleSettings("cosine", warmup_epochs=2, per="epoch"), 5, 6)
+    assert by_epoch[:10] == [0.5] * 5 + [1.0] * 5
+    assert by_epoch[10:] == pytest.approx(_rates(lambda o: schedulers.CosineAnnealingLR(o, 4), 20, every=5))
+    # The end, and a run that is all warm-up.
+    assert ScheduleSettings("cosine").factor_at(10, 1, 10) == pytest.approx(0)
+    assert ScheduleSettings("cosine").factor_at(99, 1, 10) == pytest.approx(0)
+    assert _ours(ScheduleSettings("cosine", warmup_epochs=2), 1, 2) == [0.5, 1.0]

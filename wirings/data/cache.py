@@ -1,0 +1,42 @@
+"""Where prepared data are kept, and files that are there whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+from wirings.errors import WiringError
+
+
+def cache_folder() -> Path:
+    """$WIRINGS_CACHE, or else ~/.cache/wirings."""
+    named = os.environ.get("WIRINGS_CACHE")
+    return Path(named).expanduser() if named else Path.home() / ".cache" / "wirings"
+
+
+def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Let ``write`` fill a file of that path: under a temporary name, removed if it fails, until it is complete."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        if isinstance(error, OSError):
+            raise disk_error(path, error) from error
+        raise
+
+
+def disk_error(path: Path, error: OSError) -> WiringError:
+    """The error for a file that could not be written."""
+    why = "the disk is full" if error.errno == errno.ENOSPC else (error.strerror or str(error))
+    return WiringError(f"could not write {path}: {why}. Make room, or set WIRINGS_CACHE to a folder that has it.")

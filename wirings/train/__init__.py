@@ -1,0 +1,1 @@
+"""Training: settings, results, and the tables made of them."""

@@ -1,0 +1,122 @@
+"""Checkpoints: one safetensors file each, written whole or not at all; nothing that is loaded can execute.
+
+Tensors (model, optimizer, average, random numbers) are in the file, all else as JSON in its header. A file is written
+under another name, brought to the disk, and then renamed: a kill at any instant leaves the last good one.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wirings.errors import WiringError
+from wirings.train.step import Step
+
+SCHEMA = "1"
+
+
+def save(path: Path, step: Step, about: dict[str, Any]) -> None:
+    """Write a checkpoint; ``about`` is whatever JSON can hold."""
+    from safetensors.torch import save_file
+
+    tensors = {f"model.{name}": value for name, value in step.model.state_dict().items()}
+    for i, parameter in enumerate(_parameters(step)):
+        for key, value in step.optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer.{i}.{key}"] = value
+    if step.average is not None:
+        tensors |= {f"average.{name}": value for name, value in step.average.state_dict().items()}
+    tensors["random.cpu"] = torch.get_rng_state()
+    if step.device.type == "cuda":
+        tensors["random.cuda"] = torch.cuda.get_rng_state(step.device)
+    wiring = None if step.wiring is None else step.wiring.state_dict()
+    header = {"schema": SCHEMA, "about": json.dumps({**about, "wiring": wiring, "scaler": step.scaler.state_dict()})}
+    # Tied and sliced tensors share memory, which the format does not take.
+    plain = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+    write(path, lambda part: save_file(plain, part, header))
+
+
+def write(path: Path, put: Any) -> None:
+    """Let ``put`` write a file, then give it its name in one go."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        put(str(part))
+        with open(part, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except Exception as error:
+        part.unlink(missing_ok=True)
+        full = (isinstance(error, OSError) and error.errno == errno.ENOSPC) or "No space left" in str(error)
+        if full or isinstance(error, OSError):
+            what = "the disk is full" if full else str(error)
+            raise WiringError(
+                f"{path} could not be written: {what}. What was there before is untouched; make room, or give another "
+                "--out, and go on with --resume."
+            ) from error
+        raise
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of a checkpoint, and what it says about itself."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.exists():
+        raise WiringError(f"there is no checkpoint {path}: start without --resume, or give the folder of a run.")
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+        about = json.loads(header["about"])
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        raise WiringError(
+            f"{path} is damaged or no checkpoint of wirings ({error}). Take the run's other one (best or last), or "
+            "start again without --resume."
+        ) from error
+    if header.get("schema") != SCHEMA:
+        raise WiringError(f"{path} is a checkpoint of schema {header.get('schema')!r}, this version reads {SCHEMA!r}.")
+    return tensors, about
+
+
+def restore(step: Step, tensors: dict[str, Tensor], about: dict[str, Any], path: Path) -> None:
+    """Put a checkpoint's tensors where they were. In place, so that a captured step goes on with them."""
+    load_model(step.model, tensors, path)
+    if step.average is not None:
+        load_model(step.average, tensors, path, "average.")
+    with torch.no_grad():
+        for i, parameter in enumerate(_parameters(step)):
+            prefix = f"optimizer.{i}."
+            state = step.optimizer.state[parameter]
+            for name in [name for name in tensors if name.startswith(prefix)]:
+                key, value = name.removeprefix(prefix), tensors[name].to(parameter.device)
+                if isinstance(state.get(key), Tensor):
+                    state[key].copy_(value)
+                else:
+                    state[key] = value
+    if step.wiring is not None:
+        step.wiring.load_state_dict(about["wiring"])
+    step.scaler.load_state_dict(about["scaler"])
+    torch.set_rng_state(tensors["random.cpu"])
+    if "random.cuda" in tensors and step.device.type == "cuda":
+        torch.cuda.set_rng_state(tensors["random.cuda"], step.device)
+
+
+def load_model(model: nn.Module, tensors: dict[str, Tensor], path: Path, prefix: str = "model.") -> None:
+    """The part of a checkpoint under ``prefix``: the model, or its average."""
+    state = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise WiringError(
+            f"{path} does not fit this model: {error}. It belongs to another recipe or setting."
+        ) from error
+
+
+def _parameters(step: Step) -> list[nn.Parameter]:
+    return [p for group in step.optimizer.param_groups for p in group["params"]]

@@ -1,0 +1,61 @@
+"""Several processes, one a device, started by torchrun; a single one needs nothing."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from wirings.errors import WiringError
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which process this is, of how many, and its device."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes."""
+        return self.rank == 0
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over all processes."""
+        if self.world > 1:
+            dist.all_reduce(values)
+        return values
+
+    def wait(self) -> None:
+        if self.world > 1:
+            dist.barrier()
+
+    def same_everywhere(self, flag: bool) -> bool:
+        """The first process's answer, on all of them."""
+        if self.world == 1:
+            return flag
+        answer = torch.tensor(int(flag), device=self.device)
+        dist.broadcast(answer, 0)
+        return bool(answer.item())
+
+
+def start(device: str | None = None) -> Place:
+    """Take part in what torchrun started, or be alone."""
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    on_gpu = torch.cuda.is_available() if device is None else torch.device(device).type == "cuda"
+    if on_gpu and not torch.cuda.is_available():
+        raise WiringError("device cuda was asked for, but PyTorch finds no CUDA device here; leave --device out.")
+    if on_gpu:
+        local = int(os.environ.get("LOCAL_RANK", torch.device(device or "cuda").index or 0))
+        place = torch.device("cuda", local)
+        torch.cuda.set_device(place)
+    else:
+        place = torch.device("cpu")
+    if world > 1 and not dist.is_initialized():
+        dist.init_process_group("nccl" if on_gpu else "gloo")
+    return Place(rank, world, place)

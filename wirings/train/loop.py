@@ -1,0 +1,268 @@
+"""The training loop, one for every recipe. It knows no model and no rule.
+
+A run is a folder: ``settings.yaml``, ``log.csv``, ``last.safetensors`` and ``best.safetensors`` (checkpoints), and at
+the end ``result.json``. Batches are a function of the seed, the epoch and the place in it, so a run that was stopped
+goes on as if it had not been.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wirings import models, rules
+from wirings.data.base import Data, Loader
+from wirings.data.base import load as load_set
+from wirings.errors import WiringError
+from wirings.train import checkpoint, results
+from wirings.train.distributed import Place, start
+from wirings.train.log import Log
+from wirings.train.settings import Settings, to_mapping
+from wirings.train.step import Captured, Step, acts_between_steps, make_fast, make_optimizer
+from wirings.train.summary import Progress, summary
+from wirings.wiring import Wiring
+
+
+def train(
+    name: str,
+    settings: Settings,
+    out: Path,
+    *,
+    device: str | None = None,
+    resume: bool = False,
+    max_minutes: float | None = None,
+    overrides: dict[str, Any] | None = None,
+    log: Log | None = None,
+) -> results.Result | None:
+    """Train a recipe's settings; None if the time was up before the end, or if this process is not the first.
+
+    Args:
+        name: the recipe's, for messages and the result.
+        settings: all of them.
+        out: the run's folder.
+        device: such as ``"cuda"`` or ``"cpu"``; by default a GPU where there is one.
+        resume: go on from the folder's last checkpoint, if it has one.
+        max_minutes: stop at a checkpoint after so long.
+        overrides: what the caller changed in the recipe, for the record.
+        log: told of everything; by default silent.
+    """
+    begun = time.perf_counter()
+    place, log = start(device), log or Log()
+    last = out / "last.safetensors"
+    if last.exists() and not resume:
+        raise WiringError(f"{out} holds a run already: go on with --resume, or give another --out.")
+    torch.manual_seed(settings.seed)
+    found = load_data(settings, place)
+    model, wiring = build(settings, found.classes, place)
+    optimizer = make_optimizer(model, wiring, settings, place.device)
+    step = Step(model, wiring, optimizer, settings, place.device, place.world)
+    fast = make_fast(step, found.train, log.say) if settings.fast else None
+    if place.world > 1:
+        step.used = nn.parallel.DistributedDataParallel(model)
+    progress = Progress(started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+    if resume and last.exists():
+        progress = _resume(step, last, name, settings)
+        log.say(f"goes on at epoch {progress.epoch + 1}, batch {progress.batch + 1}")
+    if place.first:
+        results.save_settings(out / "settings.yaml", name, settings, overrides or {})
+    wall_before = progress.wall
+
+    def save(path: Path) -> None:
+        progress.totals = step.totals.tolist()
+        progress.wall = wall_before + time.perf_counter() - begun
+        _check(step, progress, last)
+        if place.first:
+            about = {"recipe": name, "settings": to_mapping(settings), "classes": found.classes}
+            checkpoint.save(path, step, {**about, "progress": vars(progress)})
+        place.wait()
+
+    deadline = math.inf if max_minutes is None else begun + 60 * max_minutes
+    log.begin(name, settings, len(found.train), progress.epoch)
+    while progress.epoch < settings.epochs:
+        if not _epoch(step, fast, found.train, progress, settings, place, deadline, log, lambda: save(last)):
+            save(last)
+            log.end()
+            log.say(
+                f"time is up: {out} goes on with --resume from epoch {progress.epoch + 1}, batch {progress.batch + 1}"
+            )
+            return None
+        _check(step, progress, last)
+        line = _line(step, found, progress, settings, place)
+        progress.history.append(line)
+        progress.epoch, progress.batch = progress.epoch + 1, 0
+        better = line["accuracy"] is not None and line["accuracy"] > progress.best
+        progress.best = line["accuracy"] if better else progress.best
+        save(last)
+        if better:
+            save(out / "best.safetensors")
+        if place.first:
+            log.epoch(line, out, progress.history, wiring)
+    log.end()
+    if not place.first:
+        return None
+    progress.wall = wall_before + time.perf_counter() - begun
+    environment = results.environment(place.device)
+    result = summary(name, settings, model, wiring, progress, overrides or {}, data_md5=found.md5, **environment)
+    results.write_json(out / "result.json", result)
+    return result
+
+
+def build(settings: Settings, classes: int, place: Place) -> tuple[nn.Module, Wiring | None]:
+    """The model of the settings, for so many classes, on its device."""
+    rule = rules.get(settings.rule.name, **settings.rule.options)
+    options = {"classes": classes, **settings.model.options}
+    model = models.get(settings.model.name, rule=rule, **options).to(place.device)
+    if settings.channels_last:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model, getattr(model, "wiring", None)
+
+
+def load_data(settings: Settings, place: Place) -> Data:
+    """The data of the settings, this process's share of it."""
+    wanted = settings.data
+    return load_set(
+        wanted.name,
+        directory=None if wanted.directory is None else Path(wanted.directory),
+        batch=settings.batch,
+        device=place.device,
+        seed=settings.seed,
+        rank=place.rank,
+        world=place.world,
+        augment=wanted.augment,
+        workers=wanted.workers,
+        image_size=wanted.image_size,
+        skip_corrupt=wanted.skip_corrupt,
+        **wanted.options,
+    )
+
+
+def _epoch(
+    step: Step,
+    fast: Captured | None,
+    loader: Loader,
+    progress: Progress,
+    settings: Settings,
+    place: Place,
+    deadline: float,
+    log: Log,
+    save: Any,
+) -> bool:
+    """The rest of an epoch; False if time was up before its end."""
+    step.model.train()
+    step.totals.copy_(torch.tensor(progress.totals if progress.batch else [0.0, 0.0, 0.0]))
+    per_epoch, between = len(loader), acts_between_steps(step.wiring)
+    batches: Any
+    if fast is not None:
+        sizes = loader.sizes()[progress.batch :]
+        loader.begin(progress.epoch, progress.batch)  # type: ignore[attr-defined]
+        batches = iter(sizes)
+    else:
+        batches = loader.epoch(progress.epoch, progress.batch)
+    clock = time.perf_counter()
+    for batch in batches:
+        step.set_lr(settings.optimizer.lr * settings.schedule.factor_at(progress.steps, per_epoch, settings.epochs))
+        if fast is not None:
+            fast(batch)
+        else:
+            whole = min(settings.batch, loader.examples - progress.batch * settings.batch)
+            x, y = batch
+            step(x, y, whole)
+        if between and step.wiring is not None:
+            step.wiring.step(step.optimizer)
+        progress.batch, progress.steps = progress.batch + 1, progress.steps + 1
+        log.batch(progress.batch)
+        every = settings.checkpoint_every
+        due = every is not None and progress.steps % every == 0 and progress.batch < per_epoch
+        late = place.same_everywhere(time.perf_counter() > deadline) if deadline < math.inf else False
+        if due or (late and progress.batch < per_epoch):
+            progress.seconds += time.perf_counter() - clock
+            save()
+            clock = time.perf_counter()
+            if late:
+                return False
+    if place.device.type == "cuda":
+        torch.cuda.synchronize()
+    progress.seconds += time.perf_counter() - clock
+    return True
+
+
+def _line(step: Step, found: Data, progress: Progress, settings: Settings, place: Place) -> dict[str, Any]:
+    """What an epoch's line of the log says."""
+    place.total(step.totals)
+    loss, accuracy, examples = step.read()
+    line: dict[str, Any] = {
+        "epoch": progress.epoch + 1,
+        "steps": progress.steps,
+        "lr": settings.optimizer.lr
+        * settings.schedule.factor_at(progress.steps - 1, len(found.train), settings.epochs),
+        "train_loss": loss,
+        "train_accuracy": accuracy,
+        "loss": None,
+        "accuracy": None,
+        "top5": None,
+        "swapped": None if step.wiring is None else sum(r.swapped for r in step.wiring.look()),
+        "seconds": progress.seconds,
+        "images": examples,
+    }
+    final = progress.epoch + 1 == settings.epochs
+    if final or (progress.epoch + 1) % settings.evaluate_every == 0:
+        model = step.model if step.average is None else step.average
+        line["loss"], line["accuracy"], line["top5"] = evaluate(model, found.test, step.autocast, place)
+    return line
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, loader: Loader, autocast: Any, place: Place) -> tuple[float, float, float]:
+    """Mean loss, accuracy and top-5 accuracy in percent over a whole loader."""
+    model.eval()
+    totals = torch.zeros(4, dtype=torch.float64, device=place.device)
+    for x, y in loader.epoch(0):
+        with autocast():
+            scores = model(x).float()
+        best = scores.topk(min(5, scores.shape[1]), dim=1).indices == y[:, None]
+        numbers: list[Tensor] = [
+            nn.functional.cross_entropy(scores, y, reduction="sum"),
+            best[:, 0].sum(),
+            best.sum(),
+            torch.full((), len(y), device=place.device),
+        ]
+        totals += torch.stack([n.double() for n in numbers])
+    loss, right, near, examples = place.total(totals).tolist()
+    return loss / examples, 100 * right / examples, 100 * near / examples
+
+
+def _check(step: Step, progress: Progress, last: Path) -> None:
+    """Raise if a loss was not finite, before anything is written."""
+    bad = int(step.bad.item())
+    if bad < 0:
+        return
+    broken = [name for name, p in step.model.named_parameters() if not p.isfinite().all()]
+    where = f"; the weights of {broken[0]} and {len(broken) - 1} others are not finite" if broken else ""
+    good = f"The last good checkpoint is {last}" if last.exists() else "There is no checkpoint yet"
+    lr = f"{step._lr:g}"
+    raise WiringError(
+        f"the loss was not finite at step {progress.steps - int(step.count.item()) + bad + 1} (lr {lr}){where}. "
+        f"{good}. Lower optimizer.lr, set clip, or take a wider precision."
+    )
+
+
+def _resume(step: Step, path: Path, name: str, settings: Settings) -> Progress:
+    tensors, about = checkpoint.read(path)
+    if about["recipe"] != name:
+        raise WiringError(f"{path} belongs to the recipe {about['recipe']!r}, not to {name!r}; give another --out.")
+    then, now = about["settings"], to_mapping(settings)
+    different = sorted(key for key in now if then.get(key) != now[key])
+    if different:
+        key = different[0]
+        raise WiringError(
+            f"{path} was made with {key} = {then.get(key)!r}, now it is {now[key]!r}; a run goes on with its own "
+            "settings. Give another --out for a new one."
+        )
+    checkpoint.restore(step, tensors, about, path)
+    return Progress(**about["progress"])

@@ -1,0 +1,66 @@
+"""Trained runs: open one, measure it again, let it look at images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from wirings.errors import WiringError
+from wirings.train import checkpoint
+from wirings.train.distributed import Place, start
+from wirings.train.loop import build, evaluate, load_data
+from wirings.train.results import load_settings
+from wirings.train.settings import Settings
+from wirings.train.step import autocast
+
+
+def open_run(run: str | Path, best: bool = False, device: str | None = None) -> tuple[nn.Module, Settings, str, Place]:
+    """A run's model as it was evaluated, its settings, its recipe's name, and where the model lies."""
+    folder = Path(run)
+    path = folder / ("best.safetensors" if best else "last.safetensors")
+    if not folder.is_dir() or not path.exists():
+        raise WiringError(f"{run} is no folder of a run: expected {path.name} and settings.yaml in it.")
+    name, settings, _ = load_settings(folder / "settings.yaml")
+    place = start(device)
+    tensors, about = checkpoint.read(path)
+    model, _ = build(settings, about["classes"], place)
+    averaged = any(key.startswith("average.") for key in tensors)
+    checkpoint.load_model(model, tensors, path, "average." if averaged else "model.")
+    return model.eval(), settings, name, place
+
+
+def measure(
+    run: str | Path, *, best: bool = False, data: Path | None = None, device: str | None = None
+) -> tuple[float, float, float]:
+    """Loss, accuracy and top-5 accuracy in percent of a run on its test set."""
+    model, settings, _, place = open_run(run, best, device)
+    if data is not None:
+        settings = replace(settings, data=replace(settings.data, directory=str(data)))
+    found = load_data(settings, place)
+    return evaluate(model, found.test, lambda: autocast(settings.precision, place.device), place)
+
+
+@torch.no_grad()
+def predict(
+    run: str | Path, images: Sequence[Path], *, device: str | None = None
+) -> Iterator[tuple[Path, list[tuple[str, float]]]]:
+    """For each image the three likeliest classes and their probabilities."""
+    from wirings.data.decode import prepared
+
+    model, settings, _, place = open_run(run, device=device)
+    for path in images:
+        x, names = prepared(path, settings.data.name)
+        with autocast(settings.precision, place.device):
+            scores = model(x[None].to(place.device)).float().softmax(1)[0]
+        top = scores.topk(min(3, len(scores)))
+        yield (
+            path,
+            [
+                (names[i] if names else f"class {i}", p)
+                for p, i in zip(top.values.tolist(), top.indices.tolist(), strict=True)
+            ],
+        )
