@@ -1,0 +1,43 @@
+"""A small static graph for the embedded digits: trains on a laptop in seconds, for a first look and for tests."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from wirings.budget import Amount
+from wirings.graph import StaticGraph
+from wirings.graph.nodes import ConvNode
+from wirings.models.registry import register
+from wirings.rules import Rule
+from wirings.rules import get as get_rule
+from wirings.wiring import Wiring
+
+EDGES = 200
+
+
+class DigitsClassifier(nn.Module):
+    """One convolution, a static graph of nodes that convolve, a head. Takes (batch, 1, 8, 8). No batch norm."""
+
+    def __init__(self, graph: StaticGraph, classes: int = 10) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, len(graph.inputs), 3, padding=1)
+        self.graph = graph
+        self.head = nn.Linear(len(graph.outputs), classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.graph(self.stem(images))
+        return self.head(maps[..., 3:5, 3:5].mean((-2, -1)))
+
+    @property
+    def wiring(self) -> Wiring | None:
+        """The handle of the graph's wiring."""
+        return self.graph.wiring
+
+
+@register
+def digits_static(rule: str | Rule | None = None, edges: Amount | None = None, classes: int = 10) -> DigitsClassifier:
+    """Three blocks of 32 nodes between 8 inputs and 10 outputs."""
+    own = rule is not None and get_rule(rule).own_budget
+    budget = EDGES if edges is None and not own else edges
+    graph = StaticGraph([8, 32, 32, 32, 10], edges=budget, node=ConvNode(), rule=rule)
+    return DigitsClassifier(graph, classes)
