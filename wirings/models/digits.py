@@ -18,6 +18,8 @@ EDGES = 200
 class DigitsClassifier(nn.Module):
     """One convolution, a static graph of nodes that convolve, a head. Takes (batch, 1, 8, 8). No batch norm."""
 
+    input_shape = (1, 8, 8)
+
     def __init__(self, graph: StaticGraph, classes: int = 10) -> None:
         super().__init__()
         self.stem = nn.Conv2d(1, len(graph.inputs), 3, padding=1)

@@ -33,6 +33,8 @@ class TinyClassifier(nn.Module):
         classes: how many.
     """
 
+    input_shape = (3, 32, 32)
+
     def __init__(self, graph: Graph, classes: int = 10) -> None:
         super().__init__()
         self.stem = nn.Sequential(
