@@ -115,12 +115,10 @@ class DiscreteGraph(DynamicGraph):
         edges: how many are real, or a float, the density. None: all allowed ones, and no rule.
         node: the recipe of the nodes' functions (see `wirings.nodes`).
         rule: a rule's name or a rule; dnw if ``edges`` are given.
-        inflow: ``"first"``: the input, (batch, inputs, …), is there at time 0. ``"every"``: a sequence, (batch, time,
-        inputs,
-            …), whose part ℓ is added to the input nodes' states at time ℓ.
+        inflow: ``"first"``: the input, (batch, inputs, …), is there at time 0. ``"every"``: a sequence,
+            (batch, time, inputs, …), whose part ℓ is added to the input nodes' states at time ℓ.
         reads: ``"last"``: the output nodes' states at the end, (batch, outputs, …). ``"every"``: those after every
-        step,
-            (batch, steps, outputs, …).
+            step, (batch, steps, outputs, …).
         checkpoint: whether a step's inner values are computed again for the gradient instead of being kept.
 
     >>> graph = DiscreteGraph(20, inputs=4, outputs=3, steps=5, edges=60)
