@@ -104,7 +104,7 @@ def train(
     resume: Annotated[
         bool, typer.Option(help="Go on from the last checkpoint in the folder, if there is one.")
     ] = False,
-    max_minutes: Annotated[float | None, typer.Option(help="Stop at a checkpoint after so long.")] = None,
+    max_minutes: Annotated[float | None, typer.Option(help="Stop each run at a checkpoint after so long.")] = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu; by default a GPU where there is one.")] = None,
     results: Annotated[Path | None, typer.Option(help="Keep the result in this folder, too.")] = None,
     overwrite: Annotated[bool, typer.Option(help="Let it take the place of a result that is there.")] = False,
@@ -114,16 +114,19 @@ def train(
     from wirings import recipes as rows
     from wirings.train.log import Log, Shown
     from wirings.train.loop import train as run
-    from wirings.train.results import write
+    from wirings.train.results import path_of, write
     from wirings.train.settings import with_overrides
 
     found = rows.get(recipe)
-    seeds = seed or [found.settings.seed]
+    settings, overrides = with_overrides(found.settings, change or [])
+    seeds = seed or [settings.seed]
     if len(seeds) > 1 and out is not None:
         raise WiringError("--out names the folder of one run; leave it out, or give one --seed.")
-    settings, overrides = with_overrides(found.settings, change or [])
     if data is not None:  # where the data lies is no change of the recipe
         settings = replace(settings, data=replace(settings.data, directory=str(data)))
+    for number in seeds if results is not None and not overwrite else []:  # before hours of work, not after
+        if (place := path_of(results, found.name, number)).exists():  # type: ignore[arg-type]
+            raise WiringError(f"{place} holds a result already: give --overwrite, or another --results folder.")
     first = os.environ.get("RANK", "0") == "0"
     for number in seeds:
         one = replace(settings, seed=number)

@@ -6,6 +6,7 @@ under another name, brought to the disk, and then renamed: a kill at any instant
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -32,6 +33,8 @@ def save(path: Path, step: Step, about: dict[str, Any]) -> None:
                 tensors[f"optimizer.{i}.{key}"] = value
     if step.average is not None:
         tensors |= {f"average.{name}": value for name, value in step.average.state_dict().items()}
+    if step.wiring is not None:  # the wiring at the last look, which swapped edges are counted from
+        tensors |= {f"seen.{i}": torch.from_numpy(seen) for i, seen in enumerate(step.wiring._seen)}
     tensors["random.cpu"] = torch.get_rng_state()
     if step.device.type == "cuda":
         tensors["random.cuda"] = torch.cuda.get_rng_state(step.device)
@@ -52,7 +55,6 @@ def write(path: Path, put: Any) -> None:
             os.fsync(file.fileno())
         os.replace(part, path)
     except Exception as error:
-        part.unlink(missing_ok=True)
         full = (isinstance(error, OSError) and error.errno == errno.ENOSPC) or "No space left" in str(error)
         if full or isinstance(error, OSError):
             what = "the disk is full" if full else str(error)
@@ -61,6 +63,15 @@ def write(path: Path, put: Any) -> None:
                 "--out, and go on with --resume."
             ) from error
         raise
+    finally:  # it has its name, or is not wanted
+        with contextlib.suppress(OSError):
+            part.unlink()
+
+
+def clean(folder: Path) -> None:
+    """Remove what a killed process had begun to write."""
+    for part in folder.glob(".*.part"):
+        part.unlink(missing_ok=True)
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -94,13 +105,13 @@ def restore(step: Step, tensors: dict[str, Tensor], about: dict[str, Any], path:
             prefix = f"optimizer.{i}."
             state = step.optimizer.state[parameter]
             for name in [name for name in tensors if name.startswith(prefix)]:
-                key, value = name.removeprefix(prefix), tensors[name].to(parameter.device)
-                if isinstance(state.get(key), Tensor):
-                    state[key].copy_(value)
-                else:
-                    state[key] = value
+                key = name.removeprefix(prefix)
+                if not isinstance(state.get(key), Tensor):
+                    state[key] = torch.empty_like(parameter)
+                state[key].copy_(tensors[name])
     if step.wiring is not None:
         step.wiring.load_state_dict(about["wiring"])
+        step.wiring._seen = [tensors[f"seen.{i}"].numpy().copy() for i in range(len(step.wiring._seen))]
     step.scaler.load_state_dict(about["scaler"])
     torch.set_rng_state(tensors["random.cpu"])
     if "random.cuda" in tensors and step.device.type == "cuda":

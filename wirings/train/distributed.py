@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +33,12 @@ class Place:
             dist.all_reduce(values)
         return values
 
+    def most(self, value: Tensor) -> Tensor:
+        """The largest over all processes."""
+        if self.world > 1:
+            dist.all_reduce(value, dist.ReduceOp.MAX)
+        return value
+
     def wait(self) -> None:
         if self.world > 1:
             dist.barrier()
@@ -42,6 +50,23 @@ class Place:
         answer = torch.tensor(int(flag), device=self.device)
         dist.broadcast(answer, 0)
         return bool(answer.item())
+
+
+@contextmanager
+def together(place: Place, what_to_do: str) -> Iterator[None]:
+    """Says so if another process has gone: this one cannot do without it."""
+    try:
+        yield
+    except WiringError:
+        raise
+    except RuntimeError as error:
+        signs = ("gloo", "nccl", "peer", "process group")
+        if place.world == 1 or not any(sign in str(error).lower() for sign in signs):
+            raise
+        raise WiringError(
+            f"process {place.rank} of {place.world} ends, because another one has ended; see its own message. "
+            f"{what_to_do} ({str(error).splitlines()[0]})"
+        ) from error
 
 
 def start(device: str | None = None) -> Place:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import io
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from wirings.errors import WiringError
 from wirings.train.checkpoint import write
 from wirings.train.settings import Settings
 from wirings.wiring import Wiring
@@ -41,16 +46,18 @@ class Shown(Log):
     """A progress bar with images a second, loss, accuracy, edges swapped and the time that is left; a line an epoch.
 
     Args:
-        tensorboard: whether scalars and a picture of the degrees go to ``tensorboard/`` in the run's folder as well.
+        tensorboard: whether scalars and pictures of the wiring go to ``tensorboard/`` in the run's folder as well.
     """
 
     def __init__(self, tensorboard: bool = False) -> None:
         from rich.console import Console
 
+        if tensorboard and importlib.util.find_spec("tensorboard") is None:
+            raise WiringError("TensorBoard files need a package of their own: pip install tensorboard")
         self.console, self.tensorboard = Console(), tensorboard
         self.bar: Any = None
         self.writer: Any = None
-        self._batches, self._epochs, self._before = 1, 1, (0.0, 0)
+        self._batches, self._epochs = 1, 1
 
     def say(self, text: str) -> None:
         self.console.print(text, highlight=False, soft_wrap=True)
@@ -72,8 +79,7 @@ class Shown(Log):
     def epoch(self, line: dict[str, Any], out: Path, history: list[dict[str, Any]], wiring: Wiring | None) -> None:
         super().epoch(line, out, history, wiring)
         self._epoch = line["epoch"]
-        seconds, images = line["seconds"] - self._before[0], line["images"]
-        self._before = (line["seconds"], images)
+        seconds, images = line["seconds"] - (history[-2]["seconds"] if len(history) > 1 else 0.0), line["images"]
         test = "" if line["accuracy"] is None else f", test {line['accuracy']:.2f} % ({line['loss']:.4f})"
         per_step = "" if line["swapped"] is None else f", {line['swapped'] / self._batches:.1f} edges swapped a step"
         self.say(
@@ -88,10 +94,12 @@ class Shown(Log):
         if self.writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self.writer = SummaryWriter(str(out / "tensorboard"))
+            self.writer = SummaryWriter(str(out / "tensorboard"), purge_step=line["epoch"])
         for name, value in line.items():
             if isinstance(value, (int, float)) and name not in ("epoch", "steps", "images"):
                 self.writer.add_scalar(name, value, line["epoch"])
+        for name, mask in {} if wiring is None else wiring.masks().items():
+            self.writer.add_image(f"wiring/{name}", picture(mask), line["epoch"], dataformats="HW")
         self.writer.flush()
 
     def end(self) -> None:
@@ -99,3 +107,10 @@ class Shown(Log):
             self.bar.stop()
         if self.writer is not None:
             self.writer.close()
+
+
+def picture(mask: Tensor, most: int = 512) -> Tensor:
+    """A wiring as a grey picture, a row for each node that edges lead to; what is larger is shrunk to the density."""
+    rows = mask.detach().reshape(len(mask), -1).float()
+    size = (min(most, rows.shape[0]), min(most, rows.shape[1]))
+    return torch.nn.functional.adaptive_avg_pool2d(rows[None], size)[0].cpu()

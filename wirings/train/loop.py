@@ -20,10 +20,10 @@ from wirings import models, rules
 from wirings.data.base import Data, Loader
 from wirings.data.base import load as load_set
 from wirings.errors import WiringError
-from wirings.train import checkpoint, results
-from wirings.train.distributed import Place, start
+from wirings.train import checkpoint, plain, results
+from wirings.train.distributed import Place, start, together
 from wirings.train.log import Log
-from wirings.train.settings import Settings, to_mapping
+from wirings.train.settings import NEUTRAL, Settings, to_mapping
 from wirings.train.step import Captured, Step, acts_between_steps, make_fast, make_optimizer
 from wirings.train.summary import Progress, summary
 from wirings.wiring import Wiring
@@ -68,15 +68,20 @@ def train(
     progress = Progress(started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
     if resume and last.exists():
         progress = _resume(step, last, name, settings)
-        log.say(f"goes on at epoch {progress.epoch + 1}, batch {progress.batch + 1}")
+        if progress.epoch < settings.epochs:
+            log.say(f"goes on at epoch {progress.epoch + 1}, batch {progress.batch + 1}")
+    finished = out / "result.json"
+    if progress.epoch == settings.epochs and finished.exists():  # nothing to do, and nothing to write again
+        return results.read(finished) if place.first else None
     if place.first:
+        checkpoint.clean(out)
         results.save_settings(out / "settings.yaml", name, settings, overrides or {})
     wall_before = progress.wall
 
     def save(path: Path) -> None:
-        progress.totals = step.totals.tolist()
+        _check(step, progress, settings, len(found.train), place, last)
+        progress.totals = place.total(step.totals.clone()).tolist()
         progress.wall = wall_before + time.perf_counter() - begun
-        _check(step, progress, last)
         if place.first:
             about = {"recipe": name, "settings": to_mapping(settings), "classes": found.classes}
             checkpoint.save(path, step, {**about, "progress": vars(progress)})
@@ -84,32 +89,33 @@ def train(
 
     deadline = math.inf if max_minutes is None else begun + 60 * max_minutes
     log.begin(name, settings, len(found.train), progress.epoch)
-    while progress.epoch < settings.epochs:
-        if not _epoch(step, fast, found.train, progress, settings, place, deadline, log, lambda: save(last)):
-            save(last)
-            log.end()
-            log.say(
-                f"time is up: {out} goes on with --resume from epoch {progress.epoch + 1}, batch {progress.batch + 1}"
-            )
-            return None
-        _check(step, progress, last)
-        line = _line(step, found, progress, settings, place)
-        progress.history.append(line)
-        progress.epoch, progress.batch = progress.epoch + 1, 0
-        better = line["accuracy"] is not None and line["accuracy"] > progress.best
-        progress.best = line["accuracy"] if better else progress.best
-        save(last)
-        if better:
-            save(out / "best.safetensors")
-        if place.first:
-            log.epoch(line, out, progress.history, wiring)
-    log.end()
+    try:
+        with together(place, f"Start all of them again with --resume: {out} is as its last checkpoint left it."):
+            while progress.epoch < settings.epochs:
+                if not _epoch(step, fast, found.train, progress, settings, place, deadline, log, lambda: save(last)):
+                    where = f"epoch {progress.epoch + 1}, batch {progress.batch + 1}"
+                    log.say(f"time is up: {out} goes on with --resume from {where}")
+                    return None
+                _check(step, progress, settings, len(found.train), place, last)
+                line = _line(step, found, progress, settings, place)
+                progress.history.append(line)
+                progress.epoch, progress.batch = progress.epoch + 1, 0
+                better = line["accuracy"] is not None and line["accuracy"] > progress.best
+                progress.best = line["accuracy"] if better else progress.best
+                # The last checkpoint comes last: a run killed before it makes this epoch, and all its files, again.
+                if place.first:
+                    log.epoch(line, out, progress.history, wiring)
+                if better:
+                    save(out / "best.safetensors")
+                save(last)
+    finally:
+        log.end()
     if not place.first:
         return None
     progress.wall = wall_before + time.perf_counter() - begun
     environment = results.environment(place.device)
     result = summary(name, settings, model, wiring, progress, overrides or {}, data_md5=found.md5, **environment)
-    results.write_json(out / "result.json", result)
+    results.write_json(finished, result)
     return result
 
 
@@ -120,7 +126,10 @@ def build(settings: Settings, classes: int, place: Place) -> tuple[nn.Module, Wi
     model = models.get(settings.model.name, rule=rule, **options).to(place.device)
     if settings.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return model, getattr(model, "wiring", None)
+    wiring: Wiring | None = getattr(model, "wiring", None)
+    if wiring is not None:
+        wiring.model = model  # its own may be a part, the graph, and gradients are clipped as a whole
+    return model, wiring
 
 
 def load_data(settings: Settings, place: Place) -> Data:
@@ -155,7 +164,8 @@ def _epoch(
 ) -> bool:
     """The rest of an epoch; False if time was up before its end."""
     step.model.train()
-    step.totals.copy_(torch.tensor(progress.totals if progress.batch else [0.0, 0.0, 0.0]))
+    totals = progress.totals if progress.batch and place.first else [0.0, 0.0, 0.0]
+    step.totals.copy_(torch.tensor(totals, dtype=torch.float64))
     per_epoch, between = len(loader), acts_between_steps(step.wiring)
     batches: Any
     if fast is not None:
@@ -237,17 +247,19 @@ def evaluate(model: nn.Module, loader: Loader, autocast: Any, place: Place) -> t
     return loss / examples, 100 * right / examples, 100 * near / examples
 
 
-def _check(step: Step, progress: Progress, last: Path) -> None:
-    """Raise if a loss was not finite, before anything is written."""
-    bad = int(step.bad.item())
-    if bad < 0:
-        return
+def _check(step: Step, progress: Progress, settings: Settings, per_epoch: int, place: Place, last: Path) -> None:
+    """Raise if a loss or a weight is not finite, before anything is written."""
+    bad = int(place.most(step.bad.clone()).item())
     broken = [name for name, p in step.model.named_parameters() if not p.isfinite().all()]
-    where = f"; the weights of {broken[0]} and {len(broken) - 1} others are not finite" if broken else ""
+    if bad < 0 and not broken:
+        return
+    number = progress.steps if bad < 0 else progress.steps - int(step.count.item()) + bad + 1
+    lr = settings.optimizer.lr * settings.schedule.factor_at(number - 1, per_epoch, settings.epochs)
+    others = f" and {len(broken) - 1} others" if len(broken) > 1 else ""
+    where = f"; weights are not finite in {broken[0]}{others}" if broken else ""
     good = f"The last good checkpoint is {last}" if last.exists() else "There is no checkpoint yet"
-    lr = f"{step._lr:g}"
     raise WiringError(
-        f"the loss was not finite at step {progress.steps - int(step.count.item()) + bad + 1} (lr {lr}){where}. "
+        f"the {'loss was' if bad >= 0 else 'weights were'} not finite at step {number} (lr {lr:g}){where}. "
         f"{good}. Lower optimizer.lr, set clip, or take a wider precision."
     )
 
@@ -256,13 +268,12 @@ def _resume(step: Step, path: Path, name: str, settings: Settings) -> Progress:
     tensors, about = checkpoint.read(path)
     if about["recipe"] != name:
         raise WiringError(f"{path} belongs to the recipe {about['recipe']!r}, not to {name!r}; give another --out.")
-    then, now = about["settings"], to_mapping(settings)
-    different = sorted(key for key in now if then.get(key) != now[key])
-    if different:
-        key = different[0]
-        raise WiringError(
-            f"{path} was made with {key} = {then.get(key)!r}, now it is {now[key]!r}; a run goes on with its own "
-            "settings. Give another --out for a new one."
-        )
+    for key in plain.leaves(Settings):
+        then, now = plain.at(about["settings"], key), plain.at(to_mapping(settings), key)
+        if then != now and key not in NEUTRAL - {"seed"}:
+            raise WiringError(
+                f"{path} was made with {key} = {then!r}, now it is {now!r}; a run goes on with its own settings. "
+                "Give another --out for a new one."
+            )
     checkpoint.restore(step, tensors, about, path)
     return Progress(**about["progress"])

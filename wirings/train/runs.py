@@ -49,11 +49,11 @@ def predict(
     run: str | Path, images: Sequence[Path], *, device: str | None = None
 ) -> Iterator[tuple[Path, list[tuple[str, float]]]]:
     """For each image the three likeliest classes and their probabilities."""
-    from wirings.data.decode import prepared
+    from wirings.data.single import prepared
 
     model, settings, _, place = open_run(run, device=device)
     for path in images:
-        x, names = prepared(path, settings.data.name)
+        x, names = prepared(path, settings.data.name, settings.data.image_size)
         with autocast(settings.precision, place.device):
             scores = model(x[None].to(place.device)).float().softmax(1)[0]
         top = scores.topk(min(3, len(scores)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -100,14 +100,16 @@ class Step:
         if settings.channels_last:
             x = x.contiguous(memory_format=torch.channels_last)
         self.optimizer.zero_grad()
-        for part, labels in zip(x.chunk(settings.accumulate), y.chunk(settings.accumulate), strict=True):
-            with self.autocast():
-                scores = self.used(part)
-                loss = nn.functional.cross_entropy(
-                    scores, labels, label_smoothing=settings.label_smoothing, reduction="sum"
-                )
-            # Over all ranks, whose gradients are averaged, this is the mean over all examples of the batch.
-            self.scaler.scale(loss * (self.world / examples)).backward()
+        parts = list(zip(x.chunk(settings.accumulate), y.chunk(settings.accumulate), strict=True))
+        for i, (part, labels) in enumerate(parts, 1):
+            with self._alone() if i < len(parts) else nullcontext():
+                with self.autocast():
+                    scores = self.used(part)
+                    loss = nn.functional.cross_entropy(
+                        scores, labels, label_smoothing=settings.label_smoothing, reduction="sum"
+                    )
+                # Over all ranks, whose gradients are averaged, this is the mean over all examples of the batch.
+                self.scaler.scale(loss * (self.world / examples)).backward()
             self._add(loss.detach(), scores.detach(), labels)
         if settings.clip is not None:
             self.scaler.unscale_(self.optimizer)
@@ -120,6 +122,12 @@ class Step:
         self.count += 1
         if self.average is not None:
             self._average(1 - settings.ema)  # type: ignore[operator]
+
+    def _alone(self) -> AbstractContextManager[Any]:
+        """Without the other ranks, who may have another number of parts: gradients meet in the last one."""
+        if isinstance(self.used, nn.parallel.DistributedDataParallel):
+            return self.used.no_sync()
+        return nullcontext()
 
     def _add(self, loss: Tensor, scores: Tensor, labels: Tensor) -> None:
         right = (scores.argmax(1) == labels).sum()
@@ -148,10 +156,9 @@ class Captured:
         sizes = loader.sizes()
         loader.begin(0)
         fetch = compiled(loader.next, sizes[0])
-        state = {name: value.clone() for name, value in step.model.state_dict().items()}
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # warm up, then forget that it happened
+        with torch.cuda.stream(stream):  # warm up
             for size in sorted(set(sizes), reverse=True):
                 for _ in range(3):
                     loader.begin(0)
@@ -165,17 +172,6 @@ class Captured:
                 step(*fetch(size), size)
             pool = graph.pool()
             self.graphs[size] = graph
-        with torch.no_grad():
-            step.model.load_state_dict(state)
-            for held in step.optimizer.state.values():
-                for value in held.values():
-                    if isinstance(value, Tensor):
-                        value.zero_()
-            if step.average is not None:
-                step.average.load_state_dict(state)
-        step.totals.zero_()
-        step.count.zero_()
-        step.bad.fill_(-1)
 
     def __call__(self, size: int) -> None:
         self.graphs[size].replay()
@@ -191,6 +187,22 @@ def compiled(fetch: Callable[[int], tuple[Tensor, Tensor]], size: int) -> Callab
     return faster
 
 
+@torch.no_grad()
+def forget(step: Step, state: dict[str, Tensor], scaler: dict[str, Any]) -> None:
+    """Make a step new, in place, as if it had made none: with this state of its model and of its scaler."""
+    step.model.load_state_dict(state)
+    for held in step.optimizer.state.values():
+        for value in held.values():
+            if isinstance(value, Tensor):
+                value.zero_()
+    if step.average is not None:
+        step.average.load_state_dict(state)
+    step.totals.zero_()
+    step.count.zero_()
+    step.bad.fill_(-1)
+    step.scaler.load_state_dict(scaler)
+
+
 def make_fast(step: Step, loader: Any, say: Callable[[str], None]) -> Captured | None:
     """Compile and capture the whole step; where that cannot be done, say why and return None."""
     reason = None
@@ -201,6 +213,8 @@ def make_fast(step: Step, loader: Any, say: Callable[[str], None]) -> Captured |
     elif not hasattr(loader, "begin"):
         reason = "the data does not live on the device"
     if reason is None:
+        state = {name: value.clone() for name, value in step.model.state_dict().items()}
+        scaler = step.scaler.state_dict()
         try:
             step.used = torch.compile(step.model)  # type: ignore[assignment]
             return Captured(step, loader)
@@ -209,6 +223,8 @@ def make_fast(step: Step, loader: Any, say: Callable[[str], None]) -> Captured |
         except Exception as error:
             step.used = step.model
             reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        finally:  # warming up was no training
+            forget(step, state, scaler)
     say(f"fast: the step cannot be captured ({reason}); it runs as it is, with the same results.")
     return None
 

@@ -1,0 +1,493 @@
+"""The training loop: every recipe, every setting, checkpoints, and what goes wrong."""
+
+import csv
+import errno
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from wirings import WiringError, recipes
+from wirings.train import checkpoint, loop, results, runs
+from wirings.train.distributed import Place
+from wirings.train.log import Log, Shown, picture
+from wirings.train.settings import Settings, with_overrides
+from wirings.train.step import Step, forget, make_optimizer
+
+RECIPE = "digits/static-dnw"
+TINY = ["data.name=synthetic", "data.options={shape: [1, 8, 8], examples: 50, test_examples: 40}", "batch=20"]
+TINY += ["optimizer.lr=0.3", "optimizer.momentum=0.9", "schedule.kind=cosine", "clip=1"]
+CPU = Place(0, 1, torch.device("cpu"))
+
+
+class Heard(Log):
+    """Keeps what was said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def tiny(*changes: str) -> Settings:
+    return with_overrides(recipes.get(RECIPE).settings, [*TINY, "epochs=2", *changes])[0]
+
+
+def run(out: Path, *changes: str, **more: Any) -> results.Result:
+    result = loop.train(RECIPE, tiny(*changes), out, device="cpu", **more)
+    assert result is not None
+    return result
+
+
+def weights(out: Path, kind: str = "model.") -> dict[str, Tensor]:
+    file = safetensors.torch.load_file(out / "last.safetensors")
+    return {name.removeprefix(kind): value for name, value in file.items() if name.startswith(kind)}
+
+
+def lines(out: Path) -> list[dict[str, str]]:
+    with open(out / "log.csv") as file:
+        return list(csv.DictReader(file))
+
+
+def new_model(settings: Settings) -> torch.nn.Module:
+    torch.manual_seed(settings.seed)
+    return loop.build(settings, 10, CPU)[0]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "plain"
+    run(out)
+    return out
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_every_recipe_trains_two_steps(name: str, tmp_path: Path) -> None:
+    settings = recipes.get(name).settings
+    shape = [1, 8, 8] if settings.data.name == "digits" else [3, 32, 32]
+    size = 8 if settings.data.name == "digits" else 2
+    data = f"data.options={{shape: {shape}, examples: {2 * size}, test_examples: 2}}"
+    changes = ["data.name=synthetic", data, f"batch={size}", "epochs=1", "schedule.milestones=[]"]
+    if settings.schedule.kind == "multistep":
+        changes.append("schedule.kind=constant")
+    if settings.precision == "fp16":
+        changes.append("precision=fp32")
+    small, overrides = with_overrides(settings, changes)
+    log = Heard()
+    result = loop.train(name, small, tmp_path / "run", device="cpu", overrides=overrides, log=log)
+    assert result is not None
+    assert (result.recipe, result.steps, result.epochs) == (name, 2, 1)
+    assert result.test_loss is not None
+    assert settings.fast == any("cannot be captured (there is no CUDA device)" in text for text in log.said)
+
+
+def test_what_a_run_leaves_in_its_folder(plain: Path) -> None:
+    assert {path.name for path in plain.iterdir()} == {
+        "settings.yaml", "log.csv", "last.safetensors", "best.safetensors", "result.json",
+    }  # fmt: skip
+    name, settings, overrides = results.load_settings(plain / "settings.yaml")
+    assert (name, settings, overrides) == (RECIPE, tiny(), {})
+    table, result = lines(plain), results.read(plain / "result.json")
+    assert [(line["epoch"], line["steps"], line["images"]) for line in table] == [("1", "3", "50"), ("2", "6", "50")]
+    assert float(table[-1]["accuracy"]) == result.accuracy
+    assert float(table[-1]["loss"]) == result.test_loss
+    assert (result.recipe, result.seed, result.steps, result.edges) == (RECIPE, 0, 6, 200)
+    assert result.wall_s >= result.train_s == float(table[-1]["seconds"]) > 0
+    assert runs.measure(plain, device="cpu") == (result.test_loss, result.accuracy, result.top5)
+    best = max(line["accuracy"] for line in table)
+    assert runs.measure(plain, best=True, device="cpu")[1] == float(best) == result.best_accuracy
+
+
+def test_the_same_seed_is_the_same_run_and_another_is_another(plain: Path, tmp_path: Path) -> None:
+    run(tmp_path / "same")
+    run(tmp_path / "other", "seed=1")
+    same, other, before = weights(tmp_path / "same"), weights(tmp_path / "other"), weights(plain)
+    assert all(torch.equal(same[name], value) for name, value in before.items())
+    assert not torch.equal(other["graph.weight"], before["graph.weight"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "label_smoothing=0.2",
+        "clip=0.01",
+        "optimizer.nesterov=true",
+        "optimizer.momentum=0.5",
+        "optimizer.weight_decay=0.1",
+        "optimizer.weight_decay_edges=0.1",
+        "optimizer.weight_decay_norms=false",
+        "optimizer.lr=0.1",
+        "schedule.kind=constant",
+        "precision=bf16",
+        "rule.name=random",
+        "model.options.edges=100",
+        "data.augment=false",
+        "batch=25",
+    ],
+)
+def test_a_setting_changes_the_outcome(change: str, plain: Path, tmp_path: Path) -> None:
+    run(tmp_path / "run", change)
+    changed, before = weights(tmp_path / "run"), weights(plain)
+    assert any(not torch.equal(changed[name], value) for name, value in before.items())
+    assert all(value.isfinite().all() for value in changed.values())
+
+
+@pytest.mark.parametrize("change", ["accumulate=3", "accumulate=20", "channels_last=true"])
+def test_a_setting_changes_the_way_but_not_the_outcome(change: str, plain: Path, tmp_path: Path) -> None:
+    run(tmp_path / "run", change)
+    changed, before = weights(tmp_path / "run"), weights(plain)
+    for name, value in before.items():
+        torch.testing.assert_close(changed[name], value, rtol=1e-3, atol=1e-5)
+    for one, other in zip(lines(tmp_path / "run"), lines(plain), strict=True):
+        assert float(one["train_loss"]) == pytest.approx(float(other["train_loss"]), rel=1e-5)
+        assert one["images"] == other["images"]
+
+
+def test_accumulating_and_channels_last_reach_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    forward = torch.nn.Conv2d.forward
+
+    def spy(self: torch.nn.Conv2d, x: Tensor) -> Tensor:
+        if self.training:
+            seen.append((len(x), self.weight.is_contiguous(memory_format=torch.channels_last)))
+        return forward(self, x)
+
+    monkeypatch.setattr(torch.nn.Conv2d, "forward", spy)
+    run(tmp_path / "run", "accumulate=3", "channels_last=true", "epochs=1")
+    assert [size for size, _ in seen] == [7, 7, 6, 7, 7, 6, 4, 4, 2]
+    assert all(last for _, last in seen)
+
+
+def test_label_smoothing_is_in_the_loss(tmp_path: Path) -> None:
+    still = ["optimizer.lr=1e-30", "epochs=1"]  # nothing learned: the same scores
+    run(tmp_path / "sharp", *still)
+    run(tmp_path / "smooth", *still, "label_smoothing=0.5")
+    sharp, smooth = lines(tmp_path / "sharp")[0], lines(tmp_path / "smooth")[0]
+    assert sharp["train_accuracy"] == smooth["train_accuracy"]
+    assert sharp["train_loss"] != smooth["train_loss"]
+    assert sharp["loss"] == smooth["loss"]  # which is measured without
+
+
+def test_clipping_is_by_the_norm_of_the_whole_network(tmp_path: Path) -> None:
+    bare = ["optimizer.lr=1", "optimizer.momentum=0", "optimizer.weight_decay=0", "schedule.kind=constant"]
+    changes = [*bare, "epochs=1", "batch=50", "clip=0.01"]
+    run(tmp_path / "run", *changes)
+    settings = tiny(*changes)
+    torch.manual_seed(settings.seed)
+    model, wiring = loop.build(settings, 10, CPU)
+    assert wiring is not None
+    real = wiring.masks()
+    before, after = model.state_dict(), weights(tmp_path / "run")
+    moved = {name: after[name] - value for name, value in before.items() if value.is_floating_point()}
+    key = next(name for name in moved if name.startswith("graph") and moved[name].shape == real["weight"].shape)
+    moved[key] = torch.where(real["weight"], moved[key], 0.0)
+    assert moved["stem.weight"].norm() > 0
+    assert torch.stack([change.norm() for change in moved.values()]).norm().item() == pytest.approx(0.01, rel=1e-3)
+
+
+def test_weight_decay_of_edges_norms_and_the_rest() -> None:
+    settings = tiny(
+        "optimizer.weight_decay=0.1", "optimizer.weight_decay_edges=0.2", "optimizer.weight_decay_norms=false"
+    )
+    model, wiring = loop.build(settings, 10, CPU)
+    assert wiring is not None
+    optimizer = make_optimizer(model, wiring, settings, CPU.device)
+    decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    edges = {id(layer.weight) for layer in wiring.layers}
+    assert len(decay) == len(list(model.parameters()))
+    for parameter in model.parameters():
+        expected = 0.2 if id(parameter) in edges else 0.0 if parameter.dim() <= 1 else 0.1
+        assert decay[id(parameter)] == expected
+    (group,) = make_optimizer(model, wiring, tiny("optimizer.weight_decay=0.1"), CPU.device).param_groups
+    assert group["weight_decay"] == 0.1
+
+
+def test_the_average_is_kept_evaluated_and_measured_again(tmp_path: Path) -> None:
+    changes = ["ema=0.75", "epochs=1", "batch=50"]
+    result = run(tmp_path / "run", *changes)
+    before, after = new_model(tiny(*changes)).state_dict(), weights(tmp_path / "run")
+    average = weights(tmp_path / "run", "average.")
+    assert average.keys() == after.keys() == before.keys()
+    for name in ("stem.weight", "head.bias"):
+        torch.testing.assert_close(average[name], 0.75 * before[name] + 0.25 * after[name])
+        assert not torch.equal(average[name], after[name])
+    assert runs.measure(tmp_path / "run", device="cpu") == (result.test_loss, result.accuracy, result.top5)
+    run(tmp_path / "without", *changes[1:])
+    assert results.read(tmp_path / "without" / "result.json").test_loss != result.test_loss
+
+
+def test_half_precision_computes_in_it_and_keeps_weights_whole(tmp_path: Path) -> None:
+    run(tmp_path / "run", "precision=bf16")
+    assert {value.dtype for value in weights(tmp_path / "run").values() if value.is_floating_point()} == {torch.float32}
+    assert results.read(tmp_path / "run" / "result.json").precision == "bf16"
+
+
+def test_evaluation_every_so_many_epochs_and_at_the_end(tmp_path: Path) -> None:
+    run(tmp_path / "run", "epochs=3", "evaluate_every=2")
+    assert [line["accuracy"] != "" for line in lines(tmp_path / "run")] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("changes", "factors"),
+    [
+        (["schedule.kind=constant"], [1, 1, 1]),
+        (["schedule.kind=multistep", "schedule.milestones=[1, 2]", "schedule.factor=0.5"], [1, 0.5, 0.25]),
+        (["schedule.per=epoch"], [1, 0.75, 0.25]),
+        (["schedule.per=epoch", "schedule.warmup_epochs=1"], [1, 1, 0.5]),
+        (["schedule.kind=constant", "schedule.warmup_epochs=2"], [0.5, 1, 1]),
+    ],
+)
+def test_schedules_reach_the_log_and_the_optimizer(
+    changes: list[str], factors: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = []
+    step = torch.optim.SGD.step
+
+    def spy(self: torch.optim.SGD, *args: Any) -> Any:
+        used.append(self.param_groups[0]["lr"])
+        return step(self, *args)
+
+    monkeypatch.setattr(torch.optim.SGD, "step", spy)
+    run(tmp_path / "run", "epochs=3", *changes)
+    logged = [float(line["lr"]) for line in lines(tmp_path / "run")]
+    assert logged == pytest.approx([0.3 * factor for factor in factors])
+    assert logged == used[2::3]
+
+
+def test_options_of_a_rule_are_passed_on(tmp_path: Path) -> None:
+    masks = []
+    for seed in (1, 2):
+        settings = tiny("rule.name=random", f"rule.options.seed={seed}")
+        torch.manual_seed(0)
+        wiring = loop.build(settings, 10, CPU)[1]
+        assert wiring is not None
+        (mask,) = wiring.masks().values()
+        masks.append(mask)
+    assert not torch.equal(*masks)
+    with pytest.raises((WiringError, TypeError), match="does not take these settings"):
+        run(tmp_path / "run", "rule.options.nonsense=1")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_is_not_begun_over_another(plain: Path) -> None:
+    before = (plain / "last.safetensors").read_bytes()
+    with pytest.raises(WiringError, match="holds a run already: go on with --resume"):
+        run(plain)
+    assert (plain / "last.safetensors").read_bytes() == before
+
+
+def test_a_run_that_is_finished_is_left_as_it_is(plain: Path) -> None:
+    before = {path.name: path.stat().st_mtime_ns for path in plain.iterdir()}
+    result = run(plain, resume=True)
+    assert result == results.read(plain / "result.json")
+    assert {path.name: path.stat().st_mtime_ns for path in plain.iterdir()} == before
+
+
+class BreakError(Exception):
+    pass
+
+
+class Stops(Log):
+    """Raises after so many batches."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def batch(self, done: int) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise BreakError
+
+
+@pytest.fixture
+def half(tmp_path: Path) -> Path:
+    """A run that was broken off in its second epoch."""
+    with pytest.raises(BreakError):
+        run(tmp_path / "half", log=Stops(4))
+    return tmp_path / "half"
+
+
+def test_a_checkpoint_is_opened_by_safetensors_alone(half: Path) -> None:
+    with safetensors.safe_open(half / "last.safetensors", framework="np") as file:
+        about = json.loads(file.metadata()["about"])
+        names = set(file.keys())
+    assert about["recipe"] == RECIPE
+    assert about["progress"]["epoch"] == 1
+    assert {name.partition(".")[0] for name in names} == {"model", "optimizer", "random", "seen"}
+    raw = (half / "last.safetensors").read_bytes()
+    assert raw[8:9] == b"{"  # the header's length, the header, the numbers: nothing pickled
+
+
+@pytest.mark.parametrize("name", ["last.safetensors", "log.csv"])
+def test_a_full_disk_leaves_the_checkpoint(name: str, half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (half / "last.safetensors").read_bytes()
+    replace = checkpoint.os.replace
+
+    def full(part: str, path: Path) -> None:
+        if Path(path).name == name:
+            Path(part).write_bytes(b"half of")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(part, path)
+
+    monkeypatch.setattr(checkpoint.os, "replace", full)
+    with pytest.raises(WiringError, match=rf"{name} could not be written: the disk is full.*--resume"):
+        run(half, resume=True)
+    assert (half / "last.safetensors").read_bytes() == before
+    assert not list(half.glob(".*"))
+    monkeypatch.undo()
+    assert run(half, resume=True).steps == 6
+
+
+def test_a_failing_write_leaves_the_checkpoint(half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (half / "last.safetensors").read_bytes()
+
+    def fails(tensors: Any, path: str, header: Any) -> None:
+        Path(path).write_bytes(b"half of it")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(safetensors.torch, "save_file", fails)
+    with pytest.raises(WiringError, match="the disk is full"):
+        run(half, resume=True)
+    assert (half / "last.safetensors").read_bytes() == before
+    assert not list(half.glob(".*"))
+
+
+def test_what_a_killed_process_left_is_removed(half: Path) -> None:
+    (half / ".last.safetensors.12345.part").write_bytes(b"half of it")
+    run(half, resume=True)
+    assert not list(half.glob(".*"))
+
+
+def test_a_folder_that_cannot_be_one(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(WiringError, match=r"could not be written"):
+        run(tmp_path / "file")
+    assert (tmp_path / "file").read_text() == ""
+
+
+@pytest.mark.parametrize("damage", ["cut", "zeros", "empty", "plain"])
+def test_a_damaged_checkpoint(damage: str, half: Path) -> None:
+    path = half / "last.safetensors"
+    whole = path.read_bytes()
+    if damage == "plain":
+        safetensors.torch.save_file({"a": torch.zeros(1)}, path)
+    else:
+        path.write_bytes({"cut": whole[: len(whole) // 2], "zeros": bytes(len(whole)), "empty": b""}[damage])
+    with pytest.raises(WiringError, match=r"last\.safetensors is damaged or no checkpoint of wirings"):
+        run(half, resume=True)
+    with pytest.raises(WiringError, match="damaged or no checkpoint"):
+        runs.measure(half, device="cpu")
+    path.write_bytes(whole)
+    assert run(half, resume=True).steps == 6
+
+
+def test_a_checkpoint_of_something_else(half: Path) -> None:
+    with pytest.raises(WiringError, match="belongs to the recipe 'digits/static-dnw', not to 'other'"):
+        loop.train("other", tiny(), half, device="cpu", resume=True)
+    with pytest.raises(WiringError, match=r"was made with optimizer\.lr = 0\.3, now it is 0\.2"):
+        run(half, "optimizer.lr=0.2", resume=True)
+    with pytest.raises(WiringError, match=r"was made with seed = 0, now it is 1"):
+        run(half, "seed=1", resume=True)
+    tensors, about = checkpoint.read(half / "last.safetensors")
+    with pytest.raises(WiringError, match="does not fit this model"):
+        checkpoint.load_model(torch.nn.Linear(2, 2), tensors, half)
+    del tensors, about
+    assert run(half, "checkpoint_every=1", "data.workers=0", resume=True).steps == 6  # these change nothing
+
+
+def test_a_checkpoint_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(WiringError, match="there is no checkpoint"):
+        checkpoint.read(tmp_path / "last.safetensors")
+    with pytest.raises(WiringError, match="is no folder of a run"):
+        runs.measure(tmp_path)
+    assert run(tmp_path / "new", resume=True).steps == 6  # nothing there: from the beginning
+
+
+def test_a_loss_that_is_not_finite(tmp_path: Path) -> None:
+    boom = ["schedule.kind=multistep", "schedule.milestones=[1]", "schedule.factor=1e30", "clip=null", "epochs=3"]
+    with pytest.raises(WiringError) as caught:
+        run(tmp_path / "run", *boom)
+    text = str(caught.value)
+    assert re.match(r"the loss was not finite at step 5 \(lr 3e\+29\); weights are not finite in stem\.weight", text)
+    assert f"The last good checkpoint is {tmp_path / 'run' / 'last.safetensors'}" in text
+    tensors, about = checkpoint.read(tmp_path / "run" / "last.safetensors")
+    assert about["progress"]["steps"] == 3
+    assert all(value.isfinite().all() for value in tensors.values() if value.is_floating_point())
+    assert len(lines(tmp_path / "run")) == 1
+
+
+def test_weights_that_are_not_finite_are_not_written(tmp_path: Path) -> None:
+    boom = [
+        "optimizer.lr=1e38",
+        "optimizer.weight_decay=1e10",
+        "clip=null",
+        "batch=50",
+        "epochs=1",
+    ]  # the one loss there is was finite
+    with pytest.raises(WiringError, match=r"weights were not finite at step 1 .* There is no checkpoint yet"):
+        run(tmp_path / "run", *boom)
+    assert not list((tmp_path / "run").glob("*.safetensors"))
+
+
+def test_the_step_and_lr_are_those_that_went_wrong(tmp_path: Path) -> None:
+    changes = ["schedule.per=step", "clip=null", "optimizer.lr=1e30", "epochs=1", "batch=10"]
+    with pytest.raises(WiringError, match=r"at step 2 \(lr 9\.04508e\+29\)"):
+        run(tmp_path / "run", *changes)
+
+
+def test_a_step_forgets_that_it_was_warmed_up() -> None:
+    settings = tiny("ema=0.9")
+    model, wiring = loop.build(settings, 10, CPU)
+    step = Step(model, wiring, make_optimizer(model, wiring, settings, CPU.device), settings, CPU.device)
+    state, scaler = {name: value.clone() for name, value in model.state_dict().items()}, step.scaler.state_dict()
+    x, y = torch.randn(6, 1, 8, 8), torch.arange(6)
+    step(x, y, 6)
+    once = {name: value.clone() for name, value in model.state_dict().items()}
+    assert not torch.equal(once["stem.weight"], state["stem.weight"])
+    forget(step, state, scaler)
+    assert step.average is not None
+    for name, value in state.items():
+        assert torch.equal(model.state_dict()[name], value)
+        assert torch.equal(step.average.state_dict()[name], value)
+    assert (step.count.item(), step.bad.item(), step.totals.tolist()) == (0, -1, [0, 0, 0])
+    step(x, y, 6)
+    for name, value in once.items():
+        assert torch.equal(model.state_dict()[name], value)
+
+
+def test_tensorboard_files(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run(tmp_path / "run", log=Shown(tensorboard=True))
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("accuracy")] == [
+        (int(line["epoch"]), pytest.approx(float(line["accuracy"]))) for line in lines(tmp_path / "run")
+    ]
+    (tag,) = events.Tags()["images"]
+    assert tag.startswith("wiring/")
+    assert len(events.Images(tag)) == 2
+
+
+def test_a_picture_of_a_wiring() -> None:
+    mask = torch.eye(4, dtype=torch.bool)
+    assert torch.equal(picture(mask), torch.eye(4))
+    assert torch.equal(picture(mask, most=2), torch.eye(2) / 2)
+    assert picture(torch.ones(3, 2, 5, 5, dtype=torch.bool)).shape == (3, 50)
+
+
+def test_the_bar_ends_with_the_run(tmp_path: Path) -> None:
+    class Broken(Shown):
+        def batch(self, done: int) -> None:
+            raise BreakError
+
+    log = Broken()
+    with pytest.raises(BreakError):
+        run(tmp_path / "run", log=log)
+    assert log.bar.finished or not log.bar.live.is_started

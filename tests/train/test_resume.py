@@ -1,0 +1,186 @@
+"""A run that is stopped, in whatever way, and goes on is the run that was never stopped, to the last bit."""
+
+import csv
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from wirings import recipes
+from wirings.train import loop, results
+from wirings.train.log import Log
+from wirings.train.settings import Settings, with_overrides
+
+RECIPE = "digits/static-dnw"
+TIMES = ("seconds",)
+OF_TIME = ("started", "train_s", "wall_s", "settings")
+
+
+def small(*changes: str) -> Settings:
+    data = ["data.name=synthetic", "data.options={shape: [1, 8, 8], examples: 50, test_examples: 40}", "batch=20"]
+    data += ["optimizer.lr=0.3", "optimizer.momentum=0.9", "schedule.kind=cosine"]
+    return with_overrides(recipes.get(RECIPE).settings, ["epochs=4", *data, *changes])[0]
+
+
+def train(out: Path, settings: Settings, **more: Any) -> results.Result | None:
+    return loop.train(RECIPE, settings, out, device="cpu", **more)
+
+
+def lines(out: Path) -> list[dict[str, str]]:
+    with open(out / "log.csv") as file:
+        return [{key: value for key, value in line.items() if key not in TIMES} for line in csv.DictReader(file)]
+
+
+def same_runs(one: Path, other: Path) -> None:
+    for name in ("last.safetensors", "best.safetensors"):
+        a, b = load_file(one / name), load_file(other / name)
+        assert a.keys() == b.keys()
+        different = [key for key in a if not torch.equal(a[key], b[key])]
+        assert not different
+    assert lines(one) == lines(other)
+    a, b = (vars(results.read(folder / "result.json")) for folder in (one, other))
+    assert {key: a[key] for key in a if key not in OF_TIME} == {key: b[key] for key in b if key not in OF_TIME}
+
+
+class BreakError(Exception):
+    pass
+
+
+class Stops(Log):
+    """Raises after so many batches."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def batch(self, done: int) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise BreakError
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["data.name=digits", "data.options={}", "batch=500"],
+        ["precision=bf16", "ema=0.9", "optimizer.nesterov=true"],
+        ["rule.name=random", "optimizer.momentum=0", "accumulate=2", "channels_last=true"],
+        ["optimizer.weight_decay_edges=0", "evaluate_every=2", "schedule.warmup_epochs=1.5"],
+    ],
+    ids=["digits", "bf16 and average", "random, no momentum", "decay and warm-up"],
+)
+def test_a_run_goes_on_bit_by_bit(changes: list[str], tmp_path: Path) -> None:
+    settings = small(*changes)  # 3 steps an epoch
+    train(tmp_path / "whole", settings)
+    with pytest.raises(BreakError):  # in the third epoch: it goes on from the end of the second
+        train(tmp_path / "epoch", settings, log=Stops(8))
+    train(tmp_path / "epoch", settings, resume=True)
+    same_runs(tmp_path / "whole", tmp_path / "epoch")
+    often = small(*changes, "checkpoint_every=1")
+    for after in (2, 1, 5):  # in the middle of epochs, one step after a checkpoint
+        with pytest.raises(BreakError):
+            train(tmp_path / "often", often, resume=True, log=Stops(after))
+    train(tmp_path / "often", often, resume=True)
+    same_runs(tmp_path / "whole", tmp_path / "often")
+
+
+def test_swapped_edges_are_counted_from_the_epochs_beginning(tmp_path: Path) -> None:
+    settings = small("checkpoint_every=1", "epochs=2", "optimizer.lr=1")
+    train(tmp_path / "whole", settings)
+    with pytest.raises(BreakError):
+        train(tmp_path / "broken", settings, log=Stops(5))
+    train(tmp_path / "broken", settings, resume=True)
+    swapped = [line["swapped"] for line in lines(tmp_path / "whole")]
+    assert swapped == [line["swapped"] for line in lines(tmp_path / "broken")]
+    assert int(swapped[1]) > 0
+
+
+def test_a_time_limit_stops_at_a_checkpoint(tmp_path: Path) -> None:
+    settings = small("epochs=2")
+    train(tmp_path / "whole", settings)
+    said: list[str] = []
+    log = Log()
+    log.say = said.append  # type: ignore[method-assign]
+    for _ in range(4):  # the last step of an epoch is followed by the next epoch's first
+        assert train(tmp_path / "limited", settings, resume=True, max_minutes=0, log=log) is None
+        if "epoch 2, batch 3" in said[-1]:
+            break
+    assert said[0].startswith("time is up: ")
+    assert "goes on with --resume from epoch 1, batch 2" in said[0]
+    assert "goes on at epoch 1, batch 2" in said
+    assert train(tmp_path / "limited", settings, resume=True, max_minutes=0) is not None, "the end was in sight"
+    same_runs(tmp_path / "whole", tmp_path / "limited")
+
+
+def test_a_kill_before_the_last_files_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = small("epochs=2")
+    train(tmp_path / "whole", settings)
+    write = loop.checkpoint.write
+    count = 0
+
+    def dies(path: Path, put: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == limit:
+            raise BreakError
+        write(path, put)
+
+    for module in (loop.checkpoint, sys.modules["wirings.train.log"]):
+        monkeypatch.setattr(module, "write", dies)
+    for limit in range(1, 20):  # before every single file that a run writes
+        count, out = 0, tmp_path / str(limit)
+        try:
+            train(out, settings)
+        except BreakError:
+            count = 100
+            train(out, settings, resume=True)
+            same_runs(tmp_path / "whole", out)
+        else:
+            break
+    assert 7 <= limit < 19
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_ten_times(tmp_path: Path) -> None:
+    settings = ["epochs=12", "batch=100", "checkpoint_every=1"]
+    settings += ["data.name=synthetic", "data.options={shape: [1, 8, 8], examples: 1000, test_examples: 40}"]
+    changes = [text for change in settings for text in ("--set", change)]
+
+    def command(out: str) -> list[str]:
+        return [sys.executable, "-m", "wirings", "train", RECIPE, "--device", "cpu", "--out", out, "--resume", *changes]
+
+    changed_settings, overrides = with_overrides(recipes.get(RECIPE).settings, settings)
+    train(tmp_path / "whole", changed_settings, overrides=overrides)
+    quiet: dict[str, Any] = {"cwd": tmp_path, "stdout": subprocess.DEVNULL}
+    draw, reached = random.Random(0), [0]
+    began, last = tmp_path / "killed" / "settings.yaml", tmp_path / "killed" / "last.safetensors"
+
+    def changed(path: Path) -> int:
+        return path.stat().st_mtime_ns if path.exists() else 0
+
+    for _ in range(10):
+        before = changed(began)
+        process = subprocess.Popen(command("killed"), **quiet)
+        while process.poll() is None and changed(began) == before:
+            time.sleep(0.005)
+        for _ in range(draw.randrange(9)):  # so many checkpoints later, and a moment
+            written = changed(last)
+            while process.poll() is None and changed(last) == written:
+                time.sleep(0.002)
+        time.sleep(draw.uniform(0, 0.05))
+        assert process.poll() is None, "it came to its end before it could be killed: make it longer"
+        process.kill()
+        process.wait()
+        if last.exists():
+            _, about = loop.checkpoint.read(last)
+            reached.append(about["progress"]["steps"])
+    assert reached == sorted(reached)
+    assert len(set(reached)) > 4, "kills came after progress, not only before"
+    assert subprocess.run(command("killed"), **quiet).returncode == 0
+    same_runs(tmp_path / "whole", tmp_path / "killed")
+    assert not list((tmp_path / "killed").glob(".*"))

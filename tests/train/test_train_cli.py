@@ -1,0 +1,133 @@
+"""The command line: train, eval, predict, recipes, table."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from wirings import WiringError, recipes
+from wirings.cli import app
+from wirings.data.digits import load
+from wirings.train import results
+
+RECIPE = "digits/static-dnw"
+TINY = ["epochs=2", "data.name=synthetic", "batch=20"]
+TINY += ["data.options={shape: [1, 8, 8], examples: 50, test_examples: 40}"]
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "300")  # no line broken
+
+
+def call(*arguments: Any) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def train(*arguments: Any, settings: list[str] = TINY) -> str:
+    changes = [text for change in settings for text in ("--set", change)]
+    return call("train", RECIPE, "--device", "cpu", *changes, *arguments)
+
+
+def test_train_eval_and_predict_on_digits(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    said = train("--out", "run", settings=["epochs=2", "batch=200"])
+    result = results.read(tmp_path / "run" / "result.json")
+    assert "epoch   1/2: loss " in said
+    assert "edges swapped a step" in said
+    assert "images/s" in said
+    assert f"{RECIPE}, seed 0: {result.accuracy:.2f} % after" in said
+    assert result.overrides == {"epochs": 2, "batch": 200}
+    again = call("eval", "run", "--device", "cpu")
+    assert again.startswith(f"run: {result.accuracy:.2f} % (top 5 {result.top5:.2f} %), loss {result.test_loss:.4f}")
+    assert call("eval", "run", "--best").startswith(f"run: {result.best_accuracy:.2f} %")
+    pixels = (load()[0][0, 0].numpy() * 255).round().astype(np.uint8)
+    image.fromarray(pixels).resize((32, 32), image.Resampling.NEAREST).save("digit.png")
+    image.fromarray(pixels).save("small.png")
+    first, second = call("predict", "run", "digit.png", "small.png").splitlines()
+    guesses = first.removeprefix("digit.png: ").split(", ")
+    assert len(guesses) == 3
+    assert all(guess.split()[0] in set("0123456789") for guess in guesses)
+    assert second.removeprefix("small.png: ") == first.removeprefix("digit.png: ")
+    with pytest.raises(WiringError, match=r"there is no image none\.png"):
+        call("predict", "run", "none.png")
+
+
+def test_several_seeds_a_results_folder_and_overwriting(tmp_path: Path) -> None:
+    train("--seed", 3, "--seed", 4, "--results", "kept")
+    for seed in (3, 4):
+        run = tmp_path / "runs" / RECIPE / f"seed{seed}" / "result.json"
+        kept = tmp_path / "kept" / RECIPE / f"seed{seed}.json"
+        assert results.read(run) == results.read(kept)
+        assert results.read(kept).seed == seed
+    assert [result.seed for result in results.find(tmp_path / "kept", RECIPE)] == [3, 4]
+    with pytest.raises(WiringError, match=r"seed4\.json holds a result already: give --overwrite"):
+        train("--seed", 4, "--results", "kept", "--out", "again")
+    assert not (tmp_path / "again").exists(), "it says so before it trains"
+    before = (tmp_path / "kept" / RECIPE / "seed4.json").read_text()
+    assert "wrote kept" in train("--seed", 4, "--results", "kept", "--overwrite", "--out", "again")
+    assert (tmp_path / "kept" / RECIPE / "seed4.json").read_text() != before
+    with pytest.raises(WiringError, match="--out names the folder of one run"):
+        train("--seed", 1, "--seed", 2, "--out", "two")
+
+
+def test_the_seed_is_a_setting_too(tmp_path: Path) -> None:
+    train("--set", "seed=5")
+    assert results.read(tmp_path / "runs" / RECIPE / "seed5" / "result.json").seed == 5
+
+
+def test_a_folder_that_holds_a_run_and_a_time_limit(tmp_path: Path) -> None:
+    said = train("--out", "run", "--max-minutes", 0)
+    assert "time is up: run goes on with --resume from epoch 1, batch 2" in said
+    assert not (tmp_path / "run" / "result.json").exists()
+    with pytest.raises(WiringError, match="run holds a run already: go on with --resume, or give another --out"):
+        train("--out", "run")
+    said = train("--out", "run", "--resume")
+    assert "goes on at epoch 1, batch 2" in said
+    assert results.read(tmp_path / "run" / "result.json").steps == 6
+
+
+def test_misspelt_names_are_mended() -> None:
+    with pytest.raises(WiringError, match=r"Did you mean 'optimizer\.momentum'"):
+        train("--set", "optimizer.momentun=0.2")
+    with pytest.raises(WiringError, match="Did you mean 'digits/static-dnw'"):
+        call("train", "digits/static-dnv")
+    with pytest.raises(WiringError, match="epochs"):
+        train("--set", "epochs=x")
+    with pytest.raises(WiringError, match="no folder of a run"):
+        call("eval", "nothing")
+    assert not Path("runs").exists()
+
+
+def test_a_recipe_of_your_own(tmp_path: Path) -> None:
+    Path("mine.yaml").write_text(f"base: {RECIPE}\nepochs: 1\n")
+    changes = [text for change in TINY[1:] for text in ("--set", change)]
+    call("train", "mine.yaml", "--device", "cpu", *changes)
+    assert results.read(tmp_path / "runs" / "mine" / "seed0" / "result.json").epochs == 1
+
+
+def test_tensorboard_is_written_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboard")
+    train("--out", "without")
+    assert not (tmp_path / "without" / "tensorboard").exists()
+    train("--out", "with", "--tensorboard")
+    assert list((tmp_path / "with" / "tensorboard").glob("events.*"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(WiringError, match="pip install tensorboard"):
+        train("--out", "another", "--tensorboard")
+
+
+def test_recipes_and_an_empty_table() -> None:
+    listed = call("recipes")
+    assert all(name in listed for name in recipes.names())
+    assert "80.9 ± 0.6 %" in listed
+    shown = call("table", 1, "--results", "none")
+    assert "80.9" in shown
+    assert "|" in call("table", 1, "--results", "none", "--markdown")

@@ -1,0 +1,135 @@
+"""Two processes train as one would: the same loss, one wiring, one writer; if one dies, so does the other."""
+
+import csv
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+
+from wirings import recipes
+from wirings.train import checkpoint, loop
+from wirings.train.settings import Settings, with_overrides
+
+pytestmark = [
+    pytest.mark.dist,
+    pytest.mark.slow,
+    pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this PyTorch has no gloo"),
+]
+RECIPE = "digits/static-dnw"
+CHANGES = {
+    # 20 steps, the last of an epoch on 3 examples: with 2 ranks, 2 and 1
+    "plain": ["epochs=4", "data.options={shape: [1, 8, 8], examples: 99, test_examples: 41}", "batch=24"],
+    "dies": [
+        "epochs=3",
+        "data.options={shape: [1, 8, 8], examples: 50, test_examples: 41}",
+        "batch=20",
+        "checkpoint_every=1",
+    ],
+}
+CHANGES["parts"] = [*CHANGES["plain"], "accumulate=4", "ema=0.9", "checkpoint_every=3"]
+
+
+def settings_of(case: str) -> Settings:
+    pinned = ["data.name=synthetic", "optimizer.lr=0.3", "optimizer.momentum=0.9", "clip=1"]
+    return with_overrides(recipes.get(RECIPE).settings, [*pinned, *CHANGES[case]])[0]
+
+
+def work(case: str, folder: Path, death: int) -> None:
+    """What a process does: train, and keep what it found; or die after so many batches, if it is the second."""
+    kept = {}
+    build = loop.build
+
+    def spy(*args: object) -> object:
+        kept["model"], kept["wiring"] = build(*args)  # type: ignore[arg-type]
+        return kept["model"], kept["wiring"]
+
+    loop.build = spy  # type: ignore[assignment]
+    rank = int(os.environ["RANK"])
+
+    class Dies(loop.Log):
+        done = 0
+
+        def batch(self, done: int) -> None:
+            self.done += 1
+            if rank == 1 and self.done == death:
+                os._exit(9)
+
+    loop.train(RECIPE, settings_of(case), folder / f"run{rank}", device="cpu", resume=True, log=Dies())
+    state = {name: value.detach() for name, value in kept["model"].state_dict().items()}
+    torch.save({"masks": kept["wiring"].masks(), "state": state}, folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+def start_two(case: str, folder: Path, death: int = -1) -> list[tuple[int, str]]:
+    """The exit status and the errors of both."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    shared |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    if not (folder / "run1").is_symlink():
+        (folder / "run1").symlink_to(folder / "run0")  # one folder, as for processes that torchrun starts
+    processes = [
+        subprocess.Popen(
+            [sys.executable, __file__, case, str(folder), str(death)],
+            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    errors = [process.communicate(timeout=120)[1] for process in processes]
+    return [(process.returncode, error) for process, error in zip(processes, errors, strict=True)]
+
+
+def same_log(one: Path, other: Path) -> None:
+    tables = [list(csv.DictReader((out / "log.csv").read_text().splitlines())) for out in (one, other)]
+    for a, b in zip(*tables, strict=True):
+        assert a.keys() == b.keys()
+        for key in a.keys() - {"seconds"}:
+            assert float(a[key]) == pytest.approx(float(b[key]), rel=1e-4), key
+
+
+@pytest.mark.parametrize("case", ["plain", "parts"])
+def test_two_processes_train_as_one(case: str, tmp_path: Path) -> None:
+    assert [status for status, _ in start_two(case, tmp_path)] == [0, 0]
+    alone = loop.train(RECIPE, settings_of(case), tmp_path / "alone", device="cpu")
+    assert alone is not None
+    assert alone.steps == 20
+    both = tmp_path / "run0"
+    assert not list(both.glob(".*"))
+    same_log(both, tmp_path / "alone")
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    for kind in ("masks", "state"):
+        assert all(torch.equal(first[kind][name], second[kind][name]) for name in first[kind])
+    ours, theirs = (load_file(out / "last.safetensors") for out in (both, tmp_path / "alone"))
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        if name.startswith(("model.", "average.")):
+            torch.testing.assert_close(ours[name], theirs[name], rtol=1e-3, atol=1e-5)
+        if name.startswith("seen."):  # the wiring, bit by bit
+            assert torch.equal(ours[name], theirs[name])
+
+
+def test_a_process_that_dies_ends_the_run_which_goes_on_later(tmp_path: Path) -> None:
+    (first, error), (second, _) = start_two("dies", tmp_path, death=5)  # in the second epoch
+    assert second == 9
+    assert first not in (0, None)
+    assert "process 0 of 2 ends, because another one has ended" in error
+    assert "Start all of them again with --resume" in error
+    tensors, about = checkpoint.read(tmp_path / "run0" / "last.safetensors")
+    assert about["progress"]["steps"] == 4
+    assert all(value.isfinite().all() for value in tensors.values())
+    assert [status for status, _ in start_two("dies", tmp_path)] == [0, 0]
+    loop.train(RECIPE, settings_of("dies"), tmp_path / "alone", device="cpu")
+    same_log(tmp_path / "run0", tmp_path / "alone")
+
+
+if __name__ == "__main__":
+    work(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
