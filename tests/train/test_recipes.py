@@ -57,8 +57,8 @@ def test_table_1_is_the_papers() -> None:
         ("table1/static-dnw", 80.9, 0.6),
         ("table1/discrete-random", 77.3, 0.7),
         ("table1/discrete-dnw", 82.3, 0.6),
-        ("digits/static-dnwtinuous-random", 78.5, 1.2),
-        ("digits/static-dnwtinuous-dnw", 83.1, 0.3),
+        ("table1/continuous-random", 78.5, 1.2),
+        ("table1/continuous-dnw", 83.1, 0.3),
     ]
     for row in rows:
         kind, rule = row.name.removeprefix("table1/").split("-")
