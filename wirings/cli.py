@@ -142,7 +142,7 @@ def train(
 
 @app.command("eval")
 def evaluate(
-    run: Annotated[str, typer.Argument(help="A run's folder.")],
+    run: Annotated[str, typer.Argument(help="A run's folder, or a trained network that comes with the package.")],
     best: Annotated[bool, typer.Option(help="The best epoch's checkpoint instead of the last.")] = False,
     data: Annotated[Path | None, typer.Option(help="The folder with the data.")] = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu.")] = None,
@@ -156,7 +156,7 @@ def evaluate(
 
 @app.command()
 def predict(
-    run: Annotated[str, typer.Argument(help="A run's folder.")],
+    run: Annotated[str, typer.Argument(help="A run's folder, or a trained network that comes with the package.")],
     images: Annotated[list[Path], typer.Argument(help="Image files.")],
     device: Annotated[str | None, typer.Option(help="cuda or cpu.")] = None,
 ) -> None:

@@ -87,7 +87,7 @@ def train(
             checkpoint.save(path, step, {**about, "progress": vars(progress)})
         place.wait()
 
-    deadline = math.inf if max_minutes is None else begun + 60 * max_minutes
+    deadline, told = math.inf if max_minutes is None else begun + 60 * max_minutes, 0
     log.begin(name, settings, len(found.train), progress.epoch)
     try:
         with together(place, f"Start all of them again with --resume: {out} is as its last checkpoint left it."):
@@ -105,6 +105,7 @@ def train(
                 # The last checkpoint comes last: a run killed before it makes this epoch, and all its files, again.
                 if place.first:
                     log.epoch(line, out, progress.history, wiring)
+                    told = _tell_skipped(found, log, told)
                 if better:
                     save(out / "best.safetensors")
                 save(last)
@@ -117,6 +118,15 @@ def train(
     result = summary(name, settings, model, wiring, progress, overrides or {}, data_md5=found.md5, **environment)
     results.write_json(finished, result)
     return result
+
+
+def _tell_skipped(found: Data, log: Log, told: int) -> int:
+    """Say how many images were left out, and which, where there are more than before."""
+    names = [name for loader in (found.train, found.test) for name in getattr(loader, "skipped", ())]
+    if len(names) > told:
+        rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        log.say(f"{len(names)} images cannot be decoded and were left out: {', '.join(names[:3])}{rest}")
+    return len(names)
 
 
 def build(settings: Settings, classes: int, place: Place) -> tuple[nn.Module, Wiring | None]:

@@ -10,20 +10,26 @@ import torch
 from torch import nn
 
 from wirings.errors import WiringError
-from wirings.train import checkpoint
+from wirings.train import checkpoint, trained
 from wirings.train.distributed import Place, start
 from wirings.train.loop import build, evaluate, load_data
 from wirings.train.results import load_settings
-from wirings.train.settings import Settings
+from wirings.train.settings import Settings, from_mapping
 from wirings.train.step import autocast
 
 
 def open_run(run: str | Path, best: bool = False, device: str | None = None) -> tuple[nn.Module, Settings, str, Place]:
     """A run's model as it was evaluated, its settings, its recipe's name, and where the model lies."""
     folder = Path(run)
+    if not folder.exists() and str(run) in trained.names():
+        return _open_trained(str(run), start(device))
     path = folder / ("best.safetensors" if best else "last.safetensors")
     if not folder.is_dir() or not path.exists():
-        raise WiringError(f"{run} is no folder of a run: expected {path.name} and settings.yaml in it.")
+        known = ", ".join(trained.names())
+        raise WiringError(
+            f"{run} is no folder of a run: expected {path.name} and settings.yaml in it. Nor is it a trained network "
+            f"that comes with the package: {known}."
+        )
     name, settings, _ = load_settings(folder / "settings.yaml")
     place = start(device)
     tensors, about = checkpoint.read(path)
@@ -31,6 +37,15 @@ def open_run(run: str | Path, best: bool = False, device: str | None = None) -> 
     averaged = any(key.startswith("average.") for key in tensors)
     checkpoint.load_model(model, tensors, path, "average." if averaged else "model.")
     return model.eval(), settings, name, place
+
+
+def _open_trained(name: str, place: Place) -> tuple[nn.Module, Settings, str, Place]:
+    path = trained.path_of(name)
+    _, about = checkpoint.read(path)
+    settings = from_mapping(about["settings"])
+    model, _ = build(settings, about["classes"], place)
+    trained.load_into(model, path)
+    return model.eval(), settings, about["recipe"], place
 
 
 def measure(
