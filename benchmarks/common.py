@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import platform
 import statistics
 import subprocess
 import time
@@ -12,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+
+from wirings.train.results import environment
 
 
 def time_once(run: Callable[[], object], device: str, calls: int = 1) -> float:
@@ -69,11 +69,11 @@ def summary(taken: list[float]) -> dict[str, float]:
 
 def machine(device: str) -> dict[str, Any]:
     """Hardware, versions and commit, for the head of a benchmark and for its record."""
-    name = torch.cuda.get_device_name() if device == "cuda" else _cpu_name()
+    about = environment(device)
     return {
-        "hardware": name,
+        "hardware": about["hardware"],
         "threads": torch.get_num_threads(),
-        "versions": {"torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version()},
+        "versions": about["versions"],
         "commit": _git("rev-parse", "--short", "HEAD") or None,
         "dirty": bool(_git("status", "--porcelain", "--", "wirings", "benchmarks")),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -82,12 +82,6 @@ def machine(device: str) -> dict[str, Any]:
 
 def _git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], capture_output=True, text=True, check=False).stdout.strip()
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-    return f"{names[0]} ({len(names)} cores)" if names else platform.processor()
 
 
 def save(path: Path | None, record: dict[str, Any]) -> None:

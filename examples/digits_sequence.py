@@ -6,12 +6,10 @@ Its 128 nodes have 400 edges of 16,384 that are allowed.
     python examples/digits_sequence.py [--seeds 5]
 """
 
-import argparse
-
 from torch import nn
 
 from wirings import DiscreteGraph, Wiring
-from wirings.demo import Settings, compare
+from wirings.demo import Settings, command
 from wirings.nodes import ActivationNode
 
 # A sum over few edges is small, and without a norm nothing makes up for it: the initial weights' factor is chosen, too.
@@ -33,19 +31,5 @@ def network(rule: str, settings: Settings) -> tuple[nn.Sequential, Wiring]:
     return nn.Sequential(nn.Unflatten(1, (8, 8)), graph), graph.wiring
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seeds", type=int, default=5)
-    settings = Settings(**{**vars(SETTINGS), "seeds": parser.parse_args().seeds})
-    outcomes = compare(settings, progress=lambda what: print(f"\r{what:40}", end="", flush=True), make=network)
-    print("\r", end="")
-    for outcome in outcomes:
-        print(
-            f"{outcome.rule:8} {outcome.edges} edges, learning rate {outcome.lr}, gain {outcome.gain}: "
-            f"{outcome.mean:.1f} ± {outcome.std:.1f} %"
-        )
-    print(f"dnw is ahead by {outcomes[0].ahead_of(outcomes[1]):.1f} pooled standard deviations")
-
-
 if __name__ == "__main__":
-    main()
+    command(__doc__, SETTINGS, network)

@@ -6,12 +6,10 @@ every node. As the tiny classifiers of the paper's Table 1, but small enough for
     python examples/digits_static.py [--seeds 5]
 """
 
-import argparse
-
 from torch import Tensor, nn
 
 from wirings import StaticGraph, Wiring
-from wirings.demo import Settings, compare
+from wirings.demo import Settings, command
 from wirings.nodes import ConvNode
 
 SETTINGS = Settings(epochs=10, learning_rates=(0.1, 0.3, 1.0), clip=1.0)
@@ -31,19 +29,5 @@ def network(rule: str, settings: Settings) -> tuple[nn.Sequential, Wiring]:
     return nn.Sequential(*stem, graph, Centre(), nn.Linear(10, 10)), graph.wiring
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seeds", type=int, default=5)
-    settings = Settings(**{**vars(SETTINGS), "seeds": parser.parse_args().seeds})
-    outcomes = compare(settings, progress=lambda what: print(f"\r{what:40}", end="", flush=True), make=network)
-    print("\r", end="")
-    for outcome in outcomes:
-        print(
-            f"{outcome.rule:8} {outcome.edges} edges, learning rate {outcome.lr}: "
-            f"{outcome.mean:.1f} ± {outcome.std:.1f} %"
-        )
-    print(f"dnw is ahead by {outcomes[0].ahead_of(outcomes[1]):.1f} pooled standard deviations")
-
-
 if __name__ == "__main__":
-    main()
+    command(__doc__, SETTINGS, network)

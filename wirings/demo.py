@@ -7,10 +7,11 @@ neither trains nor is tested on. The examples compare neural graphs in the same 
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -193,6 +194,22 @@ def compare(
                 outcome.weights = [m.weight.detach() for m in trained.model if isinstance(m, nn.Linear)]
         outcomes.append(outcome)
     return outcomes
+
+
+def command(description: str, settings: Settings, make: Make) -> None:
+    """An example's command line: compare dnw with a random graph, and print what came out."""
+    parser = argparse.ArgumentParser(description=description.split("\n")[0])
+    parser.add_argument("--seeds", type=int, default=settings.seeds)
+    settings = replace(settings, seeds=parser.parse_args().seeds)
+    outcomes = compare(settings, progress=lambda what: print(f"\r{what:40}", end="", flush=True), make=make)
+    print("\r", end="")
+    for outcome in outcomes:
+        gain = f", gain {outcome.gain}" if settings.gains[1:] else ""
+        print(
+            f"{outcome.rule:8} {outcome.edges} edges, learning rate {outcome.lr}{gain}: "
+            f"{outcome.mean:.1f} ± {outcome.std:.1f} %"
+        )
+    print(f"dnw is ahead by {outcomes[0].ahead_of(outcomes[1]):.1f} pooled standard deviations")
 
 
 def draw(outcomes: Sequence[Outcome], path: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from breaking import BreakError, Stops
 from torch import Tensor
 
 from wirings import WiringError, recipes
@@ -287,22 +288,6 @@ def test_a_run_that_is_finished_is_left_as_it_is(plain: Path) -> None:
     result = run(plain, resume=True)
     assert result == results.read(plain / "result.json")
     assert {path.name: path.stat().st_mtime_ns for path in plain.iterdir()} == before
-
-
-class BreakError(Exception):
-    pass
-
-
-class Stops(Log):
-    """Raises after so many batches."""
-
-    def __init__(self, after: int) -> None:
-        self.left = after
-
-    def batch(self, done: int) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise BreakError
 
 
 @pytest.fixture

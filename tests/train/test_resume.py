@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from breaking import BreakError, Stops
 from safetensors.torch import load_file
 
 from wirings import recipes
@@ -46,22 +47,6 @@ def same_runs(one: Path, other: Path) -> None:
     assert lines(one) == lines(other)
     a, b = (vars(results.read(folder / "result.json")) for folder in (one, other))
     assert {key: a[key] for key in a if key not in OF_TIME} == {key: b[key] for key in b if key not in OF_TIME}
-
-
-class BreakError(Exception):
-    pass
-
-
-class Stops(Log):
-    """Raises after so many batches."""
-
-    def __init__(self, after: int) -> None:
-        self.left = after
-
-    def batch(self, done: int) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise BreakError
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ from torch import Tensor, nn
 from wirings.budget import Amount
 from wirings.graph import StaticGraph
 from wirings.graph.nodes import ConvNode
-from wirings.models.registry import register
+from wirings.models.registry import budget, register
 from wirings.rules import Rule
-from wirings.rules import get as get_rule
 from wirings.wiring import Wiring
 
 EDGES = 200
@@ -39,7 +38,5 @@ class DigitsClassifier(nn.Module):
 @register
 def digits_static(rule: str | Rule | None = None, edges: Amount | None = None, classes: int = 10) -> DigitsClassifier:
     """Three blocks of 32 nodes between 8 inputs and 10 outputs."""
-    own = rule is not None and get_rule(rule).own_budget
-    budget = EDGES if edges is None and not own else edges
-    graph = StaticGraph([8, 32, 32, 32, 10], edges=budget, node=ConvNode(), rule=rule)
+    graph = StaticGraph([8, 32, 32, 32, 10], edges=budget(rule, edges, EDGES), node=ConvNode(), rule=rule)
     return DigitsClassifier(graph, classes)

@@ -7,7 +7,10 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from wirings.budget import Amount
 from wirings.errors import WiringError, unknown
+from wirings.rules import Rule
+from wirings.rules import get as get_rule
 
 _registry: dict[str, Callable[..., nn.Module]] = {}
 M = TypeVar("M", bound=Callable[..., nn.Module])
@@ -17,6 +20,12 @@ def register(make: M) -> M:
     """Make a model available by the name of the function that makes it. Registered models are put through the tests."""
     _registry[make.__name__] = make
     return make
+
+
+def budget(rule: str | Rule | None, edges: Amount | None, default: int) -> Amount | None:
+    """How many edges a model is to have: as given, or ``default``, or none to say where the rule has its own budget."""
+    own = rule is not None and get_rule(rule).own_budget
+    return default if edges is None and not own else edges
 
 
 def names() -> list[str]:

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from wirings.budget import Amount
 from wirings.graph import ContinuousGraph, DiscreteGraph, Graph, StaticGraph
 from wirings.graph.nodes import ConvNode
-from wirings.models.registry import register
+from wirings.models.registry import budget, register
 from wirings.rules import Rule
-from wirings.rules import get as get_rule
 from wirings.wiring import Wiring
 
 INPUTS, BLOCK, OUTPUTS = 32, 192, 100
@@ -69,12 +68,6 @@ class TinyClassifier(nn.Module):
         return {**counts, "total": sum(counts.values())}
 
 
-def _budget(rule: str | Rule | None, edges: Amount | None) -> Amount | None:
-    """The paper's number of edges, unless another was given or the rule has its own."""
-    own = rule is not None and get_rule(rule).own_budget
-    return EDGES if edges is None and not own else edges
-
-
 def _dynamic_node() -> ConvNode:
     return ConvNode(before=["activation", "conv"], after=["norm"])
 
@@ -83,7 +76,7 @@ def _dynamic_node() -> ConvNode:
 def tiny_static(rule: str | Rule | None = None, edges: Amount | None = None, classes: int = 10) -> TinyClassifier:
     """Blocks of 32 and 4 × 192 nodes that norm, rectify and convolve before they send, and 100 output nodes."""
     blocks = [INPUTS, BLOCK, BLOCK, BLOCK, BLOCK, OUTPUTS]
-    return TinyClassifier(StaticGraph(blocks, edges=_budget(rule, edges), node=ConvNode(), rule=rule), classes)
+    return TinyClassifier(StaticGraph(blocks, edges=budget(rule, edges, EDGES), node=ConvNode(), rule=rule), classes)
 
 
 @register
@@ -96,7 +89,7 @@ def tiny_discrete(
         inputs=INPUTS,
         outputs=OUTPUTS,
         steps=steps,
-        edges=_budget(rule, edges),
+        edges=budget(rule, edges, EDGES),
         node=_dynamic_node(),
         rule=rule,
         **settings,
@@ -110,6 +103,12 @@ def tiny_continuous(
 ) -> TinyClassifier:
     """800 nodes, any edge allowed, from time 0 to 1. Further settings are `ContinuousGraph`'s."""
     graph = ContinuousGraph(
-        NODES, inputs=INPUTS, outputs=OUTPUTS, edges=_budget(rule, edges), node=_dynamic_node(), rule=rule, **settings
+        NODES,
+        inputs=INPUTS,
+        outputs=OUTPUTS,
+        edges=budget(rule, edges, EDGES),
+        node=_dynamic_node(),
+        rule=rule,
+        **settings,
     )
     return TinyClassifier(graph, classes)
