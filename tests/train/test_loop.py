@@ -13,7 +13,7 @@ import torch
 from breaking import BreakError, Stops
 from torch import Tensor
 
-from wirings import WiringError, recipes
+from wirings import WiringError, files, recipes
 from wirings.train import checkpoint, loop, results, runs
 from wirings.train.distributed import Place
 from wirings.train.log import Log, Shown, picture
@@ -312,7 +312,7 @@ def test_a_checkpoint_is_opened_by_safetensors_alone(half: Path) -> None:
 @pytest.mark.parametrize("name", ["last.safetensors", "log.csv"])
 def test_a_full_disk_leaves_the_checkpoint(name: str, half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = (half / "last.safetensors").read_bytes()
-    replace = checkpoint.os.replace
+    replace = files.os.replace
 
     def full(part: str, path: Path) -> None:
         if Path(path).name == name:
@@ -320,7 +320,7 @@ def test_a_full_disk_leaves_the_checkpoint(name: str, half: Path, monkeypatch: p
             raise OSError(errno.ENOSPC, "No space left on device")
         replace(part, path)
 
-    monkeypatch.setattr(checkpoint.os, "replace", full)
+    monkeypatch.setattr(files.os, "replace", full)
     with pytest.raises(WiringError, match=rf"{name} could not be written: the disk is full.*--resume"):
         run(half, resume=True)
     assert (half / "last.safetensors").read_bytes() == before

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from wirings import WiringError, recipes
-from wirings.train import checkpoint, results, tables
+from wirings import WiringError, files, recipes
+from wirings.train import results, tables
 from wirings.train.results import Result
 from wirings.train.settings import to_mapping, with_overrides
 
@@ -104,7 +104,7 @@ def test_no_result_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint.os, "replace", broken)
+        patched.setattr(files.os, "replace", broken)
         with pytest.raises(WiringError, match=r"seed1.json could not be written: the disk is full"):
             results.write(make(accuracy=10), tmp_path, overwrite=True)
     assert path.read_bytes() == before

@@ -1,8 +1,7 @@
-"""Where prepared data are kept, and files that are there whole or not at all."""
+"""Where prepared data are kept."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from wirings.errors import WiringError
+from wirings.files import whole_file
 
 
 def cache_folder() -> Path:
@@ -20,20 +20,11 @@ def cache_folder() -> Path:
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Let ``write`` fill a file of that path: under a temporary name, removed if it fails, until it is complete."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
+        with whole_file(path) as part, part.open("wb") as file:
             write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
-        if isinstance(error, OSError):
-            raise disk_error(path, error) from error
-        raise
+    except OSError as error:
+        raise disk_error(path, error) from error
 
 
 def disk_error(path: Path, error: OSError) -> WiringError:

@@ -6,10 +6,8 @@ under another name, brought to the disk, and then renamed: a kill at any instant
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from wirings.errors import WiringError
+from wirings.files import whole_file
 from wirings.train.step import Step
 
 SCHEMA = "1"
@@ -47,13 +46,9 @@ def save(path: Path, step: Step, about: dict[str, Any]) -> None:
 
 def write(path: Path, put: Any) -> None:
     """Let ``put`` write a file, then give it its name in one go."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        put(str(part))
-        with open(part, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(part, path)
+        with whole_file(path) as part:
+            put(str(part))
     except Exception as error:
         full = (isinstance(error, OSError) and error.errno == errno.ENOSPC) or "No space left" in str(error)
         if full or isinstance(error, OSError):
@@ -63,9 +58,6 @@ def write(path: Path, put: Any) -> None:
                 "--out, and go on with --resume."
             ) from error
         raise
-    finally:  # it has its name, or is not wanted
-        with contextlib.suppress(OSError):
-            part.unlink()
 
 
 def clean(folder: Path) -> None:
