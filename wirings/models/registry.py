@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from torch import nn
@@ -11,6 +11,7 @@ from wirings.budget import Amount
 from wirings.errors import WiringError, unknown
 from wirings.rules import Rule
 from wirings.rules import get as get_rule
+from wirings.wire import wire_
 
 _registry: dict[str, Callable[..., nn.Module]] = {}
 M = TypeVar("M", bound=Callable[..., nn.Module])
@@ -26,6 +27,24 @@ def budget(rule: str | Rule | None, edges: Amount | None, default: int) -> Amoun
     """How many edges a model is to have: as given, or ``default``, or none to say where the rule has its own budget."""
     own = rule is not None and get_rule(rule).own_budget
     return default if edges is None and not own else edges
+
+
+def wired(model: nn.Module, rule: str | Rule | None, density: float | None, skip: Sequence[str] = ()) -> nn.Module:
+    """A plain model, wired if a ``density`` says how much of it is to stay; the handle is its ``wiring``.
+
+    Without a density it is the dense network: rules that choose edges have nothing to choose.
+    """
+    chosen = None if rule is None else get_rule(rule)
+    if chosen is None or (chosen.own_budget and density is None):
+        model.wiring = None  # type: ignore[assignment]
+        return model
+    if density is None:
+        raise WiringError(
+            f"rule {chosen.name!r} needs a budget: give the model a density, the fraction of its weights to keep, or "
+            "take the rule 'dense'."
+        )
+    model.wiring = wire_(model, chosen, density=density, skip=skip)  # type: ignore[assignment]
+    return model
 
 
 def names() -> list[str]:
