@@ -185,12 +185,12 @@ def mobilenetv1_dnw(
     if rule.own_budget:
         model.wiring = wire_(model, rule, include=names)
         return model
-    if not 0 < width:
+    if not width > 0:
         raise WiringError(f"width must be above 0, but it is {width}.")
     budget: dict[str, Any] = {}
     for name, stage, graph in zip(names, STAGES, model.stages, strict=False):
         budget[name] = max(edges_of_width(stage, width), 1)
-        if budget[name] > graph.allowed:  # type: ignore[operator]
+        if budget[name] > graph.allowed:
             raise WiringError(
                 f"width = {width} asks for {budget[name]:,} edges in {name}, which allows {graph.allowed:,}; "
                 f"take a width of at most {math.sqrt(graph.allowed / stage.edges()):.3g}."  # type: ignore[operator]
