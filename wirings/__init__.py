@@ -5,6 +5,7 @@ from wirings.budget import ConstantSchedule, CubicSchedule, LinearSchedule
 from wirings.edges import choose, real_edges, straight_through
 from wirings.errors import WiringError
 from wirings.graph import Blocks, Complete, ContinuousGraph, Dag, DiscreteGraph, Graph, Matrix, StaticGraph
+from wirings.rewind import rewind_
 from wirings.version import __version__
 from wirings.wire import finalize_, unwire_, wire_
 from wirings.wiring import LayerReport, Wiring
@@ -29,6 +30,7 @@ __all__ = [
     "finalize_",
     "nodes",
     "real_edges",
+    "rewind_",
     "rules",
     "straight_through",
     "unwire_",
