@@ -154,6 +154,23 @@ def test_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         load("cifar10", image_size=64)
 
 
+def test_a_holdout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WIRINGS_CACHE", str(tmp_path))
+    records = np.concatenate(RECORDS)
+    records[:, 0] = np.arange(len(records)) % 10
+    np.save(tmp_path / "cifar10.npy", records)
+    sums = [hashlib.md5(batch.tobytes()).hexdigest() for batch in np.split(records, 6)]
+    whole = load("cifar10", checksums=sums, augment=False)
+    part = load("cifar10", checksums=sums, holdout=10)
+    [(x, y)] = part.test.epoch(0)
+    assert sorted(y.tolist()) == list(range(10))
+    assert (part.train.examples, part.train.padding, part.test.padding, part.test.flip) == (20, 4, 0, False)
+    known = {image.numpy().tobytes() for x, _ in whole.train.epoch(0) for image in x}
+    assert {image.numpy().tobytes() for image in x} < known
+    with pytest.raises(WiringError, match="holdout = 30 takes 3 images of class 0, which has 3"):
+        load("cifar10", checksums=sums, holdout=30)
+
+
 def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("WIRINGS_CACHE", str(tmp_path))
     assert cache.cache_folder() == tmp_path
@@ -368,3 +385,6 @@ def test_the_real_data() -> None:
     assert (torch.stack(means).sum(0) / 50_000).abs().max() < 0.005
     _, y = next(data.test.epoch(0))
     assert y[:5].tolist() == [3, 8, 8, 0, 6]
+    part = load("cifar10", holdout=5000)
+    assert part.train.examples == 45_000
+    assert torch.bincount(torch.cat([y for _, y in part.test.epoch(0)])).tolist() == [500] * 10

@@ -1,11 +1,12 @@
 """Data sets by name: the registry, the options that all share, the embedded digits and synthetic data."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from wirings.data import base, digits, synthetic
-from wirings.data.base import Data, Options, load, names, register, share
+from wirings.data.base import Data, Options, hold_out, load, names, register, share
 from wirings.errors import WiringError
 
 
@@ -31,6 +32,13 @@ def test_a_data_set_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load("mine", batch=2, colour="blue").name == "blue"
     with pytest.raises(WiringError, match=r"unknown setting of data set 'mine' 'color'. Did you mean 'colour'"):
         load("mine", color="blue")
+
+    @register("bare")
+    def bare(options: Options) -> Data:
+        return load("synthetic", batch=options.batch)
+
+    with pytest.raises(WiringError, match="takes no settings of its own, but 'colour'"):
+        load("bare", colour="blue")
 
 
 @pytest.mark.parametrize("name", ["digits", "synthetic"])
@@ -67,7 +75,7 @@ def test_every_option_changes_something() -> None:
         ({"seed": -1}, "seed must be at least 0"),
         ({"workers": -1}, "workers must be at least 0"),
         ({"batch": 5, "world": 2}, "must divide"),
-        ({"classes": 5}, "takes no settings of its own, but 'classes'"),
+        ({"classes": 5}, "unknown setting of data set 'digits' 'classes'"),
     ],
 )
 def test_options_that_cannot_be(settings: dict[str, object], message: str) -> None:
@@ -128,3 +136,39 @@ def test_synthetic_data_can_be_learnt() -> None:
             optimizer.step()
     right = sum(int((model(x).argmax(1) == y).sum()) for x, y in data.test.epoch(0))
     assert right / data.test.examples > 0.9
+
+
+def test_a_holdout_is_made_of_training_images_alone() -> None:
+    whole, part = load("digits", augment=False), load("digits", holdout=203)
+    images, labels = digits.load()
+    order = torch.randperm(1797, generator=torch.Generator().manual_seed(0))
+    (x, y), *_ = part.test.epoch(0)
+    assert (part.train.examples, part.test.examples, len(y)) == (1197, 203, 203)
+    assert torch.bincount(y).tolist() == [21, 21, 21, *[20] * 7]
+    held = {image.numpy().tobytes() for image in x}
+    rest = {
+        image.numpy().tobytes() for x, _ in load("digits", holdout=203, augment=False).train.epoch(0) for image in x
+    }
+    before = {image.numpy().tobytes() for x, _ in whole.train.epoch(0) for image in x}
+    assert held | rest == before, "not one test image, and none moved by augmentation"
+    assert not held & rest
+    (again, _), *_ = load("digits", holdout=203, seed=5, rank=1, world=2, batch=512).test.epoch(0)
+    assert torch.equal(again, x[102:]), "whatever the seed"
+    assert not torch.equal(next(part.test.epoch(0))[1][:20], labels[order[1400:1420]])
+    assert len(images) == 1797
+
+
+def test_hold_out() -> None:
+    labels = np.array([3, 1, 3, 1, 3, 1, 3])
+    train, held = hold_out(labels, 3)
+    assert sorted([*train, *held]) == list(range(7))
+    assert sorted(labels[held]) == [1, 1, 3], "the first class gives the one more"
+    assert np.array_equal(hold_out(labels, 3)[1], held)
+    for count, message in [
+        (1, "at least one for each of 2 classes, but it is 1"),
+        (True, "but it is True"),
+        ("many", "but it is 'many'"),
+        (5, "holdout = 5 takes 3 images of class 1, which has 3"),
+    ]:
+        with pytest.raises(WiringError, match=message):
+            hold_out(labels, count)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from wirings.errors import WiringError, unknown
 
-ORDER, EXAMPLE, BUFFER = range(3)
+ORDER, EXAMPLE, BUFFER, HOLDOUT = range(4)
 """What random numbers are for: each purpose has a stream of its own (`stream`)."""
 
 
@@ -81,7 +81,7 @@ class Data:
     """Channels, height and width of what the model sees."""
     train: Loader
     test: Loader
-    """Never shuffled, never augmented."""
+    """Never shuffled, never augmented. With a holdout these are training images, which are then not trained on."""
     md5: str | None = None
     """Of the data, where a checksum is kept of them."""
 
@@ -130,6 +130,38 @@ def shares(examples: int, batch: int, rank: int, world: int) -> list[range]:
 def stream(seed: int, epoch: int, purpose: int = ORDER, number: int = 0) -> np.random.Generator:
     """Random numbers that depend on these alone: on no state, and so on nothing that happened before."""
     return np.random.default_rng([seed, epoch, purpose, number])
+
+
+def hold_out(labels: np.ndarray, count: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Split a training set in two, for settings to be chosen without a look at the test set.
+
+    The split depends on the labels and the count alone, not on a run's seed: what is compared is compared on the same
+    images. Every class gives as many, or where ``count`` does not divide, the first ones give one more.
+
+    Args:
+        labels: of all training images.
+        count: how many images to hold out.
+
+    Returns:
+        The places of the images to train on and of those held out, each in increasing order.
+    """
+    classes = np.unique(labels)
+    if isinstance(count, bool) or not isinstance(count, int) or count < len(classes):
+        raise WiringError(
+            f"holdout is a number of training images, at least one for each of {len(classes)} classes, but it is "
+            f"{count!r}. For none, leave it out."
+        )
+    held = []
+    for number, label in enumerate(classes):
+        places, part = np.flatnonzero(labels == label), len(share(count, number, len(classes)))
+        if part >= len(places):
+            raise WiringError(
+                f"holdout = {count} takes {part} images of class {label}, which has {len(places)}: none would be left "
+                "to train on. Hold out fewer."
+            )
+        held.append(stream(0, 0, HOLDOUT, number).permutation(places)[:part])
+    chosen = np.sort(np.concatenate(held))
+    return np.setdiff1d(np.arange(len(labels)), chosen), chosen
 
 
 _homes = {

@@ -22,7 +22,7 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from wirings.data.base import Data, Options, register
+from wirings.data.base import Data, Options, hold_out, register
 from wirings.data.cache import cache_folder, disk_error, write_whole
 from wirings.data.cifar10_layouts import ARCHIVES, BATCHES, RECORD, find, read_archive
 from wirings.data.device import DeviceLoader, test_batch
@@ -54,11 +54,19 @@ class UnreachableError(Exception):
 
 
 @register("cifar10")
-def make(options: Options, *, checksums: Sequence[str] = CHECKSUMS) -> Data:
-    """CIFAR-10, prepared first where it is not. Settings: ``checksums``, of other data in the same layout."""
+def make(options: Options, *, holdout: int | None = None, checksums: Sequence[str] = CHECKSUMS) -> Data:
+    """CIFAR-10, prepared first where it is not.
+
+    Settings: ``holdout``, of the training images, are tested on instead of the test set, and not trained on;
+    ``checksums``, of other data in the same layout.
+    """
     options.refuse("cifar10", size=32)
     _, records = _prepared(options.directory, cache_folder(), lambda _: None, checksums)
     tests = len(records) // len(BATCHES)
+    train: Any = slice(None, -tests)
+    test: Any = slice(-tests, None)
+    if holdout is not None:
+        train, test = hold_out(records[train, 0], holdout)
     pixels = torch.from_numpy(records[:, 1:].reshape(-1, 3, 32, 32))
     labels = torch.from_numpy(records[:, 0].astype(np.int64))
     both: dict[str, Any] = {
@@ -71,10 +79,8 @@ def make(options: Options, *, checksums: Sequence[str] = CHECKSUMS) -> Data:
         name="cifar10",
         classes=10,
         shape=shape,
-        train=DeviceLoader(pixels[:-tests], labels[:-tests], batch=options.batch, shuffle=True, **augment, **both),
-        test=DeviceLoader(
-            pixels[-tests:], labels[-tests:], batch=test_batch(options.batch, options.world, shape), **both
-        ),
+        train=DeviceLoader(pixels[train], labels[train], batch=options.batch, shuffle=True, **augment, **both),
+        test=DeviceLoader(pixels[test], labels[test], batch=test_batch(options.batch, options.world, shape), **both),
         md5=hashlib.md5(records.data).hexdigest(),
     )
 
