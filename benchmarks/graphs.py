@@ -4,9 +4,11 @@
   images, batch 512. On a GPU in bfloat16, float16, float32 with TF32 products, and float32; called, captured in a CUDA
   graph, and compiled and captured (the continuous one chooses its steps on the host, so it is only called). On a CPU
   against the plain dense computation of the same graph: all edges, nothing chosen.
+- ``mobilenet``: the same of MobileNetV1-DNW, for CIFAR-10 (batch 128) and for images of 224 pixels (batch 512); on a
+  GPU alone.
 - ``scaling``: time and memory of a step for 100 to 10,000 nodes that carry scalars.
 
-    python -m benchmarks.graphs [tiny|scaling] [--device cuda] [--batch 512] [--out results/benchmarks/graphs-h200.json]
+    python -m benchmarks.graphs [tiny|mobilenet|scaling] [--device cuda] [--batch 512] [--out RECORD.json]
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import json
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +30,10 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.common import captured, compare, machine, save, summary, time_once
-from wirings import ContinuousGraph, DiscreteGraph, Graph, StaticGraph, models, unwire_
+from wirings import DiscreteGraph, Graph, StaticGraph, models, unwire_
 from wirings.nodes import ActivationNode
 
+WAYS = ("called", "captured", "compiled and captured")
 PRECISIONS = ("bf16", "fp16", "tf32", "fp32")
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -82,44 +85,60 @@ def tiny_on_gpu(name: str, batch: int, compiled: bool) -> list[dict[str, Any]]:
     for precision in PRECISIONS:
         if precision == "fp16" and name != "tiny_continuous":
             continue  # the others lose nothing in bfloat16
-        sides: dict[str, Callable[[], object]] = {}
-        alive: list[object] = []  # a CUDA graph does not keep what it was captured on
-        row: dict[str, Any] = {"model": name, "precision": precision, "batch": batch}
-        for way in ("called", "captured", "compiled and captured"):
-            if way != "called" and name == "tiny_continuous":
-                continue
-            if way.startswith("compiled") and not (compiled and precision == "bf16"):
-                continue
-            torch.manual_seed(0)
-            model = models.get(name, rule="dnw").cuda()
-            x, y = torch.randn(batch, 3, 32, 32, device="cuda"), torch.randint(10, (batch,), device="cuda")
-            alive.append((model, x, y))
-            start = time.perf_counter()
-            used = torch.compile(model) if way.startswith("compiled") else model
-            step = training_step(used, x, y, precision, fast=way != "called")
-            for _ in range(3):
-                step()
-            torch.cuda.synchronize()
-            if way == "called":
-                torch.cuda.reset_peak_memory_stats()
-                step()
-                row["peak_bytes"] = torch.cuda.max_memory_allocated()
-                if isinstance(model.graph, ContinuousGraph):
-                    assert model.graph.effort is not None
-                    row["evaluations"], row["steps"] = model.graph.effort.evaluations, model.graph.effort.accepted
-            sides[way] = step if way == "called" else captured(step)
-            print(f"  {name} {precision} {way}: ready in {time.perf_counter() - start:.1f} s", flush=True)
-        row["times"] = compare(sides, "cuda", seconds=0.7)
-        rows.append(row)
-        show(row)
+        ways = WAYS if compiled and precision == "bf16" else WAYS[:2]
+        rows.append(step_on_gpu(name, precision, batch, ways[:1] if name == "tiny_continuous" else ways))
     return rows
+
+
+def mobilenet_on_gpu(compiled: bool) -> list[dict[str, Any]]:
+    """MobileNetV1-DNW, beside MobileNetV1 of the width that has as many multiply-adds."""
+    rows = []
+    for size, batch in ((32, 128), (224, 512)):
+        for name, width in (("mobilenetv1_dnw", 0.225), ("mobilenetv1", 0.25)):
+            options = {"width": width, "image_size": size, "rule": "dnw" if name.endswith("dnw") else "dense"}
+            for precision in ("bf16", "tf32") if name.endswith("dnw") else ("bf16",):
+                ways = WAYS if compiled and precision == "bf16" else WAYS[:2]
+                rows.append(step_on_gpu(name, precision, batch, ways, **options))
+    return rows
+
+
+def step_on_gpu(name: str, precision: str, batch: int, ways: Sequence[str], **options: Any) -> dict[str, Any]:
+    """One model's training step, in several ways."""
+    sides: dict[str, Callable[[], object]] = {}
+    alive: list[object] = []  # a CUDA graph does not keep what it was captured on
+    row: dict[str, Any] = {"model": name, "precision": precision, "batch": batch, **options}
+    for way in ways:
+        torch.manual_seed(0)
+        model = models.get(name, **{"rule": "dnw", **options}).cuda()
+        size = options.get("image_size", 32)
+        x, y = torch.randn(batch, 3, size, size, device="cuda"), torch.randint(10, (batch,), device="cuda")
+        alive.append((model, x, y))
+        start = time.perf_counter()
+        used = torch.compile(model) if way.startswith("compiled") else model
+        step = training_step(used, x, y, precision, fast=way != "called")
+        for _ in range(3):
+            step()
+        torch.cuda.synchronize()
+        if way == "called":
+            torch.cuda.reset_peak_memory_stats()
+            step()
+            row["peak_bytes"] = torch.cuda.max_memory_allocated()
+            effort = getattr(getattr(model, "graph", None), "effort", None)
+            if effort is not None:
+                row["evaluations"], row["steps"] = effort.evaluations, effort.accepted
+        sides[way] = step if way == "called" else captured(step)
+        print(f"  {name} {precision} {way}: ready in {time.perf_counter() - start:.1f} s", flush=True)
+    row["times"] = compare(sides, "cuda", seconds=0.7)
+    show(row)
+    return row
 
 
 def show(row: dict[str, Any]) -> None:
     times = ", ".join(f"{way} {1e3 * t['median_s']:.2f} ms" for way, t in row["times"].items())
     more = f", {row['evaluations']} evaluations" if "evaluations" in row else ""
     memory = f", {row['peak_bytes'] / 2**30:.2f} GiB" if "peak_bytes" in row else ""
-    print(f"{row['model']:16} {row.get('precision', ''):5} {times}{memory}{more}", flush=True)
+    size = f" {row['image_size']} px, batch {row['batch']}" if "image_size" in row else ""
+    print(f"{row['model']:16}{size} {row.get('precision', ''):5} {times}{memory}{more}", flush=True)
 
 
 def tiny_on_cpu(name: str, batch: int) -> dict[str, Any]:
@@ -215,7 +234,7 @@ def memory_of(step: Callable[[], None], graph: Graph, device: str) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("part", nargs="?", choices=["tiny", "scaling"], help="both unless given")
+    parser.add_argument("part", nargs="?", choices=["tiny", "mobilenet", "scaling"], help="all unless given")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--batch", type=int, help="512 on a GPU, 64 on a CPU")
     parser.add_argument("--models", nargs="*", default=[n for n in models.names() if n.startswith("tiny")])
@@ -225,7 +244,7 @@ def main() -> None:
     about = machine(options.device)
     print(f"{about['hardware']}, {about['versions']}")
     record: dict[str, Any] = {"benchmark": "graphs"}
-    if options.out is not None and options.out.exists():  # the other part stays
+    if options.out is not None and options.out.exists():  # the other parts stay
         record = json.loads(options.out.read_text())
     batch = options.batch or (512 if options.device == "cuda" else 64)
     if options.part in (None, "tiny"):
@@ -238,6 +257,8 @@ def main() -> None:
         else:
             rows = [tiny_on_cpu(name, batch) for name in options.models]
         record["tiny"] = {**about, "rows": rows, **counts}
+    if options.part in (None, "mobilenet") and options.device == "cuda":
+        record["mobilenet"] = {**about, "rows": mobilenet_on_gpu(not options.no_compile)}
     if options.part in (None, "scaling"):
         record["scaling"] = {**about, "rows": scaling(options.device, 64)}
     save(options.out, record)

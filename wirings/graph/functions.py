@@ -27,6 +27,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 _ZERO_AT_ZERO = ("relu", "tanh", "gelu", "silu")
 _CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRITON = importlib.util.find_spec("triton") is not None
+BATCH_MOMENTUM = 0.1  # PyTorch's own
 MAP_DIMS = tuple(_CONVOLUTIONS)
 
 
@@ -115,6 +116,11 @@ class Convolutions(NodeFunction):
             recipe.norm != "batch" and recipe.activation in ("relu", None) and (recipe.kernel, recipe.stride) == (3, 1)
         )
         self._at_once = {p: usual and bool(p) and p == tuple(x for x in PARTS if x in p) for p in self._parts.values()}
+        self._batch_at_once = (
+            recipe.norm == "batch"
+            and recipe.activation in ("relu", None)
+            and (recipe.kernel, recipe.dims, recipe.pad) == (3, 2, False)
+        )
         self.some_nodes = recipe.norm != "batch"  # or its running statistics would miss nodes
         self.quiet = "norm" not in self._before and (
             "activation" not in self._before or recipe.activation is None or recipe.activation in _ZERO_AT_ZERO
@@ -141,6 +147,8 @@ class Convolutions(NodeFunction):
 
     def on_rows(self, part: str, rows: Tensor, *times: float, **nodes: slice) -> Tensor:
         parts = self._parts[part]
+        if self._batch_at_once and (kernels := self._batch_kernels(parts, rows)) is not None:
+            return self._batch_in_one(kernels, parts, rows)
         kernels = self._kernels(parts, rows)
         if kernels is None:
             return super().on_rows(part, rows, *times, **nodes)
@@ -192,6 +200,28 @@ class Convolutions(NodeFunction):
         relu = "activation" in parts and self.activation is not None
         return kernels.node_map(x, gamma, beta, kernel, 1e-5, relu, dtype)
 
+    def _batch_kernels(self, parts: tuple[str, ...], x: Tensor) -> Any:
+        """Our own kernels for nodes with a batch norm, if they can do all of these parts at once; else None."""
+        whole = x.is_cuda and parts in (PARTS, ("norm", "conv")) and x.numel() > 0
+        kernels = _batch_node_kernels() if whole else None
+        assert self.kernel is not None or kernels is None
+        return kernels if kernels is not None and kernels.fits(x, self.recipe.stride) else None
+
+    def _batch_in_one(self, kernels: Any, parts: tuple[str, ...], x: Tensor) -> Tensor:
+        self._check(parts, x.transpose(0, 1))
+        lower = torch.is_autocast_enabled("cuda")
+        dtype = torch.get_autocast_dtype("cuda") if lower else x.dtype
+        relu = "activation" in parts and self.activation is not None
+        mean, var = (None, None) if self.training else (self.running_mean, self.running_var)
+        kernel = (self.norm_weight, self.norm_bias, mean, var, self.kernel)
+        out, mean, var = kernels.batch_map(x, *kernel, 1e-5, relu, self.recipe.stride, dtype)
+        if self.training:
+            count = x[0].numel()
+            with torch.no_grad():
+                self.running_mean.lerp_(mean, BATCH_MOMENTUM)  # type: ignore[operator]
+                self.running_var.lerp_(var * (count / (count - 1)), BATCH_MOMENTUM)  # type: ignore[operator]
+        return out
+
     def _norm(self, x: Tensor, nodes: slice) -> Tensor:
         assert self.norm_weight is not None
         assert self.norm_bias is not None
@@ -202,7 +232,7 @@ class Convolutions(NodeFunction):
             return x  # PyTorch's norms take no empty batch
         if self.recipe.norm == "batch":
             mean, var = self.running_mean[nodes], self.running_var[nodes]  # type: ignore[index]
-            return F.batch_norm(x, mean, var, weight, bias, self.training)
+            return F.batch_norm(x, mean, var, weight, bias, self.training, BATCH_MOMENTUM)
         return F.instance_norm(x, weight=weight, bias=bias)
 
     def _convolve(self, x: Tensor, nodes: slice) -> Tensor:
@@ -297,6 +327,15 @@ def _node_kernels() -> Any:
     from wirings.graph import _node_cuda
 
     return _node_cuda
+
+
+def _batch_node_kernels() -> Any:
+    """The kernels for CUDA of nodes with a batch norm, or None where Triton is missing."""
+    if not _TRITON:
+        return None
+    from wirings.graph import _batch_cuda
+
+    return _batch_cuda
 
 
 def get_activation(activation: str | Callable[[Tensor], Tensor] | None) -> Callable[[Tensor], Tensor] | None:
