@@ -6,6 +6,7 @@ are one matrix product over all images and pixels. Node functions see the same m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ class Product(nn.Module):
     def __init__(self, tile: Tile, dense: bool = False) -> None:
         super().__init__()
         self.shape = len(tile.targets), len(tile.sources)
-        self.entries = slice(tile.start, tile.start + tile.count)
+        self.start, self.count = tile.start, tile.count
         self.full = tile.places is None
         self.sparse = not (self.full or dense) and tile.count < DENSE_FROM * self.shape[0] * self.shape[1]
         if tile.places is not None:
@@ -38,9 +39,8 @@ class Product(nn.Module):
             if self.sparse:  # the same edges in the order of their sources, for the product with the transpose
                 self.register_buffer("turned", torch.argsort(columns, stable=True), persistent=False)
 
-    def matrix(self, weight: Tensor) -> Tensor:
-        """The tile's weights as a matrix, (targets, sources); of a sparse tile the weights themselves."""
-        own = weight[self.entries]
+    def matrix(self, own: Tensor) -> Tensor:
+        """The tile's own weights as a matrix, (targets, sources); of a sparse tile the weights themselves."""
         if self.full:
             return own.view(self.shape)
         if self.sparse:
@@ -53,6 +53,20 @@ class Product(nn.Module):
             return through(matrix, messages)
         sums = _SparseProduct.apply(matrix, messages.flatten(1), self.places, self.turned, self.shape[0])
         return sums.view(self.shape[0], *messages.shape[1:])
+
+
+def split(weight: Tensor, products: Sequence[Product]) -> list[Tensor]:
+    """Each product's part of a graph's weights, which they make up together.
+
+    Split all at once, so that the gradient is put together once: that of a slice is as large as all weights, and zero
+    almost everywhere. In autocast they are rounded all at once, too.
+    """
+    kind = weight.device.type
+    if torch.is_autocast_enabled(kind) and not any(product.sparse for product in products):
+        weight = weight.to(torch.get_autocast_dtype(kind))
+    order = sorted(range(len(products)), key=lambda i: products[i].start)
+    parts = weight.split([products[i].count for i in order])
+    return [part for _, part in sorted(zip(order, parts, strict=True), key=lambda pair: pair[0])]
 
 
 def through(matrix: Tensor, messages: Tensor) -> Tensor:
@@ -107,7 +121,8 @@ class Sums(nn.Module):
 
     def matrices(self, weight: Tensor) -> list[Tensor]:
         """The weights of every tile, read once for all steps."""
-        return [product.matrix(weight) for product in self._all()]
+        products = self._all()
+        return [product.matrix(own) for product, own in zip(products, split(weight, products), strict=True)]
 
     def _all(self) -> list[Product]:
         return list(self.products)  # type: ignore[arg-type]

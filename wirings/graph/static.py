@@ -14,7 +14,7 @@ from wirings.errors import WiringError
 from wirings.graph.base import Graph, Places, make_topology
 from wirings.graph.functions import NodeFunction
 from wirings.graph.nodes import Groups, Recipe, build
-from wirings.graph.product import Product, through
+from wirings.graph.product import Product, split, through
 from wirings.graph.topology import Blocks, Group, Topology
 from wirings.rules import Rule
 
@@ -80,19 +80,18 @@ class StaticGraph(Graph):
 
     def forward(self, x: Tensor) -> Tensor:
         self._check_input(x, 1, "(batch, inputs, …)")
-        weight = self.weight
+        far, near = self._matrices()
         messages: list[Tensor] = []  # what each group sends, (nodes, batch, …)
         kept: list[Tensor] = []  # the states of levels with outputs
         level = 0
         for i, group in enumerate(self.groups):
-            received = self._from_afar(i, group, weight, messages) if i else x.transpose(0, 1)
+            received = self._from_afar(i, group, far, messages) if i else x.transpose(0, 1)
             sent: list[Tensor] = []
-            near = self._product(self.near, i).matrix(weight) if group.near is not None else None
             for start, stop in group.levels:
                 own = received[start - group.start : stop - group.start]
-                if near is not None and sent:
+                if i in near and sent:
                     row, sources = start - group.start, self._joined(i, sent)
-                    own = own + through(near[row : row + stop - start, :row], sources)
+                    own = own + through(near[i][row : row + stop - start, :row], sources)
                 state, message = self._compute(level, own, first=i == 0)
                 if state is not None:
                     kept.append(state)
@@ -103,7 +102,17 @@ class StaticGraph(Graph):
                 messages.append(self._joined(i, sent))
         return self._outputs(kept)
 
-    def _from_afar(self, i: int, group: Group, weight: Tensor, messages: list[Tensor]) -> Tensor:
+    def _matrices(self) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+        """The weights of far and of near tiles, by group."""
+        places = [(made, int(i)) for made in (self.far, self.near) for i in made]
+        products = [self._product(made, i) for made, i in places]
+        far: dict[int, Tensor] = {}
+        near: dict[int, Tensor] = {}
+        for (made, i), product, own in zip(places, products, split(self.weight, products), strict=True):
+            (far if made is self.far else near)[i] = product.matrix(own)
+        return far, near
+
+    def _from_afar(self, i: int, group: Group, far: dict[int, Tensor], messages: list[Tensor]) -> Tensor:
         """What a group receives from all groups before it."""
         count = group.stop - group.start
         if group.far is None:
@@ -117,7 +126,7 @@ class StaticGraph(Graph):
                 break
             sources.insert(0, message)
             missing -= len(message)
-        return product(product.matrix(weight), self._joined(i, sources))
+        return product(far[i], self._joined(i, sources))
 
     def _joined(self, i: int, pieces: list[Tensor]) -> Tensor:
         """What several levels send, as one tensor, for group i."""

@@ -1,0 +1,54 @@
+"""Every registered model, so that to register one is to have it tested."""
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import wirings
+from wirings import models
+from wirings.models.registry import _registry
+
+
+def make(name: str, rule: str, **more: Any) -> nn.Module:
+    takes = inspect.signature(_registry[name]).parameters
+    if rule != "dense" and "density" in takes:
+        more["density"] = 0.2
+    try:
+        return models.get(name, rule=rule, classes=3, **more)
+    except wirings.WiringError as error:
+        if "pip install" in str(error):
+            pytest.skip(str(error))
+        raise
+
+
+@pytest.mark.parametrize("rule", ["dnw", "dense"])
+@pytest.mark.parametrize("name", models.names())
+def test_every_model_trains_and_is_finalized(name: str, rule: str) -> None:
+    torch.manual_seed(0)
+    model = make(name, rule)
+    wiring: Any = model.wiring
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    images, labels = torch.randn(3, *model.input_shape), torch.arange(3)
+    losses = []
+    for _ in range(3):
+        loss = nn.functional.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if wiring is not None:
+            wiring.step(optimizer)
+        losses.append(loss.item())
+    assert min(losses[1:]) < losses[0]
+    if wiring is None:
+        assert rule == "dense"
+        return
+    reports = wiring.look()
+    before = model.eval()(images)
+    wirings.finalize_(model)
+    torch.testing.assert_close(model(images), before)
+    for layer, report in zip(wiring.layers, reports, strict=True):
+        assert int(getattr(layer.module, layer.attribute).count_nonzero()) == report.edges
+        assert report.edges == report.possible if rule == "dense" else report.edges < report.possible
