@@ -1,0 +1,210 @@
+"""A program: a network as a list of operations, for compaction, engines and export to work on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wirings.compaction.operations import KINDS, Held, Opaque, Operation, Taken
+from wirings.errors import WiringError
+from wirings.files import whole_file
+
+SCHEMA = "1"
+SPARSE_BELOW = 1 / 3
+"""Tensors with a smaller share of numbers that are not zero are saved as places and values."""
+
+
+@dataclass(eq=False)
+class Program:
+    """Operations in an order in which they can be run."""
+
+    inputs: dict[str, tuple[int, ...]]
+    """The inputs' names and shapes, without the batch. Constant maps hold for these sizes only."""
+    operations: list[Operation]
+    outputs: tuple[str, ...]
+    notes: dict[str, Any] = field(default_factory=dict)
+    """Whatever JSON can hold: what an engine chose, where the network came from."""
+
+    def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The outputs for inputs, (batch, …) each, in plain PyTorch: the reference."""
+        values = self.values(*inputs)
+        return tuple(values[name] for name in self.outputs)
+
+    def values(self, *inputs: Tensor) -> dict[str, Tensor]:
+        """Every tensor by name, for inputs."""
+        values = dict(zip(self.inputs, inputs, strict=True))
+        for operation in self.operations:
+            values[operation.output] = operation.run(*(values[name] for name in operation.inputs))
+        return values
+
+    @torch.no_grad()
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every tensor without the batch, for inputs of the sizes that the program has."""
+        floating = (x for _, x in self.tensors() if x.is_floating_point())
+        like = next(floating, torch.zeros(0))
+        zeros = [like.new_zeros(1, *shape) for shape in self.inputs.values()]
+        return {name: tuple(x.shape[1:]) for name, x in self.values(*zeros).items() if isinstance(x, Tensor)}
+
+    def users(self) -> dict[str, list[Operation]]:
+        """The operations that take each tensor; an operation that takes it twice stands twice."""
+        users: dict[str, list[Operation]] = {name: [] for name in self.inputs}
+        for operation in self.operations:
+            users[operation.output] = []
+            for name in operation.inputs:
+                users[name].append(operation)
+        return users
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """All weights, by operation and field."""
+        for operation in self.operations:
+            for name, tensor in operation.tensors().items():
+                if tensor is not None:
+                    yield f"{operation.output}.{name}", tensor
+
+    def to(self, *args: Any, **kwargs: Any) -> Program:
+        """The same program with its weights in another type or on another device; whole numbers keep their type."""
+
+        def moved(x: Tensor | None) -> Tensor | None:
+            if x is None:
+                return None
+            return x.to(*args, **kwargs) if x.is_floating_point() else x.to(x.new_empty(0).to(*args, **kwargs).device)
+
+        return self.changed(moved)
+
+    def changed(self, change: Any) -> Program:
+        """The same program with ``change`` done to every weight."""
+        operations = []
+        for o in self.operations:
+            new = {name: change(x) for name, x in o.tensors().items()}
+            fields: dict[str, Any] = {"held": tuple(new.values())} if isinstance(o, Opaque) else new
+            operations.append(dataclasses.replace(o, **fields))
+        return Program(dict(self.inputs), operations, self.outputs, self.notes)
+
+    def __str__(self) -> str:
+        shapes = self.shapes()
+        lines = [f"{name} = input {list(shape)}" for name, shape in self.inputs.items()]
+        for o in self.operations:
+            taken = ", ".join(o.inputs)
+            lines.append(f"{o.output} = {type(o).__name__}({taken}) {list(shapes.get(o.output, ()))}")
+        return "\n".join([*lines, f"return {', '.join(self.outputs)}"])
+
+    # ---- files ------------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write it as one safetensors file, whose header describes the operations in JSON."""
+        from safetensors.torch import save_file
+
+        tensors: dict[str, Tensor] = {}
+        sparse: dict[str, list[int]] = {}
+        for name, value in self.tensors():
+            flat = value.detach().cpu().reshape(-1)
+            places = flat.nonzero().squeeze(1)
+            if len(places) < SPARSE_BELOW * len(flat):
+                sparse[name] = list(value.shape)
+                tensors[f"{name}.places"] = places.to(torch.int32)
+                tensors[f"{name}.values"] = flat[places].clone()
+            else:
+                tensors[name] = value.detach().cpu().contiguous().clone()
+        about = {
+            "inputs": {name: list(shape) for name, shape in self.inputs.items()},
+            "operations": [_described(operation) for operation in self.operations],
+            "outputs": list(self.outputs),
+            "sparse": sparse,
+            "notes": self.notes,
+        }
+        header = {"format": "wirings program", "schema": SCHEMA, "program": json.dumps(about)}
+        with whole_file(Path(path)) as part:
+            save_file(tensors, str(part), header)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Program:
+        """Read what `save` wrote. Nothing in the file can execute."""
+        from safetensors import SafetensorError, safe_open
+
+        if not Path(path).is_file():
+            raise WiringError(f"there is no file {path}; expected a .safetensors file that was saved by wirings.")
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                header = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+        except (SafetensorError, OSError) as error:
+            raise WiringError(f"{path} is damaged or no safetensors file ({error}); save it again.") from error
+        if header.get("format") != "wirings program":
+            raise WiringError(
+                f"{path} holds no compact model: expected a file that a compact model's save() wrote. A checkpoint of "
+                "a run is made compact by `wirings compact RUN`."
+            )
+        if header.get("schema") != SCHEMA:
+            raise WiringError(f"{path} has schema {header.get('schema')!r}, this version reads {SCHEMA!r}.")
+        about = json.loads(header["program"])
+        for name, shape in about["sparse"].items():
+            places, values = tensors.pop(f"{name}.places").long(), tensors.pop(f"{name}.values")
+            tensors[name] = values.new_zeros(math.prod(shape)).index_copy(0, places, values).view(shape)
+        inputs = {name: tuple(shape) for name, shape in about["inputs"].items()}
+        operations = [_made(one, tensors) for one in about["operations"]]
+        return cls(inputs, operations, tuple(about["outputs"]), about["notes"])
+
+
+def _described(operation: Operation) -> dict[str, Any]:
+    """An operation without its tensors, as JSON can hold it."""
+    left_out = {*operation.weights, "held"}
+    fields = {f.name: getattr(operation, f.name) for f in dataclasses.fields(operation) if f.name not in left_out}
+    return {"operation": type(operation).__name__, **{name: _plain(value) for name, value in fields.items()}}
+
+
+def _made(about: dict[str, Any], tensors: dict[str, Tensor]) -> Operation:
+    fields = {name: _back(value) for name, value in about.items() if name != "operation"}
+    kind = KINDS.get(about["operation"])
+    if kind is None:
+        raise WiringError(
+            f"the file has an operation {about['operation']!r}, which this version does not know; update it."
+        )
+    own: dict[str, Any] = {name: tensors.get(f"{fields['output']}.{name}") for name in kind.weights}
+    if kind is Opaque:
+        held: list[Tensor] = []
+        while f"{fields['output']}.held{len(held)}" in tensors:
+            held.append(tensors[f"{fields['output']}.held{len(held)}"])
+        own = {"held": tuple(held)}
+    return kind(**fields, **own)
+
+
+_NAMED = {str(x): x for x in (
+    *(getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "int32",
+                                        "int64", "bool", "strided", "contiguous_format", "preserve_format",
+                                        "channels_last")),
+)}  # fmt: skip
+"""What else an operator's arguments may be: types, layouts and memory formats."""
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    if isinstance(value, Taken | Held):
+        return {type(value).__name__: value.number}
+    if isinstance(value, torch.device):
+        return {"device": str(value)}
+    if str(value) in _NAMED and not isinstance(value, str):
+        return {"named": str(value)}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
+    return value
+
+
+def _back(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_back(item) for item in value)
+    if isinstance(value, dict):
+        ((kind, inner),) = value.items()
+        kinds: dict[str, Any] = {
+            "Taken": Taken, "Held": Held, "device": torch.device, "named": _NAMED.__getitem__, "float": float,
+        }  # fmt: skip
+        return kinds[kind](inner)
+    return value
