@@ -112,10 +112,10 @@ def step_on_gpu(name: str, precision: str, batch: int, ways: Sequence[str], **op
         model = models.get(name, **{"rule": "dnw", **options}).cuda()
         size = options.get("image_size", 32)
         x, y = torch.randn(batch, 3, size, size, device="cuda"), torch.randint(10, (batch,), device="cuda")
-        alive.append((model, x, y))
         start = time.perf_counter()
         used = torch.compile(model) if way.startswith("compiled") else model
         step = training_step(used, x, y, precision, fast=way != "called")
+        alive.append((model, x, y, step))
         for _ in range(3):
             step()
         torch.cuda.synchronize()

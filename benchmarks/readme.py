@@ -5,13 +5,17 @@ python -m benchmarks.readme [--check]
 
 from __future__ import annotations
 
+import functools
 import json
 import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
+from wirings.train import tables
+
 ROOT = Path(__file__).parents[1]
+TABLES = ["table1"]
 
 
 def record(name: str) -> dict[str, Any]:
@@ -88,6 +92,26 @@ def scaling() -> str:
     return "\n".join(lines)
 
 
+def table(name: str) -> str:
+    """One of the paper's tables, with every result."""
+    return tables.markdown(tables.table(name, ROOT / "results")).replace(f"{ROOT}/", "../").rstrip()
+
+
+def paper() -> str:
+    """What the paper reports and what was measured, row by row, where anything was."""
+    lines = ["| | the paper | measured | seeds |", "|---|---|---|---|"]
+    for name in TABLES:
+        for row in tables.table(name, ROOT / "results"):
+            if row.mean is not None and row.paper is not None:
+                figures = [_with_std(row.paper, row.paper_std), _with_std(row.mean, row.std)]
+                lines.append(f"| `{row.recipe}` | {' | '.join(figures)} | {len(row.seeds)} |")
+    return "\n".join(lines)
+
+
+def _with_std(mean: float, std: float | None) -> str:
+    return f"{mean:.1f} %" if std is None else f"{mean:.1f} ± {std:.1f} %"
+
+
 def cost() -> str:
     lines = ["| | time | against |", "|---|---|---|"]
     step = record("benchmarks/wired_step-cpu")
@@ -125,7 +149,8 @@ def _time(seconds: float) -> str:
 
 
 PAGES = {
-    "README.md": {"demo": demo, "examples": examples, "graphs": graphs, "cost": cost},
+    "README.md": {"demo": demo, "examples": examples, "graphs": graphs, "paper": paper, "cost": cost},
+    "docs/results.md": {name: functools.partial(table, name) for name in TABLES},
     "docs/graphs.md": {"scaling": scaling, "dense": dense},
 }
 

@@ -14,7 +14,10 @@ def whole_file(path: Path) -> Iterator[Path]:
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        part.touch()
+        mode = part.stat().st_mode  # as the user's files have it; some writers would leave one that only they can read
         yield part
+        part.chmod(mode)
         with part.open("rb+") as file:
             os.fsync(file.fileno())
         os.replace(part, path)

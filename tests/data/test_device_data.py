@@ -202,6 +202,7 @@ def test_a_captured_graph_sees_new_examples_at_every_replay() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 def test_the_host_never_waits() -> None:
     data = loader(padding=2, flip=True, device="cuda")
     data.begin(0)
