@@ -4,10 +4,13 @@ Tensors are (batch, channels, height, width), (batch, features), or have another
 channels. A channel is a node: operations say what happens along dimension 1. Every operation gives one tensor, which
 has a name of its own; its weights are plain tensors, zeros included. Whether a convolution runs dense or sparse is
 nothing that a program says.
+
+The file is long since the whole vocabulary stands in one place.
 """
 
 from __future__ import annotations
 
+import operator as python_operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -280,6 +283,27 @@ class Flatten(Operation):
         return inputs[0].flatten(1)
 
 
+@dataclass(frozen=True, eq=False)
+class Reshape(Operation):
+    """Each channel's pixels, in their order, as a map of another ``shape``; () leaves one number a channel."""
+
+    shape: tuple[int, ...] = ()
+
+    def compute(self, inputs: Sequence[Tensor], own: Own) -> Tensor:
+        return inputs[0].reshape(*inputs[0].shape[:2], *self.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Constant(Operation):
+    """A constant map for each channel, (channels, height, width), as often as its input has images."""
+
+    weights = ("map",)
+    map: Tensor
+
+    def compute(self, inputs: Sequence[Tensor], own: Own) -> Tensor:
+        return own["map"].expand(inputs[0].shape[0], *own["map"].shape)
+
+
 @dataclass(frozen=True)
 class Taken:
     """In an opaque operation's arguments: the input of this number."""
@@ -296,14 +320,16 @@ class Held:
 
 @dataclass(frozen=True, eq=False)
 class Opaque(Operation):
-    """Any other operator, run by PyTorch. Nothing is known of it, so no channel around it can go."""
+    """Any other operator, run by PyTorch. Unless it is ``channelwise``, no channel around it can go."""
 
     target: str = ""
-    """An operator such as ``aten::softmax.int``, or ``getitem``."""
+    """An operator such as ``aten::softmax.int``, or one of Python's such as ``getitem``."""
     arguments: tuple[Any, ...] = ()
     """What it takes: numbers, names, tuples of them, `Taken` and `Held`."""
     options: tuple[tuple[str, Any], ...] = ()
     """The same by name."""
+    channelwise: bool = False
+    """Whether it takes one tensor and does the same to every channel, alone."""
     held: tuple[Tensor, ...] = ()
 
     def compute(self, inputs: Sequence[Tensor], own: Own) -> Tensor:
@@ -316,18 +342,21 @@ class Opaque(Operation):
                 return values[x.number]
             return [filled(item) for item in x] if isinstance(x, tuple) else x
 
-        arguments = [filled(x) for x in self.arguments]
-        if self.target == "getitem":
-            return arguments[0][arguments[1]]
-        result: Tensor = operator(self.target)(*arguments, **{name: filled(x) for name, x in self.options})
-        return result
+        named = {name: filled(x) for name, x in self.options}
+        return operator(self.target)(*(filled(x) for x in self.arguments), **named)
 
     def tensors(self) -> dict[str, Tensor | None]:
         return {f"held{i}": value for i, value in enumerate(self.held)}
 
 
+PYTHON = ("getitem", "add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "pow")
+"""Python's own operators that a trace may hold, on sizes and on tensors that come several at once."""
+
+
 def operator(target: str) -> Any:
-    """PyTorch's operator of a name such as ``aten::softmax.int``."""
+    """The operator of a name: PyTorch's, such as ``aten::softmax.int``, or one of `PYTHON`."""
+    if target in PYTHON:
+        return getattr(python_operator, target)
     space, _, name = target.partition("::")
     name, _, overload = name.partition(".")
     return getattr(getattr(getattr(torch.ops, space), name), overload or "default")
@@ -342,7 +371,7 @@ KINDS: dict[str, type[Operation]] = {
     kind.__name__: kind
     for kind in (
         Conv, Linear, Affine, InstanceNorm, Activation, Add, Multiply, AddMap, Concat, Select, Place, Pool, Mean, Crop,
-        Pad, Flatten, Opaque,
+        Pad, Flatten, Reshape, Constant, Opaque,
     )
 }  # fmt: skip
 """All operations by name."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wirings.compaction.operations import KINDS, Held, Opaque, Operation, Taken
+from wirings.compaction.operations import KINDS, PYTHON, Held, Opaque, Operation, Taken
 from wirings.errors import WiringError
 from wirings.files import whole_file
 
@@ -169,6 +169,9 @@ def _made(about: dict[str, Any], tensors: dict[str, Tensor]) -> Operation:
         )
     own: dict[str, Any] = {name: tensors.get(f"{fields['output']}.{name}") for name in kind.weights}
     if kind is Opaque:
+        target = fields["target"]
+        if target not in PYTHON and (not target.startswith("aten::") or "from_file" in target):
+            raise WiringError(f"the file asks for the operator {target!r}; only PyTorch's own (aten) are run.")
         held: list[Tensor] = []
         while f"{fields['output']}.held{len(held)}" in tensors:
             held.append(tensors[f"{fields['output']}.held{len(held)}"])
