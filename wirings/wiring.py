@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from wirings.budget import Budget, Size
 from wirings.errors import WiringError
+from wirings.history import Recorder
 from wirings.layers import joined
 from wirings.rules import Layer, Rule
 from wirings.rules.base import held
@@ -109,6 +111,15 @@ class Wiring:
             )
         self._seen = seen
         return reports
+
+    def history(self, every: int = 100, *, path: str | Path | None = None) -> Recorder:
+        """Begin to record which edges are real, and how strong: call the recorder's ``step()`` after optimizer steps.
+
+        Args:
+            every: steps from one record to the next.
+            path: a file that records are added to whenever the recorder's ``flush()`` is called; else ``save(path)``.
+        """
+        return Recorder(self, every, path=path)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip the gradients of the whole model by the norm that the network of real edges has.

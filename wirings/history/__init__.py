@@ -1,0 +1,7 @@
+"""Histories of wirings: recorded while a model trains, kept in one small file, replayed."""
+
+from wirings.history.record import Recorder
+from wirings.history.replay import History, State
+from wirings.history.still import still
+
+__all__ = ["History", "Recorder", "State", "still"]

@@ -1,0 +1,170 @@
+"""Recording a history while a model trains, at little cost.
+
+A record is taken on the device: which edges are real and how strong, a byte each. On a GPU it is copied to the host
+while the next steps run, and nobody waits for it; a thread of its own finds what has changed since the record before,
+and compresses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from wirings.errors import WiringError
+from wirings.history import stored
+from wirings.history.codes import encode
+from wirings.history.describe import Place, kernel_weights, structure_of
+from wirings.history.replay import History
+
+if TYPE_CHECKING:
+    from wirings.wiring import Wiring
+
+Number = float | int | Tensor
+
+
+class Recorder:
+    """Records the history of a wiring. Call `step` after every optimizer step; `save` it, or give it a file to add to.
+
+    Args:
+        wiring: the handle of the wiring.
+        every: steps from one record to the next. What happens in between is not seen.
+        path: a file that the records go to at every `flush`; None: they are kept in memory alone.
+        about: what the file is to say of itself; whatever JSON can hold.
+        resume: a history to go on from; what it has of later steps than ``step`` is left out.
+        step: where training stands. A history that begins has its first record here.
+    """
+
+    def __init__(
+        self,
+        wiring: Wiring,
+        every: int = 100,
+        *,
+        path: str | Path | None = None,
+        about: Mapping[str, Any] | None = None,
+        resume: History | None = None,
+        step: int = 0,
+    ) -> None:
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise WiringError(
+                f"history: every is a number of steps from one record to the next, at least 1, not {every!r}."
+            )
+        self.wiring, self.every, self.steps = wiring, every, step
+        self.path = None if path is None else Path(path)
+        structure = structure_of(self._places())
+        self._codes = np.zeros(structure.places, np.int8)
+        self._worker: ThreadPoolExecutor | None = None
+        self._pending: list[Future[None]] = []
+        self._written = 0
+        if resume is not None and resume.structure.to_json() == structure.to_json():
+            self._history = resume.until(step)
+            if len(self._history):
+                last = self._history.state()
+                places, codes, _ = last._all
+                self._codes[places] = codes
+        else:
+            self._history = History(structure, {"rule": wiring.rule.name, **(about or {})})
+        if self.path is not None:
+            self._history.save(self.path)
+            self._written = len(self._history.chunks)
+        if not self._history.steps:
+            self.record()
+
+    def step(self, number: int | None = None, **values: Number) -> None:
+        """A step of the optimizer is done: number ``number``, or one more than the last. Records if one is due.
+
+        Args:
+            number: the step's number, from 1, for those who count themselves.
+            values: numbers to be noted if a record is due, such as ``loss=loss``; tensors are not waited for.
+        """
+        self.steps = self.steps + 1 if number is None else number
+        if self.steps % self.every == 0:
+            self.record(**values)
+
+    @torch.no_grad()
+    def record(self, **values: Number) -> None:
+        """Record the wiring as it is now."""
+        places = self._places()
+        masks = zip(places, self.wiring._real(), strict=True)
+        parts = [encode(place.weight, real).reshape(-1) for place, real in masks]
+        parts += [encode(kernel, None).reshape(-1) for kernel in kernel_weights(places)]
+        codes = torch.cat([part.to(parts[0].device) for part in parts])
+        numbers = {
+            name: value.detach().reshape(()) if isinstance(value, Tensor) else value for name, value in values.items()
+        }
+        copies: list[Tensor] = [codes, *(value for value in numbers.values() if isinstance(value, Tensor))]
+        event = None
+        if codes.is_cuda:
+            copies = [torch.empty(c.shape, dtype=c.dtype, pin_memory=True).copy_(c, non_blocking=True) for c in copies]
+            event = torch.cuda.Event()
+            event.record()
+        elif copies[1:]:
+            copies = [copies[0], *(c.clone() for c in copies[1:])]  # the caller may write to them
+        held = iter(copies[1:])
+        noted = {name: next(held) if isinstance(value, Tensor) else value for name, value in numbers.items()}
+        if self._worker is None:
+            self._worker = ThreadPoolExecutor(1, "history")
+        self._pending.append(self._worker.submit(self._add, self.steps, copies[0], event, noted))
+
+    def _places(self) -> list[Place]:
+        return [Place(layer.name, layer.module, layer.attribute, layer.weight) for layer in self.wiring.layers]
+
+    def _add(self, step: int, codes: Tensor, event: Any, values: Mapping[str, Number]) -> None:
+        """In the worker: what has changed since the record before."""
+        if event is not None:
+            event.synchronize()
+        now = codes.numpy().copy() if event is not None else codes.numpy()
+        self._history.add(stored.difference(step, self._codes, now))
+        self._codes = now
+        self._add_note(step, {name: float(value) for name, value in values.items()})
+
+    def _add_note(self, step: int, values: Mapping[str, float]) -> None:
+        finite = {name: value for name, value in values.items() if np.isfinite(value)}
+        if finite:
+            self._history.add(stored.pack_json(stored.NOTE, [step, finite]))
+
+    def note(self, **values: float) -> None:
+        """Numbers that belong to this step, such as the accuracy after an epoch."""
+        self._settle()
+        self._add_note(self.steps, values)
+
+    def _settle(self) -> None:
+        for pending in self._pending:
+            pending.result()
+        self._pending.clear()
+
+    def history(self) -> History:
+        """What was recorded up to now."""
+        self._settle()
+        return self._history
+
+    def flush(self) -> None:
+        """Add to the file what it does not have yet."""
+        self._settle()
+        if self.path is None:
+            return
+        new = self._history.chunks[self._written :]
+        try:
+            with self.path.open("ab") as file:
+                file.write(b"".join(chunk.framed() for chunk in new))
+        except OSError as error:
+            raise WiringError(
+                f"the history could not be written to {self.path}: {error.strerror}. Make room."
+            ) from error
+        self._written += len(new)
+
+    def save(self, path: str | Path) -> Path:
+        """Write all of it to a file, whole or not at all."""
+        return self.history().save(path)
+
+    def close(self) -> None:
+        """Write the rest and end the worker."""
+        self.flush()
+        if self._worker is not None:
+            self._worker.shutdown()
+            self._worker = None
