@@ -131,6 +131,27 @@ def joined(module: nn.Module, attribute: str, real: Tensor) -> tuple[Tensor, Ten
     return nodes.any(1), nodes.any(0)
 
 
+def receivers(module: nn.Module, attribute: str, weight: Tensor) -> Tensor:
+    """The node that each edge of a weight leads to: int32 numbers from 0, of a shape that broadcasts to the weight's.
+
+    Nodes are those of `joined`, but a graph's go by their numbers in the whole graph.
+    """
+    if _is_graph(module, attribute):
+        return torch.cat([torch.from_numpy(tile.edge_list()[0]) for tile in module.tiles]).int()  # type: ignore[union-attr]
+    nodes = torch.arange(weight.shape[0], dtype=torch.int32).view(-1, *[1] * (weight.dim() - 1))
+    if isinstance(module, _TRANSPOSED):  # (in, out / groups, …): the second dimension receives, in its group
+        within = torch.arange(weight.shape[1], dtype=torch.int32).view(1, -1, *[1] * (weight.dim() - 2))
+        return nodes // (weight.shape[0] // module.groups) * weight.shape[1] + within
+    units = _units(module, attribute)
+    return nodes if units is None else nodes % units
+
+
+def _units(module: nn.Module, attribute: str) -> int | None:
+    """The units of a recurrent layer, whose gates' rows follow one another: all units' first gate, then the second."""
+    recurrent = isinstance(module, (nn.RNNBase, nn.RNNCellBase)) and not attribute.startswith("weight_hr")
+    return module.hidden_size if recurrent else None  # type: ignore[return-value]
+
+
 def _is_graph(module: nn.Module, attribute: str) -> bool:
     return attribute in getattr(module, "wired_weights", ())
 
@@ -148,6 +169,5 @@ def node_matrix(module: nn.Module, attribute: str, real: Tensor) -> Tensor:
         if groups == 1:
             return channels
         return torch.block_diag(*channels.to(torch.uint8).chunk(groups)).bool()
-    if isinstance(module, (nn.RNNBase, nn.RNNCellBase)) and not attribute.startswith("weight_hr"):
-        return real.view(-1, module.hidden_size, real.shape[1]).any(0)
-    return real.flatten(1)
+    units = _units(module, attribute)
+    return real.flatten(1) if units is None else real.view(-1, units, real.shape[1]).any(0)

@@ -14,7 +14,7 @@ from wirings import rules
 from wirings.attach import attach, detach, forget_choice, wired
 from wirings.budget import Amount, Budget, Density, Size
 from wirings.errors import WiringError
-from wirings.layers import Target, edge_shape, find
+from wirings.layers import Target, edge_shape, find, receivers
 from wirings.rules import Edges, Layer, Pool, Rule
 from wirings.rules.base import held
 from wirings.wiring import Wiring
@@ -75,11 +75,12 @@ def wire_(
     layers = []
     try:
         for i, (target, mask) in enumerate(zip(targets, masks, strict=True)):
-            edges = Edges(rule, counts[0] if pool is not None else counts[i], mask, pool).to(target.weight.device)
+            k_here = counts[0] if pool is not None else counts[i]
+            edges = Edges(rule, k_here, sizes[i].allowed, mask, pool).to(target.weight.device)
             edges.train(target.places[0][1].training)
             for _, module, attribute in target.places:
                 attach(module, attribute, edges)
-            layers.append(Layer(target.name, target.places[0][1], target.places[0][2], edges))
+            layers.append(Layer(target.name, *target.places[0][1:], edges, receivers))
         if pool is not None:
             pool.layers = layers
             if forget_choice not in model._forward_pre_hooks.values():

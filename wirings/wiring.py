@@ -16,6 +16,7 @@ from wirings.history import Recorder
 from wirings.layers import joined
 from wirings.rules import Layer, Rule
 from wirings.rules.base import held
+from wirings.rules.checks import whole_number
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,13 @@ class Wiring:
         self._seen: list[np.ndarray] = []
         self.look()
 
+    def plan(self, steps: int) -> None:
+        """Say before training how many optimizer steps it will have, for rules with a schedule (`l1_anneal`, …).
+
+        Other rules do not mind. Not saved: whoever goes on from a checkpoint says it again.
+        """
+        self.rule.plan(self.layers, whole_number("Wiring.plan", "steps", steps))
+
     def step(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Call it after every ``optimizer.step()``: moves schedules on, and lets rules act that do so between steps.
 
@@ -63,11 +71,7 @@ class Wiring:
 
     def _follow_schedule(self) -> bool:
         """Set the budgets that belong to this step; says whether that changed any."""
-        if self.budget is None or not self.budget.changes:
-            return False
-        counts = self.budget.counts(self._sizes, self.steps)
-        if len(counts) == 1:
-            counts = counts * len(self.layers)
+        counts = self._budgeted()
         if counts == self._counts:
             return False
         self._counts = counts
@@ -75,12 +79,37 @@ class Wiring:
             layer.edges.k.fill_(k)
         return True
 
+    def _budgeted(self) -> list[int]:
+        """Every layer's number of edges by the budget, at this step."""
+        if self.budget is None or not self.budget.changes:
+            return self._counts
+        counts = self.budget.counts(self._sizes, self.steps)
+        return counts * len(self.layers) if len(counts) == 1 else counts
+
+    @property
+    def _moves(self) -> bool:
+        """Whether the rule may have moved edges between layers that each have a budget; in a pool it may anyway."""
+        return self.rule.moves_budget and self.layers[0].edges.pool is None
+
+    def _check_total(self) -> None:
+        if self._moves and (count := sum(int(layer.edges.k) for layer in self.layers)) != sum(self._counts):
+            raise WiringError(
+                f"rule {self.rule.name!r} should have {sum(self._counts):,} real edges over all layers, but it has "
+                f"{count:,}. Either the rule is broken, or another checkpoint was loaded into the model than into its "
+                "handle."
+            )
+
     def masks(self) -> dict[str, Tensor]:
         """The wiring: for every wired weight a boolean mask of its real edges."""
         return {layer.name: real.clone() for layer, real in zip(self.layers, self._real(), strict=True)}
 
     def _real(self) -> list[Tensor]:
         """Every layer's wiring as it is now; the rule's own tensors, not to be changed."""
+        self._start_afresh()
+        return [layer.edges.real(layer.weight) for layer in self.layers]
+
+    def _start_afresh(self) -> None:
+        """Before the rule is asked: the layers are still this handle's, and no choice is kept from an earlier time."""
         for layer in self.layers:
             holder = held(layer.module).get(layer.attribute)
             if holder is None or holder[0] is not layer.edges:
@@ -90,10 +119,10 @@ class Wiring:
                 )
             if layer.edges.pool is not None:
                 layer.edges.pool.forget()
-        return [layer.edges.real(layer.weight) for layer in self.layers]
 
     def look(self) -> list[LayerReport]:
         """A report on every layer; edges swapped are counted from one look to the next."""
+        self._check_total()
         reports, seen = [], []
         for i, (layer, size, real) in enumerate(zip(self.layers, self._sizes, self._real(), strict=True)):
             seen.append(np.packbits(real.cpu().numpy()))
@@ -122,18 +151,20 @@ class Wiring:
         return Recorder(self, every, path=path)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """Clip the gradients of the whole model by the norm that the network of real edges has.
+        """Clip the gradients of the whole model by the norm that the network has which is trained.
 
         Hallucinated edges have gradients too, and most edges are hallucinated: `torch.nn.utils.clip_grad_norm_` counts
         them all, and so clips harder than the network that is used would need. This one leaves those of this handle's
         layers out of the norm; all gradients, theirs included, are then scaled alike. Returns the norm.
         """
-        real = {id(layer.weight): mask for layer, mask in zip(self.layers, self._real(), strict=True)}
+        self._start_afresh()
+        with torch.no_grad():
+            used = {id(layer.weight): self.rule.used(layer.weight.detach(), layer.edges) for layer in self.layers}
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         grads = []
         for parameter in parameters:
             assert parameter.grad is not None
-            mask = real.get(id(parameter))
+            mask = used.get(id(parameter))
             grads.append(parameter.grad if mask is None else torch.where(mask, parameter.grad, 0.0))
         norm = torch.nn.utils.get_total_norm(grads, norm_type)
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
@@ -151,12 +182,16 @@ class Wiring:
                 f"{self.rule.name!r}; wire the model with the rule that it was saved with."
             )
         self.steps = int(state["steps"])
-        self._follow_schedule()  # what the rule remembers came with the model: it is not asked again
+        if self._moves:
+            self._counts = self._budgeted()  # where the rule moved them came with the model
+        else:
+            self._follow_schedule()  # what the rule remembers came with the model: it is not asked again
         if self._counts != state["edges"]:
             raise WiringError(
                 f"this state was saved with {_shown(state['edges'])} edges, but at step {self.steps} the model is "
                 f"wired with {_shown(self._counts)}; wire the model with the budget it was saved with."
             )
+        self._check_total()
 
     def __repr__(self) -> str:
         return f"<Wiring of {type(self.model).__name__}: {self.rule!r}, {len(self.layers)} layers, step {self.steps}>"

@@ -7,17 +7,22 @@ know nothing but this contract:
 - `Rule.own_budget`: most rules take the caller's budget; one that fixes its own (dense, N:M) says how much.
 - `Rule.setup`, once, when all layers are wired, and `Rule.rebudget` when a schedule has changed their budgets:
   what the rule must remember goes into buffers of the edges, and so into the checkpoint.
+- `Rule.plan`, before training: how many optimizer steps there will be, for rules with a schedule of their own.
 - `Rule.forward`: the weight of the forward pass, and through autograd where the gradient goes. May look at
   ``edges.training`` (targeted dropout), hold more than k edges in training (annealing), scale (soft thresholds).
 - `Rule.real`: the wiring: exactly k edges, those that are left when the model is evaluated and finalized.
-- `Rule.step`, after every optimizer step: for rules that act between steps (SET, RigL, sparse momentum).
+- `Rule.step`, after every optimizer step: for rules that act between steps (SET, RigL, sparse momentum). What it does
+  is a function of the step's number and of what was remembered, so that a run that was resumed goes on the same.
+- `Rule.moves_budget`: most rules keep every layer's number of edges; one that moves edges between layers says so.
+
+A long file, since rules, edges, layers and pools refer to one another.
 """
 
 from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -35,6 +40,8 @@ class Rule(ABC):
     name: ClassVar[str]
     own_budget: ClassVar[bool] = False
     """Whether the rule fixes the number of edges itself, by `budget`, and takes none from the caller."""
+    moves_budget: ClassVar[bool] = False
+    """Whether the rule moves edges between layers, by writing ``edges.k``: only their sum is the budget's then."""
 
     def budget(self, allowed: int, shape: tuple[int, ...]) -> int:
         """With ``own_budget``: the number of edges of a weight of this shape with ``allowed`` allowed edges."""
@@ -46,6 +53,9 @@ class Rule(ABC):
     def rebudget(self, layers: Sequence[Layer]) -> None:  # noqa: B027 - pure functions of the weights need nothing
         """Called when a schedule has changed the budgets of ``layers``."""
 
+    def plan(self, layers: Sequence[Layer], steps: int) -> None:  # noqa: B027 - most rules have no schedule
+        """Called before training: it will have ``steps`` optimizer steps. See `wirings.rules.planned`."""
+
     @abstractmethod
     def real(self, weight: Tensor, edges: Edges) -> Tensor:
         """The wiring: a boolean mask with exactly the budget's number of true entries."""
@@ -53,6 +63,10 @@ class Rule(ABC):
     def forward(self, weight: Tensor, edges: Edges) -> Tensor:
         """The weight that the forward pass uses. By default real edges alone, and only they get a gradient."""
         return torch.where(self.real(weight, edges), weight, 0.0)
+
+    def used(self, weight: Tensor, edges: Edges) -> Tensor | None:
+        """The edges that training uses, whose gradients count when they are clipped; None for all that have one."""
+        return self.real(weight, edges)
 
     def step(self, layers: Sequence[Layer], step: int, optimizer: torch.optim.Optimizer | None) -> None:  # noqa: B027
         """Called after optimizer step number ``step`` (from 1). ``optimizer`` is what the user passed, or None."""
@@ -70,20 +84,26 @@ class Edges(nn.Module):
     Args:
         rule: the rule, shared by all edges of a model.
         k: how many edges are real; with a ``pool``, how many in the whole pool.
+        possible: how many edges are allowed.
         allowed: a boolean mask of the weight's shape, or None if all edges are allowed.
         pool: the weights that share one budget with this one, or None for a budget of its own.
     """
 
     k: Tensor
     allowed: Tensor | None
+    left: Tensor | None
 
-    def __init__(self, rule: Rule, k: int, allowed: Tensor | None = None, pool: Pool | None = None) -> None:
+    def __init__(
+        self, rule: Rule, k: int, possible: int, allowed: Tensor | None = None, pool: Pool | None = None
+    ) -> None:
         super().__init__()
-        self.rule, self.pool = rule, pool
-        # A tensor, so that a schedule can change it under torch.compile and in captured CUDA graphs. Neither is
-        # saved: both follow from the call that wired the model.
-        self.register_buffer("k", torch.tensor(k, dtype=torch.int64), persistent=False)
+        self.rule, self.possible, self.pool = rule, possible, pool
+        self.planned: int | None = None
+        # A tensor, so that a schedule can change it under torch.compile and in captured CUDA graphs. What follows from
+        # the call that wired the model is not saved; a k that the rule has moved here does not follow from it.
+        self.register_buffer("k", torch.tensor(k, dtype=torch.int64), persistent=rule.moves_budget)
         self.register_buffer("allowed", allowed, persistent=False)
+        self.register_buffer("left", None)
 
     def forward(self, weight: Tensor) -> Tensor:
         used = self.rule.forward(weight, self)
@@ -104,21 +124,35 @@ class Edges(nn.Module):
         with torch.no_grad():
             return self.rule.real(weight.detach(), self)
 
-    def remember(self, name: str, value: Tensor) -> None:
-        """Keep ``value`` as the rule's memory: saved and loaded with the model, moved with it to a device."""
+    def remember(self, name: str, value: Tensor, saved: bool = True) -> None:
+        """Keep ``value`` as the rule's memory: saved and loaded with the model, moved with it to a device.
+
+        What is called ``left`` are the edges that can still be chosen, for rules that remove edges for good. What
+        follows from the call that wired the model need not be ``saved``.
+        """
         if name in self._buffers and self._buffers[name] is not None:
             getattr(self, name).copy_(value)
         else:
-            self.register_buffer(name, value)
+            self.register_buffer(name, value, persistent=saved)
 
     def memory(self) -> dict[str, Tensor]:
-        """What the rule remembers, by name."""
-        return {name: b for name, b in self._buffers.items() if name not in ("k", "allowed") and b is not None}
+        """What the rule remembers and a checkpoint holds, by name."""
+        passing = self._non_persistent_buffers_set
+        return {name: b for name, b in self._buffers.items() if name not in passing and b is not None}
+
+    def density(self) -> Tensor:
+        """The fraction of allowed edges that is real: of this weight, or of the whole pool."""
+        layers = () if self.pool is None else self.pool.layers
+        return self.k / (sum(layer.edges.possible for layer in layers) or self.possible)
+
+    def within(self) -> Tensor | None:
+        """The edges that a choice is made among: the allowed ones, or what the rule has left of them; None for all."""
+        return self.allowed if self.left is None else self.left
 
     def choose(self, weight: Tensor) -> Tensor:
         """The budget's number of edges of largest magnitude, in this weight or over the whole pool."""
         if self.pool is None:
-            return primitive.choose(weight, self.k, self.allowed)
+            return primitive.choose(weight, self.k, self.within())
         return self.pool.choose(self)
 
     def keep(self, weight: Tensor) -> Tensor:
@@ -145,6 +179,12 @@ class Layer:
     module: nn.Module
     attribute: str
     edges: Edges
+    find_receivers: Callable[[nn.Module, str, Tensor], Tensor]
+    """`wirings.layers.receivers`, which knows modules; rules do not."""
+
+    def receivers(self) -> Tensor:
+        """The node that each edge leads to: int32 numbers from 0, of a shape that broadcasts to the weight's."""
+        return self.find_receivers(self.module, self.attribute, self.weight).to(self.weight.device)
 
     @property
     def weight(self) -> nn.Parameter:
@@ -174,7 +214,8 @@ class Pool:
         if torch.compiler.is_compiling() or any(primitive.in_transform(w) or w.is_inference() for w in weights):
             # A compiler drops the repeated calls by itself; under torch.func there is no version to go by.
             return choose_together(self.layers, weights)[place]
-        stamp = [(x, x._version, x.data_ptr()) for x in (self.layers[0].edges.k, *weights)]
+        left = [layer.edges.left for layer in self.layers if layer.edges.left is not None]
+        stamp = [(x, x._version, x.data_ptr()) for x in (self.layers[0].edges.k, *weights, *left)]
         if len(stamp) != len(self._stamp) or any(
             a is not b or rest != others for (a, *rest), (b, *others) in zip(stamp, self._stamp, strict=True)
         ):
@@ -190,24 +231,27 @@ class Pool:
         return replica
 
 
-def choose_together(layers: Sequence[Layer], scores: Sequence[Tensor]) -> list[Tensor]:
+def choose_together(
+    layers: Sequence[Layer], scores: Sequence[Tensor], counts: Sequence[int | Tensor] | None = None
+) -> list[Tensor]:
     """For each layer its wiring by the magnitude of ``scores``: each its own budget, or the pool's over all.
 
-    For rules that rank something else than the weights, such as random numbers or momentum.
+    For rules that rank something else than the weights, such as random numbers or momentum, or that choose another
+    number of edges than the budget: ``counts``, one a layer, or in a pool the same number in each, for all together.
     """
+    counts = [layer.edges.k for layer in layers] if counts is None else counts
+    within = [layer.edges.within() for layer in layers]
     if layers[0].edges.pool is None:
-        return [
-            primitive.choose(s, layer.edges.k, layer.edges.allowed) for layer, s in zip(layers, scores, strict=True)
-        ]
+        return [primitive.choose(s, k, among) for s, k, among in zip(scores, counts, within, strict=True)]
     dtype = scores[0].dtype
     for score in scores[1:]:
         dtype = torch.promote_types(dtype, score.dtype)
     row = torch.cat([s.detach().reshape(-1).to(dtype) for s in scores])
     allowed = None
-    if any(layer.edges.allowed is not None for layer in layers):
-        masks = [(layer.edges.allowed, s) for layer, s in zip(layers, scores, strict=True)]
+    if any(among is not None for among in within):
+        masks = zip(within, scores, strict=True)
         allowed = torch.cat([(torch.ones_like(s, dtype=torch.bool) if a is None else a).reshape(-1) for a, s in masks])
-    real = primitive.choose(row, layers[0].edges.k, allowed)
+    real = primitive.choose(row, counts[0], allowed)
     parts = real.split([s.numel() for s in scores])
     return [part.view(s.shape) for part, s in zip(parts, scores, strict=True)]
 
