@@ -33,7 +33,7 @@ class Random(Rule):
 
     def rebudget(self, layers: Sequence[Layer]) -> None:
         # Scores come from the CPU's generator, in float32: the same graph on every device and in every precision.
-        scores = [_scores(layer).to(layer.weight.device) for layer in layers]
+        scores = [scores_of(layer).to(layer.weight.device) for layer in layers]
         for layer, real in zip(layers, choose_together(layers, scores), strict=True):
             layer.edges.remember("wiring", real)
 
@@ -41,6 +41,11 @@ class Random(Rule):
         return edges.wiring  # type: ignore[return-value]
 
 
-def _scores(layer: Layer) -> Tensor:
-    generator = torch.Generator().manual_seed(int(layer.edges.seed))  # type: ignore[arg-type]
-    return torch.rand(layer.weight.shape, generator=generator)
+def generator_of(layer: Layer) -> torch.Generator:
+    """The layer's own generator of random numbers, at its beginning."""
+    return torch.Generator().manual_seed(int(layer.edges.seed))  # type: ignore[arg-type]
+
+
+def scores_of(layer: Layer) -> Tensor:
+    """The random order of a layer's edges that its seed gives: one number each."""
+    return torch.rand(layer.weight.shape, generator=generator_of(layer))

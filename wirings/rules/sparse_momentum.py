@@ -1,0 +1,178 @@
+"""Sparse momentum (Dettmers and Zettlemoyer, "Sparse Networks from Scratch", 2019)."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from wirings import edges as primitive
+from wirings.errors import WiringError
+from wirings.rules.base import Edges, Layer, register
+from wirings.rules.checks import number, whole_number
+from wirings.rules.planned import Planned
+from wirings.rules.random import Random, scores_of
+
+
+@register
+class SparseMomentum(Planned):
+    """A random wiring at first. Now and then the weakest edges are removed, and others grow where momentum is large.
+
+    Each time, in this order:
+
+    1. Every layer loses the fraction ``prune_rate`` (rounded down) of its real edges, those of smallest magnitude.
+    2. As many edges as were lost in all are shared out over the layers in proportion to the mean magnitude of the
+       momentum of their real edges (those before step 1), by largest remainders. No layer gets more than it allows;
+       what is over goes to the others in the same proportion.
+    3. In each layer the hallucinated edges with the largest momentum become real, from a weight of zero. Those that
+       were lost a moment ago may come back so.
+
+    So the number of edges is the budget's over all layers together, and not in each. The gradient reaches all allowed
+    edges, which feeds the momentum of hallucinated ones. Their weights are zero from the beginning and set to zero
+    after every step, so that weight decay has nothing to add to it.
+
+    Args:
+        prune_rate: the fraction that is removed, at the beginning of training; it falls to 0 at the end as half a
+            cosine does. 0.5 is the default of the authors' code.
+        every: optimizer steps from one change to the next; by default a hundredth of training. The paper changes once
+            an epoch, and trains ImageNet for 100 of them; a rule knows no epochs.
+        seed: of the wiring at first, as for `Random`.
+        steps: optimizer steps of the whole training; else `Wiring.plan` says it.
+
+    Needs ``wiring.step(optimizer)`` with SGD with momentum, whose buffer is the momentum, or Adam or AdamW, where it is
+    the running mean of the gradient over the root of that of its square.
+    """
+
+    name = "sparse_momentum"
+    moves_budget = True
+
+    def __init__(
+        self, prune_rate: float = 0.5, every: int | None = None, seed: int | None = None, steps: int | None = None
+    ) -> None:
+        super().__init__(steps)
+        self.prune_rate, self.seed = number(self.name, "prune_rate", prune_rate), seed
+        self.every = None if every is None else whole_number(self.name, "every", every)
+
+    def setup(self, layers: Sequence[Layer]) -> None:
+        Random(self.seed).setup(layers)
+        _others_to_zero(layers)
+
+    def rebudget(self, layers: Sequence[Layer]) -> None:
+        """Each layer's share of the new total is what it has now; it loses its weakest edges or grows random ones."""
+        pooled = layers[0].edges.pool is not None
+        total = int(layers[0].edges.k) if pooled else sum(int(layer.edges.k) for layer in layers)
+        now, least = _counts(layers), int(total >= len(layers))
+        room = [layer.edges.possible - least for layer in layers]
+        more = share_out(total - least * len(layers), [max(n - least, 0) for n in now], room)
+        for layer, before, k in zip(layers, now, (least + m for m in more), strict=True):
+            wiring = _wiring(layer)
+            if k < before:
+                wiring = primitive.choose(layer.weight, k, wiring)
+            else:
+                scores = scores_of(layer).to(wiring.device)
+                wiring = wiring | primitive.choose(scores, k - before, _others(layer, wiring))
+            _set(layer, wiring, k)
+
+    def real(self, weight: Tensor, edges: Edges) -> Tensor:
+        return edges.wiring  # type: ignore[return-value]
+
+    def forward(self, weight: Tensor, edges: Edges) -> Tensor:
+        return primitive.straight_through(weight, edges.wiring, edges.allowed)  # type: ignore[arg-type]
+
+    @torch.no_grad()
+    def step(self, layers: Sequence[Layer], step: int, optimizer: torch.optim.Optimizer | None) -> None:
+        steps = self.length(layers)
+        every = max(steps // 100, 1) if self.every is None else self.every
+        layers = [layer for layer in layers if layer.weight.requires_grad]
+        _others_to_zero(layers)
+        due = step % every == 0 and step < steps
+        if due or step == 1:  # what is wrong with the optimizer is told at once
+            found = [self._momentum(layer, optimizer) for layer in layers]
+            momenta = [momentum for momentum in found if momentum is not None]
+            if due and len(momenta) == len(layers):
+                self._rewire(layers, momenta, self.prune_rate * (1 + math.cos(math.pi * step / steps)) / 2)
+
+    def _momentum(self, layer: Layer, optimizer: torch.optim.Optimizer | None) -> Tensor | None:
+        if optimizer is None:
+            raise WiringError(f"rule {self.name!r} reads the optimizer's momentum: call wiring.step(optimizer).")
+        weight, kind = layer.weight, type(optimizer).__name__
+        group = next((g for g in optimizer.param_groups if any(p is weight for p in g["params"])), None)
+        if group is None:
+            raise WiringError(
+                f"rule {self.name!r} reads the momentum of {layer.name}, which is not among the parameters of the "
+                f"{kind} that wiring.step was given; pass the optimizer that trains it."
+            )
+        state = optimizer.state.get(weight, {})
+        if isinstance(state.get("momentum_buffer"), Tensor):
+            return state["momentum_buffer"]
+        if "exp_avg" in state and "exp_avg_sq" in state:
+            return state["exp_avg"] / (state["exp_avg_sq"].sqrt() + 1e-8)
+        if not state and (group.get("momentum") or "betas" in group):
+            return None  # it has made no step yet: fp16's scaler skipped them
+        raise WiringError(
+            f"rule {self.name!r} needs an optimizer with momentum, but {kind} keeps none for {layer.name}: take SGD "
+            "with momentum, Adam or AdamW."
+        )
+
+    def _rewire(self, layers: Sequence[Layer], momenta: Sequence[Tensor], rate: float) -> None:
+        before = _counts(layers)
+        lost = [int(rate * count + 1e-6) for count in before]
+        real = [torch.where(_wiring(layer), m, 0.0).float() for layer, m in zip(layers, momenta, strict=True)]
+        means = [float(m.abs().sum()) / max(count, 1) for m, count in zip(real, before, strict=True)]
+        room = [one.edges.possible - b + n for one, b, n in zip(layers, before, lost, strict=True)]
+        grown = share_out(sum(lost), means if any(means) else lost, room)
+        for layer, momentum, b, n, g in zip(layers, momenta, before, lost, grown, strict=True):
+            kept = primitive.choose(layer.weight, b - n, _wiring(layer))
+            layer.weight.masked_fill_(~kept, 0.0)
+            _set(layer, kept | primitive.choose(momentum, g, _others(layer, kept)), b - n + g)
+
+
+def share_out(total: int, shares: Sequence[float], most: Sequence[int]) -> list[int]:
+    """``total`` in proportion to ``shares``: whole numbers, by largest remainders, none above ``most``.
+
+    What is too much for one goes to the others in the same proportion; where the shares of all others are zero, in
+    proportion to the room that they have.
+
+    >>> share_out(10, [3.0, 1.0, 1.0], [4, 9, 9])
+    [4, 3, 3]
+    """
+    full: set[int] = set()
+    while True:
+        open_ = [i for i in range(len(shares)) if i not in full]
+        parts = shares if any(shares[i] > 0 for i in open_) else most
+        whole, left = sum(parts[i] for i in open_), total - sum(most[i] for i in full)
+        wanted = {i: left * parts[i] / whole if whole else 0.0 for i in open_}
+        over = {i for i in open_ if wanted[i] > most[i]}
+        if not over:
+            break
+        full |= over
+    counts = [most[i] if i in full else math.floor(wanted[i] + 1e-9) for i in range(len(shares))]
+    missing = total - sum(counts)
+    for i in sorted((i for i in open_ if counts[i] < most[i]), key=lambda i: counts[i] - wanted[i])[:missing]:
+        counts[i] += 1
+    return counts
+
+
+def _wiring(layer: Layer) -> Tensor:
+    return layer.edges.wiring  # type: ignore[return-value]
+
+
+def _others(layer: Layer, wiring: Tensor) -> Tensor:
+    """The allowed edges that are not in ``wiring``."""
+    return ~wiring if layer.edges.allowed is None else layer.edges.allowed & ~wiring
+
+
+def _counts(layers: Sequence[Layer]) -> list[int]:
+    return [int(torch.count_nonzero(_wiring(layer))) for layer in layers]
+
+
+def _set(layer: Layer, wiring: Tensor, k: int) -> None:
+    layer.edges.remember("wiring", wiring)
+    if layer.edges.pool is None:  # a pool's k is that of all its layers
+        layer.edges.k.fill_(k)
+
+
+@torch.no_grad()
+def _others_to_zero(layers: Sequence[Layer]) -> None:
+    for layer in layers:
+        layer.weight.masked_fill_(~_wiring(layer), 0.0)
