@@ -20,6 +20,7 @@ def _worker(rank: int, folder: str, rule: str, share: str) -> None:
     torch.manual_seed(rank)  # other weights, another random graph and other data on each: DDP must make them one
     model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))
     wiring = wirings.wire_(model, rule, density=0.1, share=share)
+    wiring.plan(8)
     parallel = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.5, momentum=0.9)
     history = []
@@ -28,7 +29,7 @@ def _worker(rank: int, folder: str, rule: str, share: str) -> None:
         optimizer.zero_grad()
         nn.functional.cross_entropy(parallel(x), y).backward()
         optimizer.step()
-        wiring.step()
+        wiring.step(optimizer)
         history.append(wiring.masks())
     torch.save(
         {"history": history, "weights": [layer.weight.detach() for layer in wiring.layers], "x": x},
@@ -40,7 +41,16 @@ def _worker(rank: int, folder: str, rule: str, share: str) -> None:
 @pytest.mark.dist
 @pytest.mark.slow
 @pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this PyTorch has no gloo")
-@pytest.mark.parametrize(("rule", "share"), [("dnw", "uniform"), ("dnw", "global"), ("random", "uniform")])
+@pytest.mark.parametrize(
+    ("rule", "share"),
+    [
+        ("dnw", "uniform"),
+        ("dnw", "global"),
+        ("random", "uniform"),
+        ("l1_anneal", "uniform"),
+        ("sparse_momentum", "uniform"),
+    ],
+)
 def test_replicas_hold_the_same_wiring_after_every_step(rule: str, share: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -57,4 +67,4 @@ def test_replicas_hold_the_same_wiring_after_every_step(rule: str, share: str) -
     swapped = any(
         not torch.equal(first["history"][0][name], first["history"][-1][name]) for name in first["history"][0]
     )
-    assert swapped == (rule == "dnw")
+    assert swapped == (rule != "random")
