@@ -1,6 +1,7 @@
 """Shared by all tests: one thread a process (they run side by side), a fixed seed."""
 
 import os
+from typing import Any
 
 # Read by OpenMP when PyTorch starts: two workers on two cores must not wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -8,6 +9,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import torch
 from hypothesis import settings
+from kernels import INTERPRETED
 
 settings.register_profile("wirings", deadline=None, derandomize=True, max_examples=100)
 settings.load_profile("wirings")
@@ -23,3 +25,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter, with two of its faults mended."""
+    if not INTERPRETED:
+        pytest.skip("runs only where TRITON_INTERPRET=1 is set")
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    patch_tensor, dot = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_dot
+
+    def patched(tensor: Any, scope: Any) -> None:  # NumPy no longer turns an array of one element into an int
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    def dot_of_floats(self: Any, a: Any, b: Any, *rest: Any) -> Any:  # it would multiply bfloat16 bits as integers
+        if a.dtype.scalar == tl.bfloat16:
+            a, b = (
+                interpreter.TensorHandle((h.data.astype(np.uint32) << 16).view(np.float32), tl.float32) for h in (a, b)
+            )
+        return dot(self, a, b, *rest)
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", dot_of_floats)

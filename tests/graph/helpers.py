@@ -1,21 +1,13 @@
 """What the graph tests share: copying plain layers into a graph, comparing outputs and gradients."""
 
-import os
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DTYPES = {"fp32": (torch.float32, 1e-5), "fp64": (torch.float64, 1e-10)}
 both_precisions = pytest.mark.parametrize(("dtype", "tolerance"), DTYPES.values(), ids=DTYPES)
-
-
-def on_gpu(test: Any) -> Any:
-    needs = pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="needs a CUDA device")
-    return pytest.mark.gpu(needs(test))
 
 
 def block_matrix(sizes: list[int], layers: dict[tuple[int, int], Tensor]) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import on_gpu
+from kernels import on_gpu
 from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton is not installed")
