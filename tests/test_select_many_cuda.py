@@ -49,8 +49,8 @@ def agrees(kind: str, dtype: torch.dtype, device: str, masked: bool) -> None:
         weights = [w.to(device) for w in plain]
         allowed = [m if m is None else m.to(device) for m in masks]
         ks = [torch.tensor(k, device=device) for k in counts]
-        flat = many.real_edges(weights, ks, allowed)
-        begins = many.places(weights)
+        flat = many.real_edges(weights, ks, allowed, edges._begins(weights))
+        begins = edges._begins(weights)
         assert len(flat) == begins[-1]
         for w, begin, want in zip(weights, begins, expected, strict=False):
             got = flat[begin : begin + w.numel()].as_strided(w.shape, w.stride()).cpu()
@@ -81,8 +81,8 @@ def test_large_weights_and_many_of_them_on_a_gpu() -> None:
     weights.append(torch.randn(512, 512, 3, 3, device="cuda").to(memory_format=torch.channels_last))
     weights.append(weights[-1].mul(100).round().div(100))
     ks = [torch.tensor(w.numel() // 10, device="cuda") for w in weights]
-    flat = many.real_edges(weights, ks, [None] * len(weights))
-    for w, k, begin in zip(weights, ks, many.places(weights), strict=False):
+    flat = many.real_edges(weights, ks, [None] * len(weights), edges._begins(weights))
+    for w, k, begin in zip(weights, ks, edges._begins(weights), strict=False):
         got = flat[begin : begin + w.numel()].as_strided(w.shape, w.stride())
         assert torch.equal(got, edges.real_edges(w, k))
 
@@ -92,7 +92,7 @@ def test_large_weights_and_many_of_them_on_a_gpu() -> None:
 def test_a_captured_choice_sees_new_weights_and_budgets() -> None:
     weights = [torch.randn(5000, device="cuda"), torch.randn(40, 50, device="cuda")]
     ks = [torch.tensor(500, device="cuda"), torch.tensor(7, device="cuda")]
-    call = lambda: many.real_edges(weights, ks, [None, None])  # noqa: E731
+    call = lambda: many.real_edges(weights, ks, [None, None], edges._begins(weights))  # noqa: E731
     call()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -105,6 +105,6 @@ def test_a_captured_choice_sees_new_weights_and_budgets() -> None:
     weights[0].normal_()
     ks[1].fill_(300)
     graph.replay()
-    begin = many.places(weights)[1]
+    begin = edges._begins(weights)[1]
     assert torch.equal(flat[:5000], edges.real_edges(weights[0], 500))
     assert torch.equal(flat[begin : begin + 2000].view(40, 50), edges.real_edges(weights[1], 300))

@@ -16,14 +16,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from wirings._select_cuda import _BITS, _BLOCK, _CHANNELS_LAST, _RECENT, _Launcher, on_device_of
+from wirings._select_cuda import _BITS, _BLOCK, _RECENT, _Launcher, on_device_of
+from wirings.edges import _dense
 
 _PROGRAMS = 2048  # wanted, over all weights
-_ALIGNED = 64  # edges: where the real edges of a weight may begin
 _COLUMNS = 16  # of the table
 
-_tables: dict[tuple[Any, ...], tuple[Tensor, int, int]] = {}
-"""The table of a list of weights, by where these lie; how many edges the result has, how many programs a weight."""
+_tables: dict[tuple[Any, ...], tuple[Tensor, int]] = {}
+"""The table of a list of weights, by where these lie, and how many programs a weight has at most."""
 
 
 def supports(weights: Sequence[Tensor], allowed: Sequence[Tensor | None]) -> bool:
@@ -41,21 +41,14 @@ def supports(weights: Sequence[Tensor], allowed: Sequence[Tensor | None]) -> boo
     )
 
 
-def _dense(weight: Tensor) -> bool:
-    last = _CHANNELS_LAST.get(weight.dim(), torch.contiguous_format)
-    return weight.is_contiguous() or weight.is_contiguous(memory_format=last)
+def real_edges(
+    weights: Sequence[Tensor], ks: Sequence[Tensor], allowed: Sequence[Tensor | None], begins: Sequence[int]
+) -> Tensor:
+    """For each weight its ``k`` edges of largest magnitude, zeros elsewhere.
 
-
-def places(weights: Sequence[Tensor]) -> list[int]:
-    """Where the real edges of each weight begin in the result of `real_edges`, and at last how long that is."""
-    found = [0]
-    for weight in weights:
-        found.append(found[-1] + -(-weight.numel() // _ALIGNED) * _ALIGNED)
-    return found
-
-
-def real_edges(weights: Sequence[Tensor], ks: Sequence[Tensor], allowed: Sequence[Tensor | None]) -> Tensor:
-    """For each weight its ``k`` edges of largest magnitude, zeros elsewhere: one after the other (see `places`)."""
+    The result is one row; the edges of each weight lie in it as they do in the weight, from its number of ``begins``
+    on, a multiple of 16. The last of these is the row's length.
+    """
     first = weights[0]
     key = tuple((w.data_ptr(), w.shape, w.stride(), k.data_ptr(), None if a is None else a.data_ptr())
                 for w, k, a in zip(weights, ks, allowed, strict=True))  # fmt: skip
@@ -63,11 +56,11 @@ def real_edges(weights: Sequence[Tensor], ks: Sequence[Tensor], allowed: Sequenc
     if key not in _tables:
         if len(_tables) > 64:  # weights that came and went
             _tables.clear()
-        _tables[key] = _make_table(weights, ks, allowed)
-    table, size, most = _tables[key]
+        _tables[key] = _make_table(weights, ks, allowed, begins)
+    table, most = _tables[key]
     bits, programs, segments = _BITS[first.dtype], len(table), len(weights)
     shifts = (23, 15, 7, 0) if bits == torch.int32 else (7, 0)
-    out = torch.empty(size, dtype=first.dtype, device=first.device)
+    out = torch.empty(begins[-1], dtype=first.dtype, device=first.device)
     board = torch.zeros(len(shifts) * segments * 256 + programs, dtype=torch.int32, device=first.device)
     ties = board[len(shifts) * segments * 256 :]
     launch = _Launcher((first.device, first.dtype, "many", programs, segments, most))
@@ -81,9 +74,8 @@ def real_edges(weights: Sequence[Tensor], ks: Sequence[Tensor], allowed: Sequenc
 
 
 def _make_table(
-    weights: Sequence[Tensor], ks: Sequence[Tensor], allowed: Sequence[Tensor | None]
-) -> tuple[Tensor, int, int]:
-    begins = places(weights)
+    weights: Sequence[Tensor], ks: Sequence[Tensor], allowed: Sequence[Tensor | None], begins: Sequence[int]
+) -> tuple[Tensor, int]:
     total = sum(w.numel() for w in weights)
     run = max(4, triton.cdiv(total, _PROGRAMS * _BLOCK)) * _BLOCK
     rows: list[list[int]] = []
@@ -98,7 +90,7 @@ def _make_table(
         most = max(most, len(rows) - first)
     table = torch.zeros(len(rows), _COLUMNS, dtype=torch.int64)
     table[:, : len(rows[0])] = torch.tensor(rows)
-    return table.to(weights[0].device), begins[-1], triton.next_power_of_2(most)
+    return table.to(weights[0].device), triton.next_power_of_2(most)
 
 
 # ---- the kernels ----------------------------------------------------------------------------------------------
@@ -154,11 +146,11 @@ def _count(table, board, kind, segments, TURN: tl.constexpr, TURNS: tl.constexpr
     DIGIT: tl.constexpr = 8 if SHIFT > 0 else 7
     row = table + tl.program_id(0) * COLUMNS
     weight, allowed, start, stop = _rows_of(row, kind)
-    prefix, rank, same = _so_far(row, board, segments, TURN, TURNS)
+    prefix, _rank, _same = _so_far(row, board, segments, TURN, TURNS)
     digits, counts = tl.arange(0, 1 << DIGIT), tl.zeros([1 << DIGIT], tl.int32)
     for base in range(start, stop, BLOCK):
         at = base + tl.arange(0, BLOCK)
-        bits, key = _key(weight, allowed, at, at < stop, kind.dtype.element_ty.primitive_bitwidth)
+        _bits, key = _key(weight, allowed, at, at < stop, kind.dtype.element_ty.primitive_bitwidth)
         begins = (key >> (SHIFT + DIGIT)) == prefix  # never where there is no edge: -1 stays -1
         counts += tl.histogram((key >> SHIFT) & ((1 << DIGIT) - 1), 1 << DIGIT, mask=begins)
     place = board + (TURN * segments + tl.load(row + 6)) * 256
@@ -186,7 +178,7 @@ def _count_ties(table, board, ties, kind, segments, TURNS: tl.constexpr, BLOCK: 
         for base in range(start, stop, BLOCK):
             at = base + tl.arange(0, BLOCK)
             place = _row_major(at, space, channels)
-            bits, key = _key(weight, allowed, place, at < stop, kind.dtype.element_ty.primitive_bitwidth)
+            _bits, key = _key(weight, allowed, place, at < stop, kind.dtype.element_ty.primitive_bitwidth)
             found += (key == least).to(tl.int32)
         tl.store(ties + tl.program_id(0), tl.sum(found))
 

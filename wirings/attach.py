@@ -32,7 +32,8 @@ def attach(module: nn.Module, attribute: str, edges: Edges) -> None:
 
 def detach(model: nn.Module, only: Collection[Edges] | None = None) -> None:
     """Give the plain modules back, with all weights: of every wired place in the model, or of ``only`` those edges."""
-    for _, module, attribute, edges in wired(model):
+    before = wired(model)
+    for _, module, attribute, edges in before:
         if only is None or edges in only:
             _own_class(module)
             parametrize.remove_parametrizations(module, attribute, leave_parametrized=False)
@@ -47,9 +48,12 @@ def detach(model: nn.Module, only: Collection[Edges] | None = None) -> None:
             module._init_flat_weights()
         _drop(module._state_dict_hooks, _keep_names)
         _drop(module._load_state_dict_pre_hooks, _take_names)
+    hooks = {edges.together for _, _, _, edges in before} - {edges.together for _, _, _, edges in left}
     if all(edges.pool is None for _, _, _, edges in left):
-        for module in model.modules():
-            _drop(module._forward_pre_hooks, forget_choice)
+        hooks.add(forget_choice)
+    for module in model.modules():
+        for hook in hooks:
+            _drop(module._forward_pre_hooks, hook)
 
 
 def _drop(hooks: dict[int, Any], ours: Any) -> None:

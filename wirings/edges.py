@@ -15,6 +15,7 @@ a tensor: its value can then change between two replays of a captured step. On a
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -55,6 +56,27 @@ def real_edges(weight: Tensor, k: int | Tensor, allowed: Tensor | None = None) -
     return _RealEdges.apply(weight, _count(weight, k, allowed), allowed)
 
 
+def real_edges_of(weights: Sequence[Tensor], ks: Sequence[Tensor], allowed: Sequence[Tensor | None]) -> list[Tensor]:
+    """`real_edges` of several weights, without a gradient: each its own ``k``, all in a few kernels on a GPU.
+
+    For `handed_through`, which gives them their gradient. The weights are on one device, and so are ``ks``.
+    """
+    weights = [weight.detach() for weight in weights]
+    flat = torch.ops.wirings.real_edges_of(weights, list(ks), list(allowed))
+    begins = _begins(weights)
+    return [
+        flat[begin : begin + w.numel()].as_strided(w.shape, w.stride())
+        if _dense(w)
+        else flat[begin : begin + w.numel()].view(w.shape)
+        for w, begin in zip(weights, begins, strict=False)
+    ]
+
+
+def handed_through(weight: Tensor, kept: Tensor, reach: Tensor | None = None) -> Tensor:
+    """``kept``, the real edges of ``weight``; the gradient goes to all its edges, or to those in ``reach``."""
+    return _HandedThrough.apply(weight, kept, reach)
+
+
 def straight_through(weight: Tensor, real: Tensor, reach: Tensor | None = None) -> Tensor:
     """``weight`` where ``real``, zero elsewhere; the gradient goes to all edges, or to those in ``reach``.
 
@@ -85,6 +107,9 @@ def _count(weight: Tensor, k: int | Tensor, allowed: Tensor | None) -> Tensor:
     if not 0 <= k <= weight.numel():
         raise out_of_range(weight, k)
     return torch.full((), k, dtype=torch.int64, device=weight.device)
+
+
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def in_transform(tensor: Tensor) -> bool:
@@ -118,11 +143,22 @@ class _StraightThrough(_ToEdgesWithin):
         return torch.where(real, weight, 0.0)
 
 
+class _HandedThrough(_ToEdgesWithin):
+    @staticmethod
+    def forward(weight: Tensor, kept: Tensor, reach: Tensor | None) -> Tensor:
+        return kept.view_as(kept)
+
+
 # ---- the operators --------------------------------------------------------------------------------------------
 
 _library = torch.library.Library("wirings", "DEF")
 for _name in ("choose", "real_edges"):
     _library.define(f"{_name}(Tensor weight, Tensor k, Tensor? allowed) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+
+
+_library.define(
+    "real_edges_of(Tensor[] weights, Tensor[] ks, Tensor?[] allowed) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
+)
 
 
 def _choose_device(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
@@ -163,7 +199,53 @@ def _real_edges_cuda(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tenso
     return kernels.real_edges(weight, k.to(weight.device), allowed)
 
 
+_ALIGNED = 64  # edges: where those of a weight may begin among those of several
+
+
+def _begins(weights: Sequence[Tensor]) -> list[int]:
+    """Where the edges of each weight begin in one row of all, and at last how long that is."""
+    found = [0]
+    for weight in weights:
+        found.append(found[-1] + -(-weight.numel() // _ALIGNED) * _ALIGNED)
+    return found
+
+
+def _dense(weight: Tensor) -> bool:
+    """Whether a weight fills its memory without gaps in one of the formats that selections know."""
+    last = _CHANNELS_LAST.get(weight.dim(), torch.contiguous_format)
+    return weight.is_contiguous() or weight.is_contiguous(memory_format=last)
+
+
+def _real_edges_of(weights: list[Tensor], ks: list[Tensor], allowed: list[Tensor | None]) -> Tensor:
+    """One by one, on any device."""
+    begins = _begins(weights)
+    flat = weights[0].new_zeros(begins[-1])
+    for w, k, mask, begin in zip(weights, ks, allowed, begins, strict=False):
+        own = flat[begin : begin + w.numel()]
+        own = own.as_strided(w.shape, w.stride()) if _dense(w) else own.view(w.shape)
+        own.copy_(torch.ops.wirings.real_edges(w, k, mask))
+    return flat
+
+
+def _real_edges_of_cuda(weights: list[Tensor], ks: list[Tensor], allowed: list[Tensor | None]) -> Tensor:
+    kernels = _kernels_of_many()
+    if kernels is None or not kernels.supports(weights, allowed):
+        return _real_edges_of(weights, ks, allowed)
+    return kernels.real_edges(weights, ks, allowed, _begins(weights))
+
+
+@functools.cache
+def _kernels_of_many() -> Any:
+    if _kernels() is None:
+        return None
+    from wirings import _select_many_cuda
+
+    return _select_many_cuda
+
+
 _library.impl("choose", _choose_cuda, "CUDA")
+_library.impl("real_edges_of", _real_edges_of_cuda, "CUDA")
+_library.impl("real_edges_of", _real_edges_of, "CompositeExplicitAutograd")
 _library.impl("real_edges", _real_edges_cuda, "CUDA")
 _library.impl("choose", _select_cpu.choose, "CPU")
 _library.impl("real_edges", _select_cpu.real_edges, "CPU")
@@ -179,6 +261,11 @@ def _(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
 @torch.library.register_fake("wirings::real_edges", lib=_library)
 def _(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
     return torch.empty_like(weight)
+
+
+@torch.library.register_fake("wirings::real_edges_of", lib=_library)
+def _(weights: list[Tensor], ks: list[Tensor], allowed: list[Tensor | None]) -> Tensor:
+    return weights[0].new_empty(_begins(weights)[-1])
 
 
 def _over_batch(operator: Any) -> Any:

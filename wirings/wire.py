@@ -17,6 +17,7 @@ from wirings.errors import WiringError
 from wirings.layers import Target, edge_shape, find, receivers
 from wirings.rules import Edges, Layer, Pool, Rule
 from wirings.rules.base import held
+from wirings.together import Together
 from wirings.wiring import Wiring
 
 
@@ -81,6 +82,11 @@ def wire_(
             for _, module, attribute in target.places:
                 attach(module, attribute, edges)
             layers.append(Layer(target.name, *target.places[0][1:], edges, receivers))
+        if pool is None and len(layers) > 1:
+            together = Together()
+            for layer in layers:
+                layer.edges.together = together
+            model.register_forward_pre_hook(together)
         if pool is not None:
             pool.layers = layers
             if forget_choice not in model._forward_pre_hooks.values():

@@ -98,6 +98,7 @@ class Edges(nn.Module):
     ) -> None:
         super().__init__()
         self.rule, self.possible, self.pool = rule, possible, pool
+        self.together: Any = None  # a `wirings.together.Together`, where edges of all layers are chosen at once
         self.planned: int | None = None
         # A tensor, so that a schedule can change it under torch.compile and in captured CUDA graphs. What follows from
         # the call that wired the model is not saved; a k that the rule has moved here does not follow from it.
@@ -157,9 +158,12 @@ class Edges(nn.Module):
 
     def keep(self, weight: Tensor) -> Tensor:
         """The chosen edges alone, the gradient passed straight through to every allowed edge."""
-        if self.pool is None:
-            return primitive.real_edges(weight, self.k, self.allowed)
-        return primitive.straight_through(weight, self.pool.choose(self), self.allowed)
+        if self.pool is not None:
+            return primitive.straight_through(weight, self.pool.choose(self), self.allowed)
+        kept = None if self.together is None else self.together.kept(self, weight)
+        if kept is not None:
+            return primitive.handed_through(weight, kept, self.allowed)
+        return primitive.real_edges(weight, self.k, self.allowed)
 
     def extra_repr(self) -> str:
         return f"{self.rule!r}, k={int(self.k)}" + (" (over all layers)" if self.pool is not None else "")

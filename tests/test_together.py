@@ -1,0 +1,184 @@
+"""Edges of all layers chosen at once: the same as one by one, whatever happens between. On a CPU by force."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from kernels import on_gpu
+from torch import Tensor, nn
+
+import wirings
+from wirings import edges as primitive
+from wirings import together
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    monkeypatch.setattr(together, "DEVICES", ("cpu", "cuda"))
+    return str(request.param)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many weights each selection of several had."""
+    seen: list[int] = []
+    plain = primitive.real_edges_of
+
+    def counted(weights: list[Tensor], *rest: Any) -> list[Tensor]:
+        seen.append(len(weights))
+        return plain(weights, *rest)
+
+    monkeypatch.setattr(primitive, "real_edges_of", counted)
+    return seen
+
+
+def network(device: str, seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5), nn.Linear(5, 5)
+    )
+    return model.to(device)
+
+
+def train(model: nn.Module, device: str, steps: int = 5) -> list[float]:
+    torch.manual_seed(1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9)
+    losses = []
+    for _ in range(steps):
+        x, y = torch.randn(4, 3, 8, 8, device=device), torch.randint(5, (4,), device=device)
+        loss = nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_training_is_that_of_layers_by_themselves(
+    device: str, calls: list[int], monkeypatch: pytest.MonkeyPatch, channels_last: bool
+) -> None:
+    both = []
+    for devices in (("cpu", "cuda"), ()):
+        monkeypatch.setattr(together, "DEVICES", devices)
+        model = network(device)
+        if channels_last:
+            model = model.to(memory_format=torch.channels_last)
+        wirings.wire_(model, "dnw", density=0.3)
+        both.append((train(model, device), model.state_dict()))
+    assert calls == [4] * 5  # one selection of all four layers a step
+    assert both[0][0] == both[1][0]
+    assert all(torch.equal(both[0][1][name], value) for name, value in both[1][1].items())
+
+
+def test_hallucinated_edges_get_their_gradient(device: str, calls: list[int]) -> None:
+    model = network(device)
+    mask = torch.rand(5, 64, device=device) < 0.5
+    wiring = wirings.wire_(model, "dnw", density=0.2, allowed={"5": mask})
+    model(torch.randn(4, 3, 8, 8, device=device)).square().sum().backward()
+    assert calls == [4]
+    grad, real = wiring.layers[2].weight.grad, wiring.masks()["5.weight"]
+    assert grad is not None
+    assert (grad[mask & ~real] != 0).any()
+    assert not grad[~mask].any()
+
+
+def test_a_weight_that_changes_in_between_is_chosen_anew(device: str, calls: list[int]) -> None:
+    model = network(device)
+    wiring = wirings.wire_(model, "dnw", density=0.2)
+    seen = []
+
+    def change(module: nn.Module, args: Any) -> None:
+        with torch.no_grad():
+            wiring.layers[3].weight.neg_()
+        seen.append(module)
+
+    model[5].register_forward_pre_hook(change)
+    with torch.no_grad():
+        ours = model(x := torch.randn(4, 3, 8, 8, device=device))
+        wiring.layers[3].weight.neg_()  # the hook turns it back
+        together_before = list(calls)
+        wirings.finalize_(model)
+        assert torch.equal(model[6](model[5](model[:5](x))), ours)
+    assert seen
+    assert together_before == [4]
+
+
+def test_a_budget_that_changes_in_between_counts(device: str) -> None:
+    model = network(device)
+    wiring = wirings.wire_(model, "dnw", density=0.2)
+
+    def shrink(module: nn.Module, args: Any) -> None:
+        wiring.layers[3].edges.k.fill_(1)
+
+    model[2].register_forward_pre_hook(shrink)
+    with torch.no_grad():
+        y = model(x := torch.randn(1, 3, 8, 8, device=device))
+        one = model[6].weight
+        assert int(one.count_nonzero()) == 1
+        torch.testing.assert_close(y, nn.functional.linear(model[:6](x), one, model[6].bias))
+
+
+def test_a_layer_by_itself_and_a_layer_used_twice(device: str, calls: list[int]) -> None:
+    model = network(device)
+    wirings.wire_(model, "dnw", density=0.2)
+    assert int(model[6].weight.count_nonzero()) == 5
+    assert not calls  # nobody began a forward pass of the model
+    model(torch.randn(1, 3, 8, 8, device=device))
+    model[6].parametrizations.weight.original.data.zero_()  # no version counts this
+    model[6].parametrizations.weight.original.data[0] = 1.0
+    assert int(model[6].weight[0].count_nonzero()) == 5
+    assert calls == [4]
+
+
+def test_copies_choose_for_themselves(device: str, calls: list[int]) -> None:
+    model = network(device)
+    wirings.wire_(model, "dnw", density=0.2)
+    x = torch.randn(2, 3, 8, 8, device=device)
+    expected = model(x)
+    replica = copy.deepcopy(model)
+    part = copy.deepcopy(model[2])
+    calls.clear()
+    with torch.no_grad():
+        model[6].parametrizations.weight.original.zero_()
+        assert torch.equal(replica(x), expected)
+        assert part(torch.randn(1, 8, 6, 6, device=device)).shape == (1, 4, 4, 4)
+    assert calls == [4]
+
+
+def test_two_wirings_of_one_model_and_what_is_left_of_a_hook(device: str, calls: list[int]) -> None:
+    model = network(device)
+    wirings.wire_(model, "dnw", density=0.2, include=["0", "2"])
+    wirings.wire_(model, "dnw", density=0.5, include=["5", "6"])
+    model(torch.randn(1, 3, 8, 8, device=device))
+    assert calls == [2, 2]
+    wirings.finalize_(model)
+    assert not model._forward_pre_hooks
+
+
+def test_recomputing_in_the_backward_pass(device: str) -> None:
+    from torch.utils.checkpoint import checkpoint_sequential
+
+    grads = []
+    for again in (False, True):
+        model = network(device)
+        wiring = wirings.wire_(model, "dnw", density=0.2)
+        x = torch.linspace(-1, 1, 2 * 3 * 8 * 8, device=device).view(2, 3, 8, 8)
+        y = checkpoint_sequential(model, 2, x, use_reentrant=False) if again else model(x)
+        y.square().sum().backward()
+        grads.append([layer.weight.grad for layer in wiring.layers])
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@on_gpu
+def test_compiled_steps_choose_once() -> None:
+    both = []
+    for compiled in (False, True):
+        model = network("cuda")
+        wirings.wire_(model, "dnw", density=0.3)
+        both.append(train(torch.compile(model) if compiled else model, "cuda"))
+    assert both[0] == pytest.approx(both[1], rel=1e-3)

@@ -1,0 +1,85 @@
+"""Choosing the edges of a whole model at once, on a GPU: one selection a forward pass instead of one a layer.
+
+Each layer has a budget of its own, so the result is what each would choose by itself, bit for bit; what is saved is
+time, on the host and on the GPU, since a selection is several kernels whether it is of one layer or of a hundred.
+
+A forward pass of the wired model begins anew. The first layer that asks has the edges of all chosen, and every layer
+gets what was chosen for it once, and only if its weight is still what it was: whoever asks again (a layer that is used
+twice, a pass that is computed again in the backward pass) or outside of such a pass chooses by itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wirings import edges as primitive
+from wirings.attach import wired
+from wirings.rules.base import Edges, held
+
+DEVICES = ("cuda",)
+"""Where it pays."""
+
+
+class Together:
+    """The layers that one call of `wire_` wired; called before every forward pass of the model, as a hook."""
+
+    def __init__(self) -> None:
+        self.members: list[tuple[nn.Module, str, Edges]] = []
+        self._begun = False
+        self._chosen: dict[Edges, tuple[tuple[Any, ...], Tensor]] = {}
+
+    def __call__(self, model: nn.Module, args: Any) -> None:
+        """A forward pass begins."""
+        if torch.compiler.is_compiling():
+            return
+        if not self.members:  # a copy, which has layers of its own
+            found = {edges: (module, name, edges) for _, module, name, edges in wired(model) if edges.together is self}
+            self.members = list(found.values())
+        self._chosen.clear()
+        self._begun = len(self.members) > 1
+
+    def kept(self, edges: Edges, weight: Tensor) -> Tensor | None:
+        """The real edges of a layer, zeros elsewhere; None if it had better choose them by itself."""
+        if torch.compiler.is_compiling():
+            return self._compiled(edges, weight)
+        if weight.device.type not in DEVICES or primitive.in_transform(weight):
+            return None
+        if self._begun:
+            self._begun = False
+            members = [(e, _weight(module, name)) for module, name, e in self.members]
+            ks, allowed = [e.k for e, _ in members], [e.allowed for e, _ in members]
+            for (e, w), kept in zip(
+                members, primitive.real_edges_of([w for _, w in members], ks, allowed), strict=True
+            ):
+                self._chosen[e] = _stamp(e, w), kept
+        found = self._chosen.pop(edges, None)
+        return found[1] if found is not None and found[0] == _stamp(edges, weight) else None
+
+    def _compiled(self, edges: Edges, weight: Tensor) -> Tensor | None:
+        """The same where a compiler looks on: it drops the repeated calls by itself."""
+        if weight.device.type not in DEVICES or len(self.members) < 2:
+            return None
+        place = next((i for i, (_, _, e) in enumerate(self.members) if e is edges), None)
+        weights = [_weight(module, name) for module, name, _ in self.members]
+        if place is None or weights[place] is not weight:
+            return None
+        ks, allowed = [e.k for _, _, e in self.members], [e.allowed for _, _, e in self.members]
+        return primitive.real_edges_of(weights, ks, allowed)[place]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Together:
+        memo[id(self)] = replica = Together()  # it finds its layers when the copied model is first used
+        return replica
+
+
+def _weight(module: nn.Module, name: str) -> Tensor:
+    """The parameter with all edges."""
+    return held(module)[name].original
+
+
+def _stamp(edges: Edges, weight: Tensor) -> tuple[Any, ...]:
+    """What changes when a weight or its budget does."""
+    inference = weight.is_inference() or edges.k.is_inference()
+    return id(weight), weight.data_ptr(), () if inference else (weight._version, edges.k._version)
