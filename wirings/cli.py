@@ -104,6 +104,9 @@ def train(
     resume: Annotated[
         bool, typer.Option(help="Go on from the last checkpoint in the folder, if there is one.")
     ] = False,
+    start: Annotated[
+        Path | None, typer.Option(help="For recipes that start from a trained network: the folder of its run.")
+    ] = None,
     max_minutes: Annotated[float | None, typer.Option(help="Stop each run at a checkpoint after so long.")] = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu; by default a GPU where there is one.")] = None,
     results: Annotated[Path | None, typer.Option(help="Keep the result in this folder, too.")] = None,
@@ -113,15 +116,16 @@ def train(
     """Train a recipe: wirings train table1/static-dnw --seed 1."""
     from wirings import recipes as rows
     from wirings.train.log import Log, Shown
-    from wirings.train.loop import train as run
+    from wirings.train.phases import train as run
     from wirings.train.results import path_of, write
     from wirings.train.settings import with_overrides
 
     found = rows.get(recipe)
     settings, overrides = with_overrides(found.settings, change or [])
     seeds = seed or [settings.seed]
-    if len(seeds) > 1 and out is not None:
-        raise WiringError("--out names the folder of one run; leave it out, or give one --seed.")
+    for option, folder in (("--out", out), ("--start", start)):
+        if len(seeds) > 1 and folder is not None:
+            raise WiringError(f"{option} names the folder of one run; leave it out, or give one --seed.")
     if data is not None:  # where the data lies is no change of the recipe
         settings = replace(settings, data=replace(settings.data, directory=str(data)))
     for number in seeds if results is not None and not overwrite else []:  # before hours of work, not after
@@ -133,7 +137,7 @@ def train(
         folder = out or Path("runs") / found.name / f"seed{number}"
         log = Shown(tensorboard) if first else Log()
         begun = {"device": device, "resume": resume, "max_minutes": max_minutes, "overrides": overrides, "log": log}
-        result = run(found.name, one, folder, **begun)  # type: ignore[arg-type]
+        result = run(found.name, one, folder, first_run=start, **begun)  # type: ignore[arg-type]
         if result is not None:
             log.say(f"{found.name}, seed {number}: {result.accuracy:.2f} % after {result.wall_s:.0f} s; see {folder}")
             if results is not None:
@@ -169,7 +173,7 @@ def predict(
 
 @app.command()
 def table(
-    number: Annotated[int, typer.Argument(help="The table's number in the paper.")],
+    number: Annotated[str, typer.Argument(help="The table's number in the paper, or appendix_b.")],
     results: Annotated[Path, typer.Option(help="The folder of results.")] = Path("results"),
     markdown: Annotated[bool, typer.Option(help="As Markdown.")] = False,
 ) -> None:

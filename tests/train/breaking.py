@@ -1,6 +1,16 @@
-"""A run that is broken off: what the tests of the loop and of resuming share."""
+"""Runs that are broken off, and what they are compared with: shared by the tests of training."""
 
+import csv
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from wirings.train import results
 from wirings.train.log import Log
+
+TIMES = ("seconds",)
+OF_TIME = ("started", "train_s", "wall_s", "settings", "commit", "dirty")  # somebody may commit while a test runs
 
 
 class BreakError(Exception):
@@ -17,3 +27,31 @@ class Stops(Log):
         self.left -= 1
         if self.left == 0:
             raise BreakError
+
+
+class Heard(Log):
+    """Keeps what was said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def lines(out: Path) -> list[dict[str, str]]:
+    """The lines of a run's log, but for times."""
+    with open(out / "log.csv") as file:
+        return [{key: value for key, value in line.items() if key not in TIMES} for line in csv.DictReader(file)]
+
+
+def same_runs(one: Path, other: Path) -> None:
+    """Two runs are the same one, to the last bit."""
+    for name in ("initial.safetensors", "last.safetensors", "best.safetensors"):
+        a, b = load_file(one / name), load_file(other / name)
+        assert a.keys() == b.keys()
+        different = [key for key in a if not torch.equal(a[key], b[key])]
+        assert not different
+    assert lines(one) == lines(other)
+    a, b = (vars(results.read(folder / "result.json")) for folder in (one, other))
+    assert {key: a[key] for key in a if key not in OF_TIME} == {key: b[key] for key in b if key not in OF_TIME}

@@ -1,6 +1,5 @@
 """A run that is stopped, in whatever way, and goes on is the run that was never stopped, to the last bit."""
 
-import csv
 import random
 import subprocess
 import sys
@@ -9,18 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from breaking import BreakError, Stops
-from safetensors.torch import load_file
+from breaking import BreakError, Stops, lines, same_runs
 
 from wirings import recipes
-from wirings.train import loop, results
+from wirings.train import loop, results, runs
 from wirings.train.log import Log
 from wirings.train.settings import Settings, with_overrides
 
 RECIPE = "digits/static-dnw"
-TIMES = ("seconds",)
-OF_TIME = ("started", "train_s", "wall_s", "settings")
 
 
 def small(*changes: str) -> Settings:
@@ -33,22 +28,6 @@ def train(out: Path, settings: Settings, **more: Any) -> results.Result | None:
     return loop.train(RECIPE, settings, out, device="cpu", **more)
 
 
-def lines(out: Path) -> list[dict[str, str]]:
-    with open(out / "log.csv") as file:
-        return [{key: value for key, value in line.items() if key not in TIMES} for line in csv.DictReader(file)]
-
-
-def same_runs(one: Path, other: Path) -> None:
-    for name in ("last.safetensors", "best.safetensors"):
-        a, b = load_file(one / name), load_file(other / name)
-        assert a.keys() == b.keys()
-        different = [key for key in a if not torch.equal(a[key], b[key])]
-        assert not different
-    assert lines(one) == lines(other)
-    a, b = (vars(results.read(folder / "result.json")) for folder in (one, other))
-    assert {key: a[key] for key in a if key not in OF_TIME} == {key: b[key] for key in b if key not in OF_TIME}
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -56,12 +35,25 @@ def same_runs(one: Path, other: Path) -> None:
         ["precision=bf16", "ema=0.9", "optimizer.nesterov=true"],
         ["rule.name=random", "optimizer.momentum=0", "accumulate=2", "channels_last=true"],
         ["optimizer.weight_decay_edges=0", "evaluate_every=2", "schedule.warmup_epochs=1.5"],
+        ["rule.name=targeted_dropout", "rule.options={rho: 0.7}", "ema=0.9"],
+        ["rule.name=l1_anneal", "rule.options={every: 2}"],
+        ["rule.name=sparse_momentum", "rule.options={every: 2}"],
     ],
-    ids=["digits", "bf16 and average", "random, no momentum", "decay and warm-up"],
+    ids=[
+        "digits",
+        "bf16 and average",
+        "random, no momentum",
+        "decay and warm-up",
+        "random numbers in the forward pass",
+        "edges removed as planned",
+        "edges that move",
+    ],
 )
 def test_a_run_goes_on_bit_by_bit(changes: list[str], tmp_path: Path) -> None:
     settings = small(*changes)  # 3 steps an epoch
-    train(tmp_path / "whole", settings)
+    whole = train(tmp_path / "whole", settings)
+    assert whole is not None
+    assert runs.measure(tmp_path / "whole", device="cpu")[:2] == (whole.test_loss, whole.accuracy)
     with pytest.raises(BreakError):  # in the third epoch: it goes on from the end of the second
         train(tmp_path / "epoch", settings, log=Stops(8))
     train(tmp_path / "epoch", settings, resume=True)

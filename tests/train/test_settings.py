@@ -55,6 +55,8 @@ OTHER: dict[str, Any] = {
     "schedule.factor": 0.5,
     "schedule.warmup_epochs": 2.5,
     "schedule.per": "epoch",
+    "start.recipe": "table2/complete",
+    "start.weights": "initial",
     "epochs": 50,
     "batch": 128,
     "accumulate": 2,

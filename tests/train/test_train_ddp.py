@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,9 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from wirings import recipes
-from wirings.train import checkpoint, loop
-from wirings.train.settings import Settings, with_overrides
+from wirings import choose, recipes
+from wirings.train import checkpoint, loop, phases, results
+from wirings.train.settings import Settings, StartSettings, with_overrides
 
 pytestmark = [
     pytest.mark.dist,
@@ -32,6 +33,7 @@ CHANGES = {
         "checkpoint_every=1",
     ],
 }
+CHANGES["ticket"] = ["epochs=2", *CHANGES["plain"][1:]]
 CHANGES["parts"] = [*CHANGES["plain"], "accumulate=4", "ema=0.9", "checkpoint_every=3"]
 
 
@@ -60,7 +62,15 @@ def work(case: str, folder: Path, death: int) -> None:
             if rank == 1 and self.done == death:
                 os._exit(9)
 
-    loop.train(RECIPE, settings_of(case), folder / f"run{rank}", device="cpu", resume=True, log=Dies())
+    settings, out = settings_of(case), folder / f"run{rank}"
+    if case == "ticket":
+        rule, first = replace(settings.rule, name="lottery"), StartSettings(str(folder / "complete.yaml"), "initial")
+        settings = replace(settings, rule=rule, start=first)
+        phases.train(
+            "ticket", settings, out, device="cpu", resume=True, overrides={"epochs": 2, "batch": 24}, log=Dies()
+        )
+    else:
+        loop.train(RECIPE, settings, out, device="cpu", resume=True, log=Dies())
     state = {name: value.detach() for name, value in kept["model"].state_dict().items()}
     torch.save({"masks": kept["wiring"].masks(), "state": state}, folder / f"{rank}.pt")
     dist.destroy_process_group()
@@ -115,6 +125,24 @@ def test_two_processes_train_as_one(case: str, tmp_path: Path) -> None:
             torch.testing.assert_close(ours[name], theirs[name], rtol=1e-3, atol=1e-5)
         if name.startswith("seen."):  # the wiring, bit by bit
             assert torch.equal(ours[name], theirs[name])
+
+
+def test_two_phases(tmp_path: Path) -> None:
+    (tmp_path / "complete.yaml").write_text(f"base: {RECIPE}\nrule: {{name: dense}}\n")
+    start_two("ticket", tmp_path, death=8)  # in the first phase, which has 10 batches
+    complete = tmp_path / "complete" / "seed0"
+    assert (complete / "last.safetensors").exists()
+    assert not (complete / "result.json").exists()
+    start_two("ticket", tmp_path, death=8)  # goes on with 5 of them, then 3 of the second phase
+    assert results.read(complete / "result.json").steps == 10
+    assert not (tmp_path / "run0" / "result.json").exists()
+    assert [status for status, _ in start_two("ticket", tmp_path)] == [0, 0]
+    assert results.read(tmp_path / "run0" / "result.json").steps == 10
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    for kind in ("masks", "state"):
+        assert all(torch.equal(first[kind][name], second[kind][name]) for name in first[kind])
+    trained = load_file(complete / "last.safetensors")["model.graph.weight"]
+    assert torch.equal(first["masks"]["weight"], choose(trained, 200))
 
 
 def test_a_process_that_dies_ends_the_run_which_goes_on_later(tmp_path: Path) -> None:

@@ -19,12 +19,12 @@ from wirings.files import whole_file
 from wirings.train.step import Step
 
 SCHEMA = "1"
+INITIAL, LAST, BEST, RESULT = "initial.safetensors", "last.safetensors", "best.safetensors", "result.json"
+"""Files of a run: the model before the first step, two checkpoints, and at the end what came of it."""
 
 
 def save(path: Path, step: Step, about: dict[str, Any]) -> None:
     """Write a checkpoint; ``about`` is whatever JSON can hold."""
-    from safetensors.torch import save_file
-
     tensors = {f"model.{name}": value for name, value in step.model.state_dict().items()}
     for i, parameter in enumerate(_parameters(step)):
         for key, value in step.optimizer.state.get(parameter, {}).items():
@@ -38,10 +38,20 @@ def save(path: Path, step: Step, about: dict[str, Any]) -> None:
     if step.device.type == "cuda":
         tensors["random.cuda"] = torch.cuda.get_rng_state(step.device)
     wiring = None if step.wiring is None else step.wiring.state_dict()
-    header = {"schema": SCHEMA, "about": json.dumps({**about, "wiring": wiring, "scaler": step.scaler.state_dict()})}
+    _write_tensors(path, tensors, {**about, "wiring": wiring, "scaler": step.scaler.state_dict()})
+
+
+def save_model(path: Path, model: nn.Module, about: dict[str, Any]) -> None:
+    """Write a model alone: nothing to go on from, but to begin again with."""
+    _write_tensors(path, {f"model.{name}": value for name, value in model.state_dict().items()}, about)
+
+
+def _write_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
+    from safetensors.torch import save_file
+
     # Tied and sliced tensors share memory, which the format does not take.
     plain = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-    write(path, lambda part: save_file(plain, part, header))
+    write(path, lambda part: save_file(plain, part, {"schema": SCHEMA, "about": json.dumps(about)}))
 
 
 def write(path: Path, put: Any) -> None:
@@ -110,11 +120,20 @@ def restore(step: Step, tensors: dict[str, Tensor], about: dict[str, Any], path:
         torch.cuda.set_rng_state(tensors["random.cuda"], step.device)
 
 
+def model_state(tensors: dict[str, Tensor], prefix: str = "model.") -> dict[str, Tensor]:
+    """The part of a checkpoint under ``prefix``: the model's ``state_dict``, or its average's."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def evaluated(tensors: dict[str, Tensor]) -> str:
+    """The prefix of the network that was evaluated: the average, where there is one."""
+    return "average." if any(name.startswith("average.") for name in tensors) else "model."
+
+
 def load_model(model: nn.Module, tensors: dict[str, Tensor], path: Path, prefix: str = "model.") -> None:
-    """The part of a checkpoint under ``prefix``: the model, or its average."""
-    state = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    """Give a model the part of a checkpoint under ``prefix``."""
     try:
-        model.load_state_dict(state)
+        model.load_state_dict(model_state(tensors, prefix))
     except RuntimeError as error:
         raise WiringError(
             f"{path} does not fit this model: {error}. It belongs to another recipe or setting."

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wirings.data.base import Data
 from wirings.errors import WiringError
 from wirings.train.checkpoint import write
 from wirings.train.settings import Settings
@@ -40,6 +41,15 @@ class Log:
 
     def end(self) -> None:
         """The run is over, for now."""
+
+
+def tell_skipped(found: Data, log: Log, told: int) -> int:
+    """Say how many images were left out, and which, where there are more than before."""
+    names = [name for loader in (found.train, found.test) for name in getattr(loader, "skipped", ())]
+    if len(names) > told:
+        rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        log.say(f"{len(names)} images cannot be decoded and were left out: {', '.join(names[:3])}{rest}")
+    return len(names)
 
 
 class Shown(Log):
@@ -107,6 +117,7 @@ class Shown(Log):
             self.bar.stop()
         if self.writer is not None:
             self.writer.close()
+            self.writer = None  # the next phase has a folder of its own
 
 
 def picture(mask: Tensor, most: int = 512) -> Tensor:

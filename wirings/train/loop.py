@@ -1,8 +1,8 @@
 """The training loop, one for every recipe. It knows no model and no rule.
 
-A run is a folder: ``settings.yaml``, ``log.csv``, ``last.safetensors`` and ``best.safetensors`` (checkpoints), and at
-the end ``result.json``. Batches are a function of the seed, the epoch and the place in it, so a run that was stopped
-goes on as if it had not been.
+A run is a folder: ``settings.yaml``, ``log.csv``, ``initial.safetensors`` (the model before the first step),
+``last.safetensors`` and ``best.safetensors`` (checkpoints), and at the end ``result.json``. Batches are a function of
+the seed, the epoch and the place in it, so a run that was stopped goes on as if it had not been.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,11 @@ from wirings import models, rules
 from wirings.data.base import Data, Loader
 from wirings.data.base import load as load_set
 from wirings.errors import WiringError
-from wirings.train import checkpoint, plain, results
+from wirings.train import checkpoint, results
+from wirings.train.checkpoint import BEST, INITIAL, LAST, RESULT
 from wirings.train.distributed import Place, start, together
-from wirings.train.log import Log
-from wirings.train.settings import NEUTRAL, Settings, to_mapping
+from wirings.train.log import Log, tell_skipped
+from wirings.train.settings import Settings, first_difference, from_mapping, to_mapping
 from wirings.train.step import Captured, Step, acts_between_steps, make_fast, make_optimizer
 from wirings.train.summary import Progress, summary
 from wirings.wiring import Wiring
@@ -39,8 +41,11 @@ def train(
     max_minutes: float | None = None,
     overrides: dict[str, Any] | None = None,
     log: Log | None = None,
+    begin: Callable[[nn.Module, Wiring | None], None] | None = None,
 ) -> results.Result | None:
     """Train a recipe's settings; None if the time was up before the end, or if this process is not the first.
+
+    A recipe that starts from another one's network is trained by `wirings.train.phases.train`, as any other can be.
 
     Args:
         name: the recipe's, for messages and the result.
@@ -51,31 +56,39 @@ def train(
         max_minutes: stop at a checkpoint after so long.
         overrides: what the caller changed in the recipe, for the record.
         log: told of everything; by default silent.
+        begin: what to do with the new model and its wiring before the first step; a run that goes on has done it.
     """
     begun = time.perf_counter()
     place, log = start(device), log or Log()
-    last = out / "last.safetensors"
-    if last.exists() and not resume:
-        raise WiringError(f"{out} holds a run already: go on with --resume, or give another --out.")
+    last, new = out / LAST, is_new(out, resume)
+    if new and begin is None and settings.start.recipe is not None:
+        raise WiringError(f"{name} starts from {settings.start.recipe}: wirings.train.phases.train trains that first.")
     torch.manual_seed(settings.seed)
     found = load_data(settings, place)
     model, wiring = build(settings, found.classes, place)
+    if new and begin is not None:
+        begin(model, wiring)
+    if wiring is not None:
+        wiring.plan(settings.epochs * len(found.train))
     optimizer = make_optimizer(model, wiring, settings, place.device)
     step = Step(model, wiring, optimizer, settings, place.device, place.world)
     fast = make_fast(step, found.train, log.say) if settings.fast else None
     if place.world > 1:
         step.used = nn.parallel.DistributedDataParallel(model)
     progress = Progress(started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
-    if resume and last.exists():
+    if not new:
         progress = _resume(step, last, name, settings)
         if progress.epoch < settings.epochs:
             log.say(f"goes on at epoch {progress.epoch + 1}, batch {progress.batch + 1}")
-    finished = out / "result.json"
+    finished = out / RESULT
     if progress.epoch == settings.epochs and finished.exists():  # nothing to do, and nothing to write again
         return results.read(finished) if place.first else None
     if place.first:
         checkpoint.clean(out)
         results.save_settings(out / "settings.yaml", name, settings, overrides or {})
+    about = {"recipe": name, "settings": to_mapping(settings), "classes": found.classes}
+    if new and place.first:
+        checkpoint.save_model(out / INITIAL, model, about)
     wall_before = progress.wall
 
     def save(path: Path) -> None:
@@ -83,7 +96,6 @@ def train(
         progress.totals = place.total(step.totals.clone()).tolist()
         progress.wall = wall_before + time.perf_counter() - begun
         if place.first:
-            about = {"recipe": name, "settings": to_mapping(settings), "classes": found.classes}
             checkpoint.save(path, step, {**about, "progress": vars(progress)})
         place.wait()
 
@@ -105,9 +117,9 @@ def train(
                 # The last checkpoint comes last: a run killed before it makes this epoch, and all its files, again.
                 if place.first:
                     log.epoch(line, out, progress.history, wiring)
-                    told = _tell_skipped(found, log, told)
+                    told = tell_skipped(found, log, told)
                 if better:
-                    save(out / "best.safetensors")
+                    save(out / BEST)
                 save(last)
     finally:
         log.end()
@@ -120,13 +132,11 @@ def train(
     return result
 
 
-def _tell_skipped(found: Data, log: Log, told: int) -> int:
-    """Say how many images were left out, and which, where there are more than before."""
-    names = [name for loader in (found.train, found.test) for name in getattr(loader, "skipped", ())]
-    if len(names) > told:
-        rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        log.say(f"{len(names)} images cannot be decoded and were left out: {', '.join(names[:3])}{rest}")
-    return len(names)
+def is_new(out: Path, resume: bool) -> bool:
+    """Whether a run in this folder begins, not goes on; an error if it would begin over another."""
+    if (out / LAST).exists() and not resume:
+        raise WiringError(f"{out} holds a run already: go on with --resume, or give another --out.")
+    return not (out / LAST).exists()
 
 
 def build(settings: Settings, classes: int, place: Place) -> tuple[nn.Module, Wiring | None]:
@@ -278,12 +288,11 @@ def _resume(step: Step, path: Path, name: str, settings: Settings) -> Progress:
     tensors, about = checkpoint.read(path)
     if about["recipe"] != name:
         raise WiringError(f"{path} belongs to the recipe {about['recipe']!r}, not to {name!r}; give another --out.")
-    for key in plain.leaves(Settings):
-        then, now = plain.at(about["settings"], key), plain.at(to_mapping(settings), key)
-        if then != now and key not in NEUTRAL - {"seed"}:
-            raise WiringError(
-                f"{path} was made with {key} = {then!r}, now it is {now!r}; a run goes on with its own settings. "
-                "Give another --out for a new one."
-            )
+    if different := first_difference(from_mapping(about["settings"]), settings):
+        key, then, now = different
+        raise WiringError(
+            f"{path} was made with {key} = {then!r}, now it is {now!r}; a run goes on with its own settings. "
+            "Give another --out for a new one."
+        )
     checkpoint.restore(step, tensors, about, path)
     return Progress(**about["progress"])

@@ -23,7 +23,7 @@ def open_run(run: str | Path, best: bool = False, device: str | None = None) -> 
     folder = Path(run)
     if not folder.exists() and str(run) in trained.names():
         return _open_trained(str(run), start(device))
-    path = folder / ("best.safetensors" if best else "last.safetensors")
+    path = folder / (checkpoint.BEST if best else checkpoint.LAST)
     if not folder.is_dir() or not path.exists():
         known = ", ".join(trained.names())
         raise WiringError(
@@ -34,8 +34,7 @@ def open_run(run: str | Path, best: bool = False, device: str | None = None) -> 
     place = start(device)
     tensors, about = checkpoint.read(path)
     model, _ = build(settings, about["classes"], place)
-    averaged = any(key.startswith("average.") for key in tensors)
-    checkpoint.load_model(model, tensors, path, "average." if averaged else "model.")
+    checkpoint.load_model(model, tensors, path, checkpoint.evaluated(tensors))
     return model.eval(), settings, name, place
 
 

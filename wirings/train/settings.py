@@ -144,6 +144,20 @@ class ScheduleSettings(Typed):
 
 
 @dataclass(frozen=True)
+class StartSettings(Typed):
+    """What training starts from: a new network, or one that another recipe has trained."""
+
+    prefix: ClassVar[str] = "start."
+    recipe: str | None = None
+    """The recipe that is trained first, with the same seed; its weights decide the wiring. Null: a new network."""
+    weights: Literal["initial", "trained"] = "trained"
+    """Which of that network's weights training then starts from: those it had at first, or at the end."""
+
+    def check(self) -> None:
+        self.need("recipe", bool(self.recipe), "a recipe's name, or a YAML file")
+
+
+@dataclass(frozen=True)
 class Settings(Typed):
     """Everything that a training run depends on."""
 
@@ -152,6 +166,7 @@ class Settings(Typed):
     data: DataSettings = field(default_factory=DataSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    start: StartSettings = field(default_factory=StartSettings)
     epochs: int = 160
     """How often all training images are seen."""
     batch: int = 512
@@ -225,6 +240,15 @@ def with_overrides(settings: Settings, overrides: Iterable[str]) -> tuple[Settin
     after = to_mapping(changed)
     different = [key for key in keys if key not in NEUTRAL and _text(before, key) != _text(after, key)]
     return changed, {key: plain.at(after, key) for key in different}
+
+
+def first_difference(then: Settings, now: Settings) -> tuple[str, Any, Any] | None:
+    """The first setting in which two runs are not the same one, with both its values; None if there is none."""
+    before, after = to_mapping(then), to_mapping(now)
+    for key in plain.leaves(Settings):
+        if key not in NEUTRAL - {"seed"} and plain.at(before, key) != plain.at(after, key):
+            return key, plain.at(before, key), plain.at(after, key)
+    return None
 
 
 def _text(mapping: dict[str, Any], key: str) -> str:

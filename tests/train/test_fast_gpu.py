@@ -1,0 +1,68 @@
+"""A captured step with every rule: those that draw random numbers, act between steps, or follow a plan."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from breaking import Heard
+
+from wirings import recipes, rules
+from wirings.train import loop, phases, results, runs
+from wirings.train.distributed import Place
+from wirings.train.settings import Settings, with_overrides
+from wirings.train.step import Step, make_fast, make_optimizer
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.filterwarnings("default")]  # the compiler's own warnings
+RECIPE = "digits/static-dnw"
+CHANGES = ["data.name=synthetic", "data.options={shape: [1, 8, 8], examples: 50, test_examples: 40}", "batch=20"]
+NEW = [name for name in rules.names() if not issubclass(type(rules.get(name)), rules.FineTune)]
+
+
+def fast(*changes: str) -> Settings:
+    return with_overrides(recipes.get(RECIPE).settings, [*CHANGES, "epochs=2", "fast=true", *changes])[0]
+
+
+@pytest.mark.parametrize("rule", NEW)
+def test_every_rule_is_captured(rule: str, tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    log = Heard()
+    result = loop.train(RECIPE, fast(f"rule.name={rule}"), tmp_path / "run", device="cuda", log=log)
+    assert not [text for text in log.said if "cannot be captured" in text]
+    assert result is not None
+    assert rule == "dense" or result.edges == 200
+    assert result.test_loss is not None
+    loss, accuracy, _ = runs.measure(tmp_path / "run", device="cuda")
+    assert loss == pytest.approx(result.test_loss, rel=1e-4)
+    assert accuracy == pytest.approx(result.accuracy, abs=2.5)
+
+
+def test_random_numbers_are_drawn_anew_at_every_replay() -> None:
+    torch._dynamo.reset()
+    settings = fast("rule.name=targeted_dropout", "rule.options={rho: 0.5}", "optimizer.lr=1e-30", "data.augment=false")
+    place = Place(0, 1, torch.device("cuda"))
+    found = loop.load_data(settings, place)
+    model, wiring = loop.build(settings, found.classes, place)
+    step = Step(model, wiring, make_optimizer(model, wiring, settings, place.device), settings, place.device)
+    captured = make_fast(step, found.train, print)
+    assert captured is not None
+    losses = []
+    for _ in range(4):
+        found.train.begin(0)  # the same batch, and weights that do not move
+        captured(20)
+        losses.append(step.read()[0])
+    assert len(set(losses)) == 4
+
+
+@pytest.mark.parametrize("rule", ["lottery", "fine_tune"])
+def test_two_phases(rule: str, tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    (tmp_path / "complete.yaml").write_text(f"base: {RECIPE}\nrule: {{name: dense}}\nfast: true\n")
+    weights = "initial" if rule == "lottery" else "trained"
+    settings = fast(f"rule.name={rule}", f"start.recipe={tmp_path / 'complete.yaml'}", f"start.weights={weights}")
+    log = Heard()
+    overrides = {"epochs": 2, "batch": 20}
+    result = phases.train(rule, settings, tmp_path / "run", device="cuda", overrides=overrides, log=log)
+    assert not [text for text in log.said if "cannot be captured" in text]
+    assert result is not None
+    assert result.edges == 200
+    assert results.read(tmp_path / "complete" / "seed0" / "result.json").steps == 6
