@@ -1,5 +1,6 @@
 """Recipes: every file parses and says only what differs from its base; the paper's figures; files of your own."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from wirings.train.settings import (
     OptimizerSettings,
     ScheduleSettings,
     Settings,
+    StartSettings,
     from_mapping,
     to_mapping,
     with_overrides,
@@ -70,6 +72,59 @@ def test_table_1_is_the_papers() -> None:
         assert (s.precision, s.fast) == (("fp16", False) if kind == "continuous" else ("bf16", True))
 
 
+def test_table_2_is_the_papers() -> None:
+    rows = recipes.table(2)
+    assert [(row.name.removeprefix("table2/"), *row.paper.values()) for row in rows if row.paper] == [
+        ("mobilenetv1-0.25", 86.3, 0.2),
+        ("random", 87.2, 0.1),
+        ("no_update", 86.7, 0.5),
+        ("l1_anneal", 84.3, 0.6),
+        ("targeted_dropout-0.95", 89.2, 0.4),
+        ("lottery", 87.9, 0.3),
+        ("fine_tune-0.1", 89.4, 0.2),
+        ("fine_tune-0.01", 89.7, 0.1),
+        ("fine_tune-0.001", 88.7, 0.2),
+        ("dnw", 89.7, 0.2),
+    ]
+    assert [row.name for row in rows if not row.paper] == ["table2/expander", "table2/sparse_momentum"], "after them"
+    for row in [*rows, recipes.get("table2/complete")]:
+        name, _, number = row.name.removeprefix("table2/").partition("-")
+        s = row.settings
+        assert s.rule.name == {"mobilenetv1": "dense", "complete": "dense"}.get(name, name)
+        model = ("mobilenetv1", {"width": 0.25}) if name == "mobilenetv1" else ("mobilenetv1_dnw", {"width": 0.225})
+        assert (s.model.name, s.model.options) == model
+        assert (s.epochs, s.batch, s.data, s.precision) == (160, 128, DataSettings("cifar10"), "bf16")
+        lr = float(number) if name == "fine_tune" else 0.1
+        assert s.optimizer == OptimizerSettings(lr=lr, momentum=0.9, weight_decay=1e-4)
+        assert s.schedule == ScheduleSettings("cosine", per="step")
+        start = {"lottery": "initial", "fine_tune": "trained"}
+        assert s.start == (StartSettings("table2/complete", start[name]) if name in start else StartSettings())
+
+
+def test_appendix_b_is_the_papers() -> None:
+    rows = recipes.table("appendix_b")
+    figures = {row.name.removeprefix("appendix_b/"): tuple(row.paper.values()) for row in rows if row.paper}
+    assert figures == {
+        "unconstrained-0.9": (89.0, 0.2),
+        "unconstrained-0.95": (89.2, 0.4),
+        "unconstrained-0.99": (88.6, 0.2),
+        "unconstrained-gamma": (88.8, 0.2),
+        "regular-0.9": (87.9, 0.5),
+        "regular-0.95": (87.9, 0.2),
+        "regular-0.99": (87.7, 0.3),
+        "regular-gamma": (87.9, 0.2),
+    }
+    plain_dnw = recipes.get("table2/dnw").settings
+    for row in rows:
+        kind, _, rho = row.name.removeprefix("appendix_b/").partition("-")
+        rule = rules.get(row.settings.rule.name, **row.settings.rule.options)
+        expected = rules.TargetedDropout(rho if rho == "gamma" else float(rho), regular=kind == "regular")
+        assert repr(rule) == repr(expected)
+        assert replace(row.settings, rule=plain_dnw.rule) == plain_dnw, "the network and the training of Table 2"
+    twin = recipes.get("table2/targeted_dropout-0.95")
+    assert recipes.get("appendix_b/unconstrained-0.95").settings == twin.settings
+
+
 def test_a_recipe_of_your_own(tmp_path: Path) -> None:
     own = tmp_path / "mine.yaml"
     own.write_text(
@@ -121,7 +176,7 @@ def test_recipes_that_do_not_exist(tmp_path: Path) -> None:
     with pytest.raises(WiringError) as caught:
         recipes.get("table1/static-dnv")
     assert (
-        "unknown recipe 'table1/static-dnv'. Did you mean 'table1/static-dnw'? Choose from: digits/static-dnw"
+        "unknown recipe 'table1/static-dnv'. Did you mean 'table1/static-dnw'? Choose from: appendix_b/regular-0.9,"
         in str(caught.value)
     )
     with pytest.raises(WiringError, match=r"unknown table 'table11'\. Did you mean 'table1'\?"):

@@ -113,6 +113,40 @@ def test_a_recipe_of_your_own(tmp_path: Path) -> None:
     assert results.read(tmp_path / "runs" / "mine" / "seed0" / "result.json").epochs == 1
 
 
+def test_two_phases_in_one_command(tmp_path: Path) -> None:
+    Path("complete.yaml").write_text(f"base: {RECIPE}\nrule: {{name: dense}}\n")
+    Path("ticket.yaml").write_text(
+        f"base: {RECIPE}\nrule: {{name: lottery}}\nstart: {{recipe: complete.yaml, weights: initial}}\n"
+    )
+    changes = [text for change in TINY for text in ("--set", change)]
+
+    def ticket(*arguments: Any) -> str:
+        return call("train", "ticket.yaml", "--device", "cpu", *changes, *arguments)
+
+    said = ticket("--seed", 1)
+    assert "ticket starts from the network of complete, which is trained first, in runs/complete/seed1" in said
+    assert "starts from runs/complete/seed1, initial weights" in said
+    assert said.count("epoch   2/2") == 2
+    result = results.read(tmp_path / "runs" / "ticket" / "seed1" / "result.json")
+    assert (result.recipe, result.edges) == ("ticket", 200)
+    before = (tmp_path / "runs" / "complete" / "seed1" / "last.safetensors").read_bytes()
+    said = ticket("--seed", 1, "--out", "again", "--start", "runs/complete/seed1", "--results", "kept")
+    assert said.count("epoch   2/2") == 1
+    assert (tmp_path / "runs" / "complete" / "seed1" / "last.safetensors").read_bytes() == before
+    assert results.read(tmp_path / "kept" / "ticket" / "seed1.json").accuracy == result.accuracy
+    with pytest.raises(WiringError, match="none is no folder of a run to start from"):
+        ticket("--seed", 2, "--start", "none")
+    with pytest.raises(WiringError, match="--start names the folder of one run"):
+        ticket("--seed", 1, "--seed", 2, "--start", "runs/complete/seed1")
+    with pytest.raises(WiringError, match="static-dnw starts from a new network"):
+        train("--start", "runs/complete/seed1")
+    said = ticket("--seed", 3, "--max-minutes", 0)
+    assert "time is up: runs/complete/seed3 goes on with --resume from epoch 1, batch 2" in said
+    assert not (tmp_path / "runs" / "ticket" / "seed3").exists()
+    ticket("--seed", 3, "--resume")
+    assert results.read(tmp_path / "runs" / "ticket" / "seed3" / "result.json").steps == 6
+
+
 def test_tensorboard_is_written_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tensorboard")
     train("--out", "without")
@@ -131,3 +165,7 @@ def test_recipes_and_an_empty_table() -> None:
     shown = call("table", 1, "--results", "none")
     assert "80.9" in shown
     assert "|" in call("table", 1, "--results", "none", "--markdown")
+    assert "89.7 ± 0.2 %" in call("table", 2, "--results", "none")
+    assert "87.7 ± 0.3 %" in call("table", "appendix_b", "--results", "none")
+    with pytest.raises(WiringError, match="unknown table 'table9'"):
+        call("table", 9)
