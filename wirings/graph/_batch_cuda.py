@@ -24,7 +24,7 @@ from wirings.graph._node_cuda import _launcher
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _TILE = 1024  # pixels that a program looks at together
-_HALF_TILE = 512  # where it keeps eleven sums of each
+_HALF_TILE = 512  # where it looks at the neighbours of each, too
 _PROGRAMS = 2112  # wanted at least: sixteen for each of a large GPU's 132 processors
 _SHARES = 64  # at most for a node: whoever adds them up reads them all
 _SUMS = 16  # places of a share: the nine of a kernel, two of the norm
@@ -118,11 +118,11 @@ def _forward(
     with on_device_of(x):
         if own:
             launch(_add_up, nodes * parts, 4, x, shares, pixels, each, parts, _TILE)
-        out_each, out_parts = _plan(nodes, out_pixels, _TILE)
+        out_each, out_parts = _plan(nodes, out_pixels, _HALF_TILE)
         tensors = (x, gamma, beta, kernel, mean, var, shares, out)
         numbers = (pixels, out_pixels, out_each, out_parts, parts)
         padded = triton.next_power_of_2(max(parts, 1))
-        constants = (eps, relu, stride, height, width, shape[2], shape[3], own, padded, _TILE)
+        constants = (eps, relu, stride, height, width, shape[2], shape[3], own, padded, _HALF_TILE)
         launch(_map, nodes * out_parts, 4, *tensors, *numbers, *constants)
     return out, mean, var
 
@@ -256,7 +256,7 @@ def _map(x, gamma, beta, kernel, mean, var, shares, out, pixels, out_pixels, til
     scale = tl.load(gamma + node).to(tl.float32) * tl.rsqrt(v + EPS)
     shift = tl.load(beta + node).to(tl.float32) - m * scale
     for tile in range(tiles):
-        at = (part * tiles + tile) * TILE + tl.arange(0, TILE)
+        at = tl.max_contiguous((part * tiles + tile) * TILE + tl.arange(0, TILE), 1)  # see `_unmap`
         real = at < out_pixels
         image, within = at // (OUT_H * OUT_W), at % (OUT_H * OUT_W)
         row, column = within // OUT_W * STRIDE, within % OUT_W * STRIDE
@@ -295,7 +295,8 @@ def _unmap(x, gamma, beta, kernel, mean, var, grad, dx, shares, pixels, out_pixe
     k8, s8 = tl.load(kernel + 8).to(tl.float32), tl.zeros([TILE], tl.float32)
     by_shift, by_scale = tl.zeros([TILE], tl.float32), tl.zeros([TILE], tl.float32)
     for tile in range(tiles):
-        at = (part * tiles + tile) * TILE + tl.arange(0, TILE)
+        # Neighbours to neighbouring threads, not to one: what is one pixel to the side cannot be loaded in fours.
+        at = tl.max_contiguous((part * tiles + tile) * TILE + tl.arange(0, TILE), 1)
         real = at < pixels
         image, within = at // (H * W), at % (H * W)
         row, column = within // W + 1, within % W + 1
