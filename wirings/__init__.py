@@ -2,6 +2,7 @@
 
 from wirings import nodes, rules
 from wirings.budget import ConstantSchedule, CubicSchedule, LinearSchedule
+from wirings.compaction import CompactModel, compact
 from wirings.edges import choose, real_edges, straight_through
 from wirings.errors import WiringError
 from wirings.graph import Blocks, Complete, ContinuousGraph, Dag, DiscreteGraph, Graph, Matrix, StaticGraph
@@ -12,6 +13,7 @@ from wirings.wiring import LayerReport, Wiring
 
 __all__ = [
     "Blocks",
+    "CompactModel",
     "Complete",
     "ConstantSchedule",
     "ContinuousGraph",
@@ -27,6 +29,7 @@ __all__ = [
     "WiringError",
     "__version__",
     "choose",
+    "compact",
     "finalize_",
     "nodes",
     "real_edges",

@@ -1,0 +1,104 @@
+"""A compact model: a program as a module of plain PyTorch operators."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wirings.compaction.operations import AddMap, Constant, Opaque, Operation
+from wirings.compaction.program import Program
+from wirings.compaction.report import Report
+from wirings.errors import WiringError
+
+
+class _Step(nn.Module):
+    """An operation with its weights as parameters."""
+
+    def __init__(self, operation: Operation) -> None:
+        super().__init__()
+        self.operation = operation
+        for name, x in operation.tensors().items():
+            if x is not None and x.is_floating_point():
+                self.register_parameter(name, nn.Parameter(x, requires_grad=False))
+            else:
+                self.register_buffer(name, x)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        own = {**self._parameters, **self._buffers}
+        return self.operation.compute(inputs, own)
+
+    def extra_repr(self) -> str:
+        return f"{type(self.operation).__name__}: {', '.join(self.operation.inputs)} → {self.operation.output}"
+
+
+class CompactModel(nn.Module):
+    """A network without what is dead or constant in it. Takes and gives what the network did, in evaluation.
+
+    ``program`` is the network as a list of operations, ``report`` what compaction did.
+    """
+
+    def __init__(self, program: Program, report: Report | None = None) -> None:
+        super().__init__()
+        self.steps = nn.ModuleList(_Step(operation) for operation in program.operations)
+        self._inputs, self._outputs = dict(program.inputs), program.outputs
+        self._notes = program.notes
+        self._fixed = any(
+            (isinstance(o, (AddMap, Constant)) and o.map.dim() > 1) or isinstance(o, Opaque) for o in program.operations
+        )
+        self.report = report
+
+    @property
+    def program(self) -> Program:
+        """The operations, with the weights that the module has now."""
+        import dataclasses
+
+        operations = []
+        for step in self._steps():
+            own: dict[str, Any] = {**step._parameters, **step._buffers}
+            own = {name: None if x is None else x.detach() for name, x in own.items()}
+            fields = {"held": tuple(own.values())} if isinstance(step.operation, Opaque) else own
+            operations.append(dataclasses.replace(step.operation, **fields))
+        return Program(dict(self._inputs), operations, self._outputs, self._notes)
+
+    def _steps(self) -> list[_Step]:
+        return list(self.steps)  # type: ignore[arg-type]
+
+    def forward(self, *inputs: Tensor) -> Any:
+        self._check(inputs)
+        values: dict[str, Tensor] = dict(zip(self._inputs, inputs, strict=True))
+        for step in self._steps():
+            taken = [values[name] for name in step.operation.inputs]
+            values[step.operation.output] = step(*taken)
+        results = tuple(values[name] for name in self._outputs)
+        return results[0] if self._notes.get("one_output", True) else results
+
+    def _check(self, inputs: tuple[Tensor, ...]) -> None:
+        if len(inputs) != len(self._inputs):
+            raise WiringError(f"this compact model takes {len(self._inputs)} inputs, but {len(inputs)} came.")
+        for (name, shape), x in zip(self._inputs.items(), inputs, strict=True):
+            same = tuple(x.shape[1:]) == shape
+            fits = x.dim() == len(shape) + 1 and x.shape[1:2] == torch.Size(shape[:1])
+            if not fits or (self._fixed and not same):
+                why = "" if not fits else (
+                    " Its constant maps, or operators that were traced as they are, hold for that size only: compact "
+                    "the model again with an example of this size."
+                )  # fmt: skip
+                raise WiringError(
+                    f"{name} of this compact model is (batch, {', '.join(map(str, shape))}), but {tuple(x.shape)} "
+                    f"came.{why}"
+                )
+            batch = self._notes.get("batch")
+            if batch is not None and x.shape[0] != batch:
+                raise WiringError(
+                    f"the model could be traced for one number of images only, {batch}, but {x.shape[0]} came; compact "
+                    "it with an example of that many."
+                )
+
+    def save(self, path: str | Path) -> Path:
+        """Write it to a file: ``.safetensors``, ``.onnx`` or ``.pt2``; see `wirings.export`."""
+        from wirings.export import export
+
+        return export(self, path)

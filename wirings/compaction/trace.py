@@ -1,0 +1,290 @@
+"""From a module to a program, by `torch.export`: a trace of PyTorch's operators, each turned into an operation.
+
+Neural graphs inside the module stay whole in the trace, as one operator of ours, and are lowered by `graphs`.
+"""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from wirings.compaction.aten import CHANNELWISE, TABLE, Value
+from wirings.compaction.builder import Builder
+from wirings.compaction.operations import PYTHON, Held, Opaque, Taken
+from wirings.errors import WiringError
+
+Lower = Callable[[Builder, nn.Module, str, str], str]
+"""Lowers a module that stays whole: the builder, the module, a hint and its input's name; gives its output's."""
+
+_leaves: list[tuple[nn.Module, Callable[[tuple[int, ...]], tuple[int, ...]]]] = []
+"""The modules that stay whole in the trace being made, with how the sizes of their maps change."""
+
+
+@torch.library.custom_op("wirings::whole", mutates_args=())
+def whole(x: Tensor, number: int) -> Tensor:
+    """In a trace: the module of this number."""
+    raise NotImplementedError("a trace is not run")
+
+
+@whole.register_fake
+def _(x: Tensor, number: int) -> Tensor:
+    return x.new_empty([x.shape[0], *_leaves[number][1](tuple(x.shape[1:]))])
+
+
+def trace(module: nn.Module, builder: Builder, inputs: Sequence[str], leaves: dict[nn.Module, Lower]) -> list[str]:
+    """Add what a module does to a program; the names of its outputs.
+
+    Args:
+        module: in evaluation; modules in ``leaves`` are replaced inside it, so give a copy.
+        builder: of the program.
+        inputs: the names of the module's inputs.
+        leaves: modules within that stay whole, with the functions that lower them.
+    """
+    example = tuple(builder.values[name] for name in inputs)
+    lowered = list(leaves.items())
+    exported = _exported(module, example, [leaf for leaf, _ in lowered])
+    return _Tracer(builder, exported, inputs, lowered).run()
+
+
+def _exported(module: nn.Module, example: tuple[Tensor, ...], leaves: list[nn.Module]) -> torch.export.ExportedProgram:
+    seen = _shapes(module, example, leaves)
+    before = list(_leaves)
+    _leaves[:] = [(leaf, shapes.__getitem__) for leaf, shapes in zip(leaves, seen, strict=True)]
+    try:
+        for number, leaf in enumerate(leaves):
+            leaf.forward = lambda x, number=number: whole(x, number)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch's own, about itself
+            return _export(module, example).run_decompositions({})
+    finally:
+        _leaves[:] = before
+        for leaf in leaves:
+            del leaf.forward
+
+
+def _shapes(
+    module: nn.Module, example: tuple[Tensor, ...], leaves: list[nn.Module]
+) -> list[dict[tuple[int, ...], tuple[int, ...]]]:
+    """For modules that stay whole: which shape comes out, without the batch, for which that goes in."""
+    seen: list[dict[tuple[int, ...], tuple[int, ...]]] = [{} for _ in leaves]
+    hooks = []
+    for leaf, shapes in zip(leaves, seen, strict=True):
+
+        def hook(_: nn.Module, args: Any, out: Any, shapes: dict[tuple[int, ...], tuple[int, ...]] = shapes) -> None:
+            shapes[tuple(args[0].shape[1:])] = tuple(out.shape[1:])
+
+        hooks.append(leaf.register_forward_hook(hook))
+    try:
+        if leaves:
+            with torch.no_grad():
+                module(*example)
+    finally:
+        for handle in hooks:
+            handle.remove()
+    return seen
+
+
+def _export(module: nn.Module, example: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
+    """A trace for any number of images, or if the module does not allow that, for those of the example."""
+    inside = _Inside(module)
+    batches = tuple({0: torch.export.Dim.AUTO} for _ in example)
+    try:
+        return torch.export.export(inside, example, dynamic_shapes=(batches,), strict=False)
+    except Exception:
+        try:
+            return torch.export.export(inside, example, strict=False)
+        except Exception as error:
+            raise _untraceable(module, error) from error
+
+
+class _Inside(nn.Module):
+    """A model one level down: PyTorch's traces have attributes of their own that its names might meet."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.model(*inputs)
+
+
+def _untraceable(module: nn.Module, error: Exception) -> WiringError:
+    """Which line of whose code the trace stopped at, and why."""
+    own = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if f"torch{'/'}" not in frame.filename and "compaction" not in Path(frame.filename).parts
+    ]
+    where = f" at {own[-1].filename}:{own[-1].lineno}, `{own[-1].line}`" if own else ""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return WiringError(
+        f"{type(module).__name__} cannot be traced by torch.export{where}: {type(error).__name__}: "
+        f"{' '.join(lines[:2])[:400]} Compaction takes feed-forward models whose path does not depend on the values of "
+        "tensors: write that line with torch.where or fixed sizes, or compact the part of the model that can be traced."
+    )
+
+
+class _Tracer:
+    """Goes through a trace once and adds its operators to a program."""
+
+    def __init__(self, builder: Builder, exported: Any, inputs: Sequence[str], leaves: list[tuple[nn.Module, Lower]]):
+        self.builder, self.exported, self.leaves = builder, exported, leaves
+        self.given = list(inputs)
+        self.batch: str | None = None  # the size of dimension 0, a symbol if it may be any
+        self.found: dict[fx.Node, Any] = {}
+        self.origin: dict[fx.Node, str] = {}
+
+    def run(self) -> list[str]:
+        signature = self.exported.graph_signature
+        held = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+        held |= signature.inputs_to_lifted_tensor_constants
+        waiting = iter(self.given)
+        for node in self.exported.graph.nodes:
+            if node.op == "placeholder":
+                target = held.get(node.name)
+                if target is None:
+                    self.found[node] = Value(next(waiting))
+                    size = node.meta["val"].shape[0]
+                    self.batch = self.batch or str(size)
+                    if isinstance(size, int):
+                        self.builder.batch = size
+                else:
+                    store = self.exported.state_dict if target in self.exported.state_dict else self.exported.constants
+                    self.found[node], self.origin[node] = store[target].detach(), target.removeprefix("model.")
+            elif node.op == "call_function":
+                self.found[node] = self._call(node)
+            elif node.op == "output":
+                return self._outputs(node)
+        raise AssertionError("a trace ends with its output")
+
+    def _outputs(self, node: fx.Node) -> list[str]:
+        results = [self._known(x) for x in node.args[0]]  # type: ignore[union-attr]
+        spec = str(self.exported.call_spec.out_spec)
+        names = []
+        for x in results:
+            if isinstance(x, Tensor):
+                raise WiringError(
+                    "an output of the model is a constant: it does not depend on the input at all. Leave it out of "
+                    "what forward returns."
+                )
+            if not isinstance(x, Value) or "dict" in spec:
+                raise WiringError(
+                    "compaction takes models that return a tensor or a tuple of tensors, but this one returns "
+                    f"{spec}. Wrap it in a module that returns the tensors."
+                )
+            names.append(x.name)
+        return names
+
+    def _known(self, x: Any) -> Any:
+        if isinstance(x, fx.Node):
+            return self.found[x]
+        if isinstance(x, (list, tuple)):
+            return tuple(self._known(item) for item in x)
+        return x
+
+    def _call(self, node: fx.Node) -> Any:
+        arguments = [self._known(x) for x in node.args]
+        options = {name: self._known(x) for name, x in node.kwargs.items()}
+        target: Any = node.target
+        if not _depends([*arguments, *options.values()]):  # on no input: computed now, once and for all
+            return target(*arguments, **options)
+        name = _operator_name(target)
+        if name == "getitem" and isinstance(arguments[0], tuple):
+            return arguments[0][arguments[1]]
+        if name == "wirings::whole":
+            leaf, lower = self.leaves[arguments[1]]
+            return Value(lower(self.builder, leaf, self._hint(node, "graph"), arguments[0].name))
+        if hasattr(target, "tags") and torch.Tag.nondeterministic_seeded in target.tags:
+            raise WiringError(
+                f"the model draws random numbers in evaluation ({name}), so it has no outputs to keep; make it "
+                "deterministic in eval()."
+            )
+        short = name.removeprefix("aten::").partition(".")[0]
+        first = all(self._batch_first(x) for x in node.all_input_nodes)
+        if short in TABLE and first:
+            named = dict(zip((a.name for a in target._schema.arguments), arguments, strict=False)) | options
+            if "out" not in named:
+                named["out"] = self._shape(node)
+            done = TABLE[short](self.builder, short, named)
+            if done is not None:
+                return self._renamed(node, done)
+        return self._opaque(node, name, arguments, options, first and short in CHANNELWISE)
+
+    def _batch_first(self, node: fx.Node) -> bool:
+        """Whether a tensor that depends on the input has its images in dimension 0, and a fixed number of channels."""
+        x = node.meta.get("val")
+        if not isinstance(self.found[node], Value) or not isinstance(x, Tensor):
+            return True
+        return x.dim() >= 2 and str(x.shape[0]) == self.batch and all(isinstance(size, int) for size in x.shape[1:])
+
+    def _shape(self, node: fx.Node) -> tuple[int, ...] | None:
+        """The shape that an operator gives, if its first dimension, which is left open, is still the batch."""
+        value = node.meta.get("val")
+        if not isinstance(value, Tensor) or not value.dim() or str(value.shape[0]) != self.batch:
+            return None
+        rest = list(value.shape[1:])
+        return (0, *rest) if all(isinstance(size, int) for size in rest) else None
+
+    def _renamed(self, node: fx.Node, done: Any) -> Any:
+        """Operations with weights are called after them, as the module is."""
+        weights = [self.origin[x] for x in node.args if isinstance(x, fx.Node) and x in self.origin]
+        if not weights or "." not in weights[0] or not isinstance(done, (Value, tuple)):
+            return done
+        first = done[0] if isinstance(done, tuple) else done
+        made = self.builder.operations[-1] if self.builder.operations else None
+        if made is None or made.output != first.name:
+            return done
+        new = Value(self.builder.rename(first.name, weights[0].rpartition(".")[0]))
+        return (new, *done[1:]) if isinstance(done, tuple) else new
+
+    def _opaque(self, node: fx.Node, name: str, arguments: list[Any], options: dict[str, Any], alone: bool) -> Value:
+        taken: list[str] = []
+        held: list[Tensor] = []
+
+        def packed(x: Any) -> Any:
+            if isinstance(x, Value):
+                if x.name not in taken:
+                    taken.append(x.name)
+                return Taken(taken.index(x.name))
+            if isinstance(x, Tensor):
+                held.append(x)
+                return Held(len(held) - 1)
+            return tuple(packed(item) for item in x) if isinstance(x, (tuple, list)) else x
+
+        packed_arguments = tuple(packed(x) for x in arguments)
+        packed_options = tuple((key, packed(x)) for key, x in options.items())
+        first = self.builder.values[taken[0]]
+        result = node.meta.get("val")
+        alone = alone and len(taken) == 1 and not held and isinstance(first, Tensor) and first.dim() >= 2
+        alone = alone and isinstance(result, Tensor) and result.dim() >= 2 and result.shape[1] == first.shape[1]
+        settings = {"target": name, "arguments": packed_arguments, "options": packed_options, "channelwise": alone}
+        return Value(self.builder.add(Opaque, taken, node.name, held=tuple(held), **settings))
+
+    def _hint(self, node: fx.Node, otherwise: str) -> str:
+        stack = node.meta.get("nn_module_stack") or {}
+        path = list(stack.values())[-1][0] if stack else ""
+        return path.removeprefix("model").removeprefix(".") or otherwise
+
+
+def _depends(x: Any) -> bool:
+    if isinstance(x, (list, tuple)):
+        return any(_depends(item) for item in x)
+    return isinstance(x, Value)
+
+
+def _operator_name(target: Any) -> str:
+    """``aten::softmax.int``, or the name of an operator of Python's."""
+    if isinstance(target, torch._ops.OpOverload):
+        return target.name() if target._overloadname != "default" else target.name().removesuffix(".default")
+    name = getattr(target, "__name__", str(target))
+    if name in PYTHON:
+        return name
+    raise WiringError(
+        f"the model's trace holds {target}, which compaction cannot run. Write that part of forward() with tensors."
+    )
