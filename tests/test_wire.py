@@ -2,6 +2,7 @@
 
 import copy
 import io
+import weakref
 
 import pytest
 import torch
@@ -574,3 +575,45 @@ def test_the_order_of_keys_is_the_plain_model_s() -> None:
         keys = list(model.state_dict())
         wire_(model, density=0.5)
         assert list(model.state_dict()) == keys
+
+
+def test_finalizing_holds_one_final_weight_at_a_time() -> None:
+    alive: list[weakref.ref[torch.Tensor]] = []
+    most = 0
+
+    class Counts(wirings.rules.Rule):
+        name = "counts"
+
+        def real(self, weight: torch.Tensor, edges: wirings.rules.Edges) -> torch.Tensor:
+            return edges.choose(weight)
+
+        def forward(self, weight: torch.Tensor, edges: wirings.rules.Edges) -> torch.Tensor:
+            nonlocal most
+            value = super().forward(weight, edges)
+            alive.append(weakref.ref(value))
+            most = max(most, sum(ref() is not None for ref in alive))
+            return value
+
+    model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(6)])
+    wire_(model, Counts(), density=0.25)
+    finalize_(model)
+    assert most <= 2
+    assert [int(layer.weight.count_nonzero()) for layer in model] == [16] * 6
+
+
+def test_finalizing_a_global_budget_ranks_it_a_few_times_however_many_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
+    for layers in (2, 12):
+        model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(layers)])
+        wiring = wire_(model, density=0.25, share="global")
+        expected = wiring.masks()
+        calls = []
+        whole = wirings.rules.base.choose_together
+        monkeypatch.setattr(wirings.rules.base, "choose_together", lambda *a, w=whole, c=calls: c.append(1) or w(*a))
+        versions = [layer.weight._version for layer in wiring.layers]
+        finalize_(model)
+        monkeypatch.undo()
+        counts.append(len(calls))
+        assert all(torch.equal(model[i].weight != 0, expected[f"{i}.weight"]) for i in range(layers))
+        assert all(layer.weight._version > version for layer, version in zip(model, versions, strict=True))
+    assert counts[0] == counts[1] <= 2

@@ -105,17 +105,18 @@ def finalize_(model: nn.Module) -> nn.Module:
     """
     places = _whole_wiring(model, "finalize")
     _check_totals(places)
-    final: dict[int, Tensor] = {}
+    layers: dict[int, tuple[str, nn.Parameter, Edges]] = {}  # tied weights once
+    for name, module, attribute, edges in places:
+        weight = held(module)[attribute].original
+        layers.setdefault(id(weight), (name, weight, edges))
     with torch.no_grad():
-        for name, module, attribute, edges in places:
-            weight = held(module)[attribute].original
-            if id(weight) in final:
-                continue
+        for name, weight, edges in layers.values():  # all of them before the first is written
             _check_finite(name, weight)
-            final[id(weight)] = _final_weight(name, weight, edges)
-        for _, module, attribute, _ in places:
-            weight = held(module)[attribute].original
-            weight.copy_(final[id(weight)])
+            _final_weight(name, weight, edges)
+        for name, weight, edges in layers.values():  # each anew: together they may take as much memory as the model
+            # As data, so that layers that share a budget do not rank it anew after each of them.
+            weight.data.copy_(_final_weight(name, weight, edges))
+        torch.autograd.graph.increment_version([weight for _, weight, _ in layers.values()])
     detach(model)
     return model
 
@@ -171,7 +172,7 @@ def _final_weight(name: str, weight: Tensor, edges: Edges) -> Tensor:
         value, real = edges(weight), edges.real(weight)
     finally:
         edges.train(training)
-    count, outside = int(torch.count_nonzero(real)), int(torch.count_nonzero(value[~real]))
+    count, outside = int(torch.count_nonzero(real)), int(torch.count_nonzero(value.masked_fill(real, 0.0)))
     if outside or (edges.pool is None and count != int(edges.k)):
         raise WiringError(
             f"{name}: rule {edges.rule.name!r} should have {int(edges.k)} real edges and zeros elsewhere, but it has "
