@@ -94,6 +94,23 @@ def test_a_time_limit_stops_at_a_checkpoint(tmp_path: Path) -> None:
     same_runs(tmp_path / "whole", tmp_path / "limited")
 
 
+@pytest.mark.parametrize("limit", [None, 0])
+def test_fewer_checkpoints_keep_the_same_best_and_last(limit: float | None, tmp_path: Path) -> None:
+    changes = ["data.name=digits", "data.options={}", "batch=700", "epochs=7"]
+    settings, seldom = small(*changes), small(*changes, "checkpoint_epochs=3")
+    train(tmp_path / "whole", settings)
+    if limit is None:  # in the sixth epoch: it goes on from the end of the third
+        with pytest.raises(BreakError):
+            train(tmp_path / "seldom", seldom, log=Stops(11))
+        _, about = loop.checkpoint.read(tmp_path / "seldom" / "last.safetensors")
+        assert about["progress"]["epoch"] == 3
+        train(tmp_path / "seldom", seldom, resume=True)
+    else:  # what was best before time was up is written with the checkpoint
+        while train(tmp_path / "seldom", seldom, resume=True, max_minutes=limit) is None:
+            pass
+    same_runs(tmp_path / "whole", tmp_path / "seldom")
+
+
 def test_a_kill_before_the_last_files_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = small("epochs=2")
     train(tmp_path / "whole", settings)

@@ -68,6 +68,7 @@ OTHER: dict[str, Any] = {
     "clip": 1.0,
     "seed": 7,
     "evaluate_every": 5,
+    "checkpoint_epochs": 3,
     "checkpoint_every": 100,
 }
 

@@ -23,8 +23,8 @@ INITIAL, LAST, BEST, RESULT = "initial.safetensors", "last.safetensors", "best.s
 """Files of a run: the model before the first step, two checkpoints, and at the end what came of it."""
 
 
-def save(path: Path, step: Step, about: dict[str, Any]) -> None:
-    """Write a checkpoint; ``about`` is whatever JSON can hold."""
+def collect(step: Step, about: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """All that a checkpoint holds, copied where it lies, for `write_tensors`; ``about`` is whatever JSON can hold."""
     tensors = {f"model.{name}": value for name, value in step.model.state_dict().items()}
     for i, parameter in enumerate(_parameters(step)):
         for key, value in step.optimizer.state.get(parameter, {}).items():
@@ -38,19 +38,21 @@ def save(path: Path, step: Step, about: dict[str, Any]) -> None:
     if step.device.type == "cuda":
         tensors["random.cuda"] = torch.cuda.get_rng_state(step.device)
     wiring = None if step.wiring is None else step.wiring.state_dict()
-    _write_tensors(path, tensors, {**about, "wiring": wiring, "scaler": step.scaler.state_dict()})
+    about = {**about, "wiring": wiring, "scaler": step.scaler.state_dict()}
+    # Tied and sliced tensors share memory, which the format does not take; and training goes on.
+    return {name: value.detach().clone() for name, value in tensors.items()}, about
 
 
 def save_model(path: Path, model: nn.Module, about: dict[str, Any]) -> None:
     """Write a model alone: nothing to go on from, but to begin again with."""
-    _write_tensors(path, {f"model.{name}": value for name, value in model.state_dict().items()}, about)
+    write_tensors(path, {f"model.{name}": value.clone() for name, value in model.state_dict().items()}, about)
 
 
-def _write_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
+def write_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
+    """Write a checkpoint of tensors that share no memory."""
     from safetensors.torch import save_file
 
-    # Tied and sliced tensors share memory, which the format does not take.
-    plain = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     write(path, lambda part: save_file(plain, part, {"schema": SCHEMA, "about": json.dumps(about)}))
 
 

@@ -7,6 +7,7 @@ the seed, the epoch and the place in it, so a run that was stopped goes on as if
 
 from __future__ import annotations
 
+import copy
 import datetime
 import math
 import time
@@ -24,6 +25,7 @@ from wirings.errors import WiringError
 from wirings.train import checkpoint, results
 from wirings.train.checkpoint import BEST, INITIAL, LAST, RESULT
 from wirings.train.distributed import Place, start, together
+from wirings.train.evaluate import evaluate
 from wirings.train.log import Log, tell_skipped
 from wirings.train.settings import Settings, first_difference, from_mapping, to_mapping
 from wirings.train.step import Captured, Step, acts_between_steps, make_fast, make_optimizer
@@ -90,13 +92,22 @@ def train(
     if new and place.first:
         checkpoint.save_model(out / INITIAL, model, about)
     wall_before = progress.wall
+    best: tuple[dict[str, Tensor], dict[str, Any]] | None = None
 
-    def save(path: Path) -> None:
-        _check(step, progress, settings, len(found.train), place, last)
+    def described() -> dict[str, Any]:
         progress.totals = place.total(step.totals.clone()).tolist()
         progress.wall = wall_before + time.perf_counter() - begun
+        return {**about, "progress": copy.deepcopy(vars(progress))}
+
+    def save() -> None:
+        nonlocal best
+        _check(step, progress, settings, len(found.train), place, last)
+        now = described()
         if place.first:
-            checkpoint.save(path, step, {**about, "progress": vars(progress)})
+            if best is not None:
+                checkpoint.write_tensors(out / BEST, *best)
+            checkpoint.write_tensors(last, *checkpoint.collect(step, now))
+        best = None
         place.wait()
 
     deadline, told = math.inf if max_minutes is None else begun + 60 * max_minutes, 0
@@ -104,7 +115,7 @@ def train(
     try:
         with together(place, f"Start all of them again with --resume: {out} is as its last checkpoint left it."):
             while progress.epoch < settings.epochs:
-                if not _epoch(step, fast, found.train, progress, settings, place, deadline, log, lambda: save(last)):
+                if not _epoch(step, fast, found.train, progress, settings, place, deadline, log, save):
                     where = f"epoch {progress.epoch + 1}, batch {progress.batch + 1}"
                     log.say(f"time is up: {out} goes on with --resume from {where}")
                     return None
@@ -118,9 +129,10 @@ def train(
                 if place.first:
                     log.epoch(line, out, progress.history, wiring)
                     told = tell_skipped(found, log, told)
-                if better:
-                    save(out / BEST)
-                save(last)
+                if better:  # kept as it is now, and written with the next checkpoint
+                    best = checkpoint.collect(step, described())
+                if progress.epoch % settings.checkpoint_epochs == 0 or progress.epoch == settings.epochs:
+                    save()
     finally:
         log.end()
     if not place.first:
@@ -247,30 +259,12 @@ def _line(step: Step, found: Data, progress: Progress, settings: Settings, place
     return line
 
 
-@torch.no_grad()
-def evaluate(model: nn.Module, loader: Loader, autocast: Any, place: Place) -> tuple[float, float, float]:
-    """Mean loss, accuracy and top-5 accuracy in percent over a whole loader."""
-    model.eval()
-    totals = torch.zeros(4, dtype=torch.float64, device=place.device)
-    for x, y in loader.epoch(0):
-        with autocast():
-            scores = model(x).float()
-        best = scores.topk(min(5, scores.shape[1]), dim=1).indices == y[:, None]
-        numbers: list[Tensor] = [
-            nn.functional.cross_entropy(scores, y, reduction="sum"),
-            best[:, 0].sum(),
-            best.sum(),
-            torch.full((), len(y), device=place.device),
-        ]
-        totals += torch.stack([n.double() for n in numbers])
-    loss, right, near, examples = place.total(totals).tolist()
-    return loss / examples, 100 * right / examples, 100 * near / examples
-
-
 def _check(step: Step, progress: Progress, settings: Settings, per_epoch: int, place: Place, last: Path) -> None:
     """Raise if a loss or a weight is not finite, before anything is written."""
     bad = int(place.most(step.bad.clone()).item())
-    broken = [name for name, p in step.model.named_parameters() if not p.isfinite().all()]
+    names, parameters = zip(*step.model.named_parameters(), strict=True)
+    finite = torch.stack([parameter.isfinite().all() for parameter in parameters]).tolist()
+    broken = [name for name, fine in zip(names, finite, strict=True) if not fine]
     if bad < 0 and not broken:
         return
     number = progress.steps if bad < 0 else progress.steps - int(step.count.item()) + bad + 1

@@ -132,7 +132,11 @@ def first_settings(
             "that starts from a new network."
         )
     values = to_mapping(settings)
-    shared = [key for key in plain.leaves(Settings) if key.startswith("data.")] + ["seed", "checkpoint_every"]
+    shared = [key for key in plain.leaves(Settings) if key.startswith("data.")] + [
+        "seed",
+        "checkpoint_epochs",
+        "checkpoint_every",
+    ]
     changes = {key: plain.at(values, key) for key in shared}
     changes |= {key: value for key, value in overrides.items() if key.partition(".")[0] not in (*OWN, "data")}
     return with_overrides(first.settings, [f"{key}={json.dumps(value)}" for key, value in changes.items()])

@@ -14,7 +14,7 @@ from wirings.train import plain
 from wirings.train.plain import Typed
 from wirings.train.text import parse_yaml
 
-NEUTRAL = frozenset({"seed", "data.directory", "data.workers", "checkpoint_every"})
+NEUTRAL = frozenset({"seed", "data.directory", "data.workers", "checkpoint_every", "checkpoint_epochs"})
 """Settings that leave a recipe what it is: with other values of these, a run is still the recipe's."""
 
 
@@ -189,11 +189,13 @@ class Settings(Typed):
     """Of all that is random."""
     evaluate_every: int = 1
     """Epochs from one evaluation on the test images to the next; the last epoch always has one."""
+    checkpoint_epochs: int = 1
+    """Epochs from one checkpoint to the next; the last epoch always has one."""
     checkpoint_every: int | None = None
-    """Steps from one checkpoint to the next; null: once an epoch."""
+    """Steps from one checkpoint to the next within an epoch; null: none but at the ends of epochs."""
 
     def check(self) -> None:
-        for name in ("epochs", "batch", "accumulate", "evaluate_every", "checkpoint_every"):
+        for name in ("epochs", "batch", "accumulate", "evaluate_every", "checkpoint_epochs", "checkpoint_every"):
             value = getattr(self, name)
             self.need(name, value is None or value >= 1, "1 or more")
         self.need("accumulate", self.accumulate <= self.batch, f"at most the batch, {self.batch}")
