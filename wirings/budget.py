@@ -1,87 +1,56 @@
 """Budgets: how many edges, how they are shared out over layers, and how that changes over training.
 
-A budget is a density (a float: the fraction of allowed edges that is real), a number of edges k (an int), or a mapping
-from layer patterns to either. It is shared out
+A budget is a density (a float: the fraction of allowed edges that is real), a number of edges k (an int), a mapping
+from layer patterns to either, or what the whole network comes to: its parameters, or its multiply-adds for an example.
+It is shared out
 
 - ``uniform``: the same density everywhere;
 - ``erk``: the Erdős–Rényi kernel rule: a layer's density goes with (sum of its dimensions) / (product of them), so
   that small layers stay denser; no layer above 1;
 - ``global``: one number for all, and the edges of all layers are ranked together.
+
+Multiply-adds are counted by `wirings.pixels`, and spent by `wirings.spending`.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import math
-import numbers
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from wirings.errors import WiringError, unknown
+from wirings.schedules import (
+    ConstantSchedule,
+    CubicSchedule,
+    Density,
+    LinearSchedule,
+    Ramp,
+    Schedule,
+    at,
+    check_density,
+    floor_of,
+    is_whole,
+)
+from wirings.spending import spend
+
+__all__ = [
+    "Amount",
+    "Budget",
+    "ConstantSchedule",
+    "CubicSchedule",
+    "Density",
+    "LinearSchedule",
+    "Ramp",
+    "Schedule",
+    "Size",
+    "check_density",
+    "matches",
+]
 
 SHARES = ("uniform", "erk", "global")
-
-
-@dataclass(frozen=True)
-class Schedule(ABC):
-    """A density that changes over training: ``start`` until step ``begin``, ``end`` from ``steps`` later on.
-
-    Give it in place of a density. It moves when `Wiring.step` is called, once after every optimizer step.
-    """
-
-    start: float
-    end: float
-    steps: int
-    begin: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("start", "end"):
-            check_density(getattr(self, name), f"{type(self).__name__}.{name}")
-        if self.steps < 1 or self.begin < 0:
-            raise WiringError(
-                f"{type(self).__name__} needs steps >= 1 and begin >= 0, "
-                f"but steps = {self.steps} and begin = {self.begin}."
-            )
-
-    def __call__(self, step: int) -> float:
-        """The density after ``step`` optimizer steps."""
-        done = min(max((step - self.begin) / self.steps, 0.0), 1.0)
-        return self.end + (self.start - self.end) * self.left(done)
-
-    @abstractmethod
-    def left(self, done: float) -> float:
-        """How much of the way is still to go, from 1 to 0, when the fraction ``done`` of the steps is over."""
-
-
-class LinearSchedule(Schedule):
-    """The density falls (or rises) by the same amount every step."""
-
-    def left(self, done: float) -> float:
-        return 1.0 - done
-
-
-class CubicSchedule(Schedule):
-    """Fast first, slowly at the end: (1 - t)³, as in gradual magnitude pruning (Zhu and Gupta, 2017)."""
-
-    def left(self, done: float) -> float:
-        return (1.0 - done) ** 3
-
-
-@dataclass(frozen=True)
-class ConstantSchedule:
-    """The same density at every step; what a plain number means."""
-
-    density: float
-
-    def __post_init__(self) -> None:
-        check_density(self.density, "ConstantSchedule.density")
-
-    def __call__(self, step: int) -> float:
-        return self.density
-
-
-Density = float | Schedule | ConstantSchedule
+WHOLE = {"params": "parameters", "mult_adds": "multiply-adds"}
+"""What a budget may be given for the whole network, and what that is called."""
 Amount = int | Density
 
 
@@ -93,6 +62,8 @@ class Size:
     """All names of the weight: more than one if it is tied."""
     shape: tuple[int, ...]
     allowed: int
+    cost: int = 1
+    """Multiply-adds of one edge, where they were counted."""
 
     @property
     def name(self) -> str:
@@ -101,19 +72,29 @@ class Size:
 
 @dataclass(frozen=True)
 class Budget:
-    """A number of edges, shared out over layers. Exactly one of ``density``, ``k`` and ``mapping`` is given."""
+    """A number of edges, shared out over layers. Exactly one of density, k, mapping, params and mult_adds."""
 
     density: Density | None = None
     k: int | None = None
     mapping: Mapping[str, Amount] | None = None
     share: str = "uniform"
+    params: float | None = None
+    """Of the whole network: a number, or as a float up to 1.0 a share of what it has with all edges."""
+    mult_adds: float | None = None
+    """The same in multiply-adds."""
+    ramp: Ramp | None = None
+    """How the numbers come to what the budget says."""
+    spent: int | None = None
+    """Multiply-adds that the edges may cost; `of_network` finds it."""
 
     def __post_init__(self) -> None:
         given = {"density": self.density, "k": self.k, "budget": self.mapping}
+        given |= {"params": self.params, "mult_adds": self.mult_adds}
         came = " and ".join(name for name, value in given.items() if value is not None) or "none"
-        if came not in given:
+        if came not in given and (came != "none" or self.spent is None):
             raise WiringError(
-                f"a budget is one of density=, k= or budget= (a mapping from layer patterns), but {came} came."
+                "a budget is one of density=, k= or budget= (a mapping from layer patterns), or for the whole network "
+                f"params= or mult_adds=, but {came} came."
             )
         if self.share not in SHARES:
             raise unknown("share", str(self.share), SHARES)
@@ -122,10 +103,15 @@ class Budget:
         elif self.density is not None:
             if not isinstance(self.density, (Schedule, ConstantSchedule)):
                 check_density(self.density, "density", " For a number of edges use k.")
-        elif not _is_whole(self.k) or self.k < 1:  # type: ignore[operator]
-            raise WiringError(
-                f"k must be a whole number of edges, at least 1, not {self.k!r}. A fraction is density=…."
-            )
+        elif self.k is not None:
+            if not is_whole(self.k) or self.k < 1:
+                raise WiringError(
+                    f"k must be a whole number of edges, at least 1, not {self.k!r}. A fraction is density=…."
+                )
+        elif self.spent is None:
+            _check_whole_network(came, given[came])
+        if self.ramp is not None and self._schedules():
+            raise WiringError("the rule has a schedule of its own (schedule=…), and so has the budget; drop either.")
 
     def _check_mapping(self, mapping: object) -> None:
         if not isinstance(mapping, Mapping):
@@ -146,7 +132,7 @@ class Budget:
                 raise WiringError(f"{where}: a pattern is a string; write {str(pattern)!r}.")
             if isinstance(amount, (Schedule, ConstantSchedule)):
                 continue
-            if _is_whole(amount):
+            if is_whole(amount):
                 if amount < 1:
                     raise WiringError(
                         f"{where} must be at least 1 edge, but it is {amount}; leave the layer out instead."
@@ -154,26 +140,91 @@ class Budget:
             else:
                 check_density(amount, where, " A number of edges is an int.")
 
+    def _schedules(self) -> list[Schedule]:
+        amounts = self.mapping.values() if self.mapping is not None else [self.density]
+        return [amount for amount in amounts if isinstance(amount, Schedule)]
+
     @property
     def changes(self) -> bool:
         """Whether the numbers depend on the step."""
-        amounts = self.mapping.values() if self.mapping is not None else [self.density]
-        return any(isinstance(amount, Schedule) for amount in amounts)
+        return bool(self._schedules()) or self.ramp is not None or self.ranks_layers
+
+    @property
+    def ranks_layers(self) -> bool:
+        """Whether each layer's number comes from one ranking of all edges, made now and then: see `Wiring`.
+
+        One number of edges for all needs no such numbers; the layers share it and rank their edges in every pass.
+        """
+        return self.spent is not None and self.share == "global"
+
+    def planned(self, steps: int) -> Budget:
+        """The same for a training of ``steps`` optimizer steps: schedules in fractions of it become steps."""
+
+        def plan(amount: Amount) -> Amount:
+            return amount.planned(steps) if isinstance(amount, Schedule) else amount
+
+        return replace(
+            self,
+            density=None if self.density is None else plan(self.density),
+            mapping=None if self.mapping is None else {p: plan(amount) for p, amount in self.mapping.items()},
+            ramp=None if self.ramp is None else self.ramp.planned(steps),
+        )
+
+    def of_network(self, sizes: Sequence[Size], rest: int) -> Budget:
+        """With ``params`` or ``mult_adds``: what is left of them for edges, since the rest of the network has ``rest``.
+
+        Raises where no wiring of these layers comes to that number; it names the nearest that one does.
+        """
+        name = next((name for name in WHOLE if getattr(self, name) is not None), None)
+        if name is None:
+            return self
+        costs = [1 if name == "params" else size.cost for size in sizes]
+        least = rest + sum(costs)
+        most = rest + sum(size.allowed * cost for size, cost in zip(sizes, costs, strict=True))
+        given = getattr(self, name)
+        number = math.floor(given * most + 1e-6) if _is_share(given) else int(given)
+        if not least <= number <= most:
+            asked = f"{given:g} of {most:,}, {number:,} {WHOLE[name]}," if _is_share(given) else f"{number:,}"
+            raise WiringError(
+                f"{name} = {asked} cannot be met: with one edge in each of the {len(sizes)} wired layers the network "
+                f"has {least:,} {WHOLE[name]}, with all edges {most:,} (of these, {rest:,} are not of wired layers). "
+                f"The nearest that can be met is {least if number < least else most:,}. Wire more layers (skip less) "
+                "for fewer."
+            )
+        if name == "params":
+            return replace(self, params=None, k=number - rest)
+        return replace(self, mult_adds=None, spent=number - rest)
 
     def amount_for(self, names: Sequence[str]) -> Amount | None:
         """With a mapping: what the first pattern that matches one of a weight's names says, or None."""
         assert self.mapping is not None
         return next((a for p, a in self.mapping.items() if any(matches(name, p) for name in names)), None)
 
-    def counts(self, sizes: Sequence[Size], step: int = 0) -> list[int]:
-        """How many edges each layer has after ``step`` steps; one number for all of them if shared globally."""
-        total = sum(size.allowed for size in sizes)
+    def counts(self, sizes: Sequence[Size], step: int = 0, ranked: Sequence[int] | None = None) -> list[int]:
+        """How many edges each layer has after ``step`` steps; one number for all of them if shared globally.
+
+        ``ranked``: for a budget that `ranks_layers`, how many edges each layer has in the ranking of all.
+        """
+        counts = self._counts(sizes, step, ranked)
+        if self.ramp is None:
+            return counts
+        allowed = [size.allowed for size in sizes]
+        if len(counts) < len(allowed):
+            allowed = [sum(allowed)]
+        return [self.ramp.count(k, n, step) for k, n in zip(counts, allowed, strict=True)]
+
+    def _counts(self, sizes: Sequence[Size], step: int, ranked: Sequence[int] | None) -> list[int]:
+        """The budget itself, whatever leads to it."""
+        total, allowed = sum(size.allowed for size in sizes), [size.allowed for size in sizes]
         if self.mapping is not None:
             amounts = [self.amount_for(size.names) for size in sizes]
             return [
                 _count(1.0 if amount is None else amount, size, step)
                 for amount, size in zip(amounts, sizes, strict=True)
             ]
+        if self.spent is not None:
+            shares = ranked if ranked is not None else allowed if self.share == "uniform" else _erk_shares(sizes)
+            return spend(self.spent, shares, allowed, [size.cost for size in sizes])
         if self.k is not None:
             if self.k > total:
                 names = (
@@ -184,12 +235,12 @@ class Budget:
         else:
             assert self.density is not None
             if self.share == "uniform":
-                return [_floor(_at(self.density, step), size.allowed) for size in sizes]
-            edges = _floor(_at(self.density, step), total)
+                return [floor_of(at(self.density, step), n) for n in allowed]
+            edges = floor_of(at(self.density, step), total)
         if self.share == "global":
             return [edges]
-        wanted = [edges / total * size.allowed for size in sizes] if self.share == "uniform" else _erk(sizes, edges)
-        return _whole(wanted, [size.allowed for size in sizes], edges)
+        wanted = [edges / total * n for n in allowed] if self.share == "uniform" else _erk(sizes, edges)
+        return _whole(wanted, allowed, edges)
 
 
 def matches(name: str, pattern: str) -> bool:
@@ -204,31 +255,22 @@ def matches(name: str, pattern: str) -> bool:
     return any(fnmatch.fnmatchcase(".".join(parts[: i + 1]), pattern) for i in range(len(parts)))
 
 
-def check_density(density: object, where: str, else_: str = "") -> None:
-    number = isinstance(density, numbers.Real) and not isinstance(density, bool)
-    if not number or not 0 < density <= 1:  # type: ignore[operator]
-        hint = f" For {density} % write {density / 100}." if number and 1 < density <= 100 else ""  # type: ignore[operator]
+def _is_share(amount: float) -> bool:
+    return not is_whole(amount) and amount <= 1
+
+
+def _check_whole_network(name: str, amount: object) -> None:
+    number = isinstance(amount, (int, float)) and not isinstance(amount, bool)
+    if not number or not amount > 0 or not (_is_share(amount) or float(amount).is_integer()):  # type: ignore
         raise WiringError(
-            f"{where} must lie in (0, 1]: the fraction of edges that is real. It is {density!r}.{hint}{else_}"
+            f"{name} must be a whole number of {WHOLE[name]} of the whole network, or a share of those that it has "
+            f"with all edges, a float from 0.0 to 1.0; it is {amount!r}."
         )
 
 
-def _is_whole(amount: object) -> bool:
-    return isinstance(amount, numbers.Integral) and not isinstance(amount, bool)
-
-
-def _at(density: Density, step: int) -> float:
-    return density(step) if isinstance(density, (Schedule, ConstantSchedule)) else float(density)
-
-
-def _floor(density: float, allowed: int) -> int:
-    """Rounded down, as the paper's authors do, but not by a rounding error (0.29 of 100 is 29); at least 1."""
-    return min(max(math.floor(density * allowed + 1e-6), 1), allowed)
-
-
 def _count(amount: Amount, size: Size, step: int) -> int:
-    if not _is_whole(amount):
-        return _floor(_at(amount, step), size.allowed)
+    if not is_whole(amount):
+        return floor_of(at(amount, step), size.allowed)
     if amount > size.allowed:  # type: ignore[operator]
         raise WiringError(
             f"k = {amount} edges were asked for in {size.name}, but its weight of shape {size.shape} allows only "
@@ -239,7 +281,7 @@ def _count(amount: Amount, size: Size, step: int) -> int:
 
 def _erk(sizes: Sequence[Size], edges: int) -> list[float]:
     """Shares that go with sum(shape) / prod(shape); layers that would be more than full are full."""
-    raw = [sum(size.shape) / math.prod(size.shape) for size in sizes]
+    raw = [share / size.allowed for share, size in zip(_erk_shares(sizes), sizes, strict=True)]
     full: set[int] = set()
     while True:
         open_ = [i for i in range(len(sizes)) if i not in full]
@@ -250,6 +292,11 @@ def _erk(sizes: Sequence[Size], edges: int) -> list[float]:
         if not over:
             return [float(s.allowed) if i in full else scale * raw[i] * s.allowed for i, s in enumerate(sizes)]
         full.update(over)
+
+
+def _erk_shares(sizes: Sequence[Size]) -> list[float]:
+    """The edges of each layer in proportion to the others', where none is full."""
+    return [sum(size.shape) / math.prod(size.shape) * size.allowed for size in sizes]
 
 
 def _whole(wanted: Sequence[float], most: Sequence[int], total: int) -> list[int]:
