@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from dataclasses import replace
@@ -16,6 +17,7 @@ from rich.table import Table
 
 from wirings import demo as demonstration
 from wirings.errors import WiringError
+from wirings.profile import profile as count
 from wirings.version import __version__
 
 app = typer.Typer(
@@ -176,12 +178,34 @@ def table(
     number: Annotated[str, typer.Argument(help="The table's number in the paper, or appendix_b.")],
     results: Annotated[Path, typer.Option(help="The folder of results.")] = Path("results"),
     markdown: Annotated[bool, typer.Option(help="As Markdown.")] = False,
+    count: Annotated[bool, typer.Option(help="Count networks whose size the paper has and no result says.")] = True,
 ) -> None:
     """A table of the paper: its figures beside the measured ones."""
     from wirings.train import tables
 
-    found = tables.table(number, results)
+    found = tables.table(number, results, count)
     typer.echo(tables.markdown(found) if markdown else tables.render(found))
+
+
+@app.command()
+def profile(
+    network: Annotated[
+        str, typer.Argument(help="A recipe (its network before training), or the folder of a run (the trained one).")
+    ],
+    trained: Annotated[
+        bool, typer.Option(help="The trained network of that name which comes with the package.")
+    ] = False,
+    best: Annotated[bool, typer.Option(help="Of a run, the best epoch's checkpoint instead of the last.")] = False,
+    image_size: Annotated[int | None, typer.Option(help="Count for square images of so many pixels a side.")] = None,
+    classes: Annotated[int | None, typer.Option(help="Where the recipe's data does not say how many.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Parameters and multiply-adds of a network, layer by layer: as the paper counts them, and live."""
+    from wirings.train.fresh import opened
+
+    found = opened(network, trained=trained, best=best, image_size=image_size, classes=classes)
+    counted = count(found.model, found.shape)
+    typer.echo(json.dumps(counted.as_dict(), indent=1) if as_json else f"{found.title}\n{counted}")
 
 
 @app.command()

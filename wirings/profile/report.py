@@ -43,6 +43,8 @@ class Row:
     """How often it is done for one example: calls, steps of a discrete graph, evaluations of a continuous one."""
     per: str = "call"
     """What ``times`` counts: call, step or evaluation."""
+    edge_mult_adds: int | None = None
+    """Of a graph's real multiply-adds, those of its edges; the rest is its nodes'."""
     norms: int = 0
     """Parameters of the norms of a graph's nodes. The paper leaves them out, and so do the counts."""
 

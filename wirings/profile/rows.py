@@ -143,7 +143,7 @@ class Counting:
         edges, sends = len(wires.sources), wires.sends
         acts = sends.copy()
         acts[graph.outputs] = True  # outputs are read
-        mult_adds, rounds = np.zeros(3, np.int64), 0
+        mult_adds, along, rounds = np.zeros(3, np.int64), 0, 0
         lived = [np.zeros(edges, bool), *np.zeros((3, graph.nodes), bool)]  # edges, sends, receives, nodes
         for number, call in enumerate(calls):
             alive = _at(self.far, name, number)
@@ -153,11 +153,12 @@ class Counting:
             cost, path, (often, _) = work(graph, call), walk(wires, call, fed, wanted), times(graph, call)
             self._check_size(name, cost.size, call)
             dense = wires.carried(cost.sent) + cost.before.sum() + cost.after.sum()
-            real = cost.sent[wires.sources].sum() + cost.before[sends].sum() + cost.after[acts].sum()
+            carried = int(cost.sent[wires.sources].sum())
+            real = carried + cost.before[sends].sum() + cost.after[acts].sum()
             live = path.edges @ cost.sent[wires.sources] + path.sends @ cost.before + path.receives @ cost.after
             # A discrete graph is walked step by step, a continuous one once for all evaluations.
             mult_adds += (often * dense, often * real, live.sum() * often // len(live))
-            rounds += often
+            along, rounds = along + often * carried, rounds + often
             for ever, now in zip(lived, (path.edges, path.sends, path.receives, path.nodes[None]), strict=True):
                 ever |= now.any(0)
         if not calls:
@@ -175,7 +176,7 @@ class Counting:
             name, _kind(graph), params[0], params[1], params[2], int(mult_adds[0]), int(mult_adds[1]),
             int(mult_adds[2]), edges=edges, live_edges=int(lived[0].sum()),
             nodes=graph.nodes, without_output=int((~acts).sum()), dead_nodes=int((~lived[3]).sum()),
-            times=max(1, rounds), per=times(graph, calls[0])[1] if calls else "call", norms=norms,
+            times=max(1, rounds), per=times(graph, calls[0])[1] if calls else "call", edge_mult_adds=along, norms=norms,
         )  # fmt: skip
 
     def _functions(self, name: str, graph: Graph) -> tuple[int, int]:

@@ -45,19 +45,22 @@ class Result(Typed):
     steps: int
     """Optimizer steps."""
     edges: int | None = None
-    """Real edges."""
+    """Real edges of what is wired; None if nothing is."""
     usable_edges: int | None = None
-    """Real edges between nodes that are not dead."""
+    """Those of them between nodes that are not dead."""
     dead_nodes: int | None = None
-    """Nodes that cannot reach the output, or that nothing reaches."""
+    """Nodes that cannot reach the network's output, or that nothing reaches from its input: of its graphs and its other
+    wired layers. A node where one graph ends and the next begins is counted in both."""
     params: int
-    """Counted as the paper counts them, where the model can."""
+    """As the paper counts them: real edges, the kernels of nodes that an edge leaves, and all of what is no graph's; no
+    norms of graphs' nodes (see `wirings.profile`). The tiny classifiers of Table 1 count the kernels of all nodes."""
     mult_adds: int | None = None
-    """For one image, counted as the paper counts them."""
+    """For one image, as the paper counts them: those of real edges and of nodes that an edge leaves, the first
+    convolution and the classifier for channels that are used. None for a model that does not say what it takes."""
     live_params: int | None = None
-    """Without dead nodes."""
+    """Parameters that are left when everything dead is removed and everything constant folded into biases."""
     live_mult_adds: int | None = None
-    """Without dead nodes."""
+    """The same for multiply-adds."""
     settings: dict[str, Any]
     """All settings of the run."""
     overrides: dict[str, Any]
@@ -89,7 +92,10 @@ class Result(Typed):
         self.need("recipe", bool(parts) and not {"/", ".."} & set(parts), "a name such as 'table1/static-dnw'")
         for name in ("accuracy", "top5", "best_accuracy"):
             self.need(name, 0 <= (getattr(self, name) or 0) <= 100, "a percentage")
-        for name in ("seed", "epochs", "steps", "edges", "usable_edges", "dead_nodes", "params", "train_s", "wall_s"):
+        for name in (
+            *("seed", "epochs", "steps", "edges", "usable_edges", "dead_nodes", "params", "mult_adds", "live_params"),
+            *("live_mult_adds", "train_s", "wall_s"),
+        ):
             self.need(name, (getattr(self, name) or 0) >= 0, "0 or more")
         try:
             datetime.datetime.fromisoformat(self.started)

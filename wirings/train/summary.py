@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import nn
 
+from wirings.graph import Graph
+from wirings.profile import Profile, Row, profile
 from wirings.train.results import Result
 from wirings.train.settings import Settings, to_mapping
 from wirings.wiring import Wiring
@@ -40,15 +41,12 @@ def summary(
     **more: Any,
 ) -> Result:
     """The result of a run that has come to its end."""
-    final, count = progress.history[-1], getattr(model, "paper_parameters", None)
-    graph: Any = getattr(model, "graph", None)
-    dead = usable = None
-    if graph is not None:
-        dead = graph.dead_nodes()
-        alive = torch.ones(graph.nodes, dtype=torch.bool)
-        alive[dead] = False
-        targets, sources = graph.sparse().indices().cpu()
-        usable = int((alive[targets] & alive[sources]).sum())
+    final, counted = progress.history[-1], None
+    if getattr(model, "input_shape", None) is not None:  # else nobody knows what to count it on
+        counted = profile(model)
+    wired = None if counted is None else _wired_rows(counted, model, wiring)
+    count = getattr(model, "paper_parameters", None)
+    params = sum(p.numel() for p in model.parameters()) if counted is None else counted.params
     return Result(
         recipe=name,
         seed=settings.seed,
@@ -59,9 +57,12 @@ def summary(
         epochs=settings.epochs,
         steps=progress.steps,
         edges=None if wiring is None else sum(report.edges for report in wiring.look()),
-        usable_edges=usable,
-        dead_nodes=None if dead is None else len(dead),
-        params=sum(p.numel() for p in model.parameters()) if count is None else count()["total"],
+        usable_edges=None if wired is None else sum(row.live_edges or 0 for row in wired),
+        dead_nodes=None if wired is None else sum(row.dead_nodes or 0 for row in wired),
+        params=params if count is None else count()["total"],
+        mult_adds=None if counted is None else counted.mult_adds,
+        live_params=None if counted is None else counted.live_params,
+        live_mult_adds=None if counted is None else counted.live_mult_adds,
         settings=to_mapping(settings),
         overrides=overrides,
         precision=settings.precision,
@@ -70,3 +71,10 @@ def summary(
         wall_s=progress.wall,
         **more,
     )
+
+
+def _wired_rows(counted: Profile, model: nn.Module, wiring: Wiring | None) -> list[Row] | None:
+    """The rows of what has a wiring, graphs and wired layers; None if nothing has."""
+    wired = {id(layer.module) for layer in wiring.layers} if wiring is not None else set()
+    modules = [(row, model.get_submodule(row.name)) for row in counted.rows]
+    return [row for row, module in modules if id(module) in wired or isinstance(module, Graph)] or None

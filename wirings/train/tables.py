@@ -6,9 +6,14 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from wirings import recipes
+from wirings.errors import WiringError
+from wirings.graph import Graph
+from wirings.profile import profile
 from wirings.train import results
+from wirings.train.fresh import new_model
 
 HEADER = (
     "recipe",
@@ -22,6 +27,31 @@ HEADER = (
     "training",
     "results",
 )
+SIZES = ("paper's params", "params", "paper's mult-adds", "mult-adds")
+"""Columns of tables that are about how large networks are, after the first."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """Parameters and multiply-adds of a row, as the paper has them and as counted here."""
+
+    paper_params: float | None = None
+    paper_mult_adds: float | None = None
+    params: float | None = None
+    """Of the results, a mean; of the network before training where there are none; None if it cannot be counted."""
+    mult_adds: float | None = None
+    trained: bool = False
+    """Whether they are those of results."""
+    edges: float | None = None
+    """Multiply-adds of the graphs' edges alone, of a network before training that has graphs."""
+    reason: str | None = None
+    """Why it could not be counted."""
+
+    @property
+    def same(self) -> bool:
+        """Whether what the paper has is what was counted, rounded as the paper rounds."""
+        pairs = ((self.paper_params, self.params), (self.paper_mult_adds, self.mult_adds))
+        return all(paper is None or ours is None or millions(ours, paper) == millions(paper) for paper, ours in pairs)
 
 
 @dataclass(frozen=True)
@@ -44,6 +74,10 @@ class Row:
     files: tuple[Path, ...]
     left_out: int
     """Results that do not count, since they have overrides."""
+    size: Size | None = None
+    """In tables that the paper has sizes in, where they are asked for."""
+    note: str | None = None
+    """The recipe's."""
 
     @property
     def difference(self) -> float | None:
@@ -51,12 +85,17 @@ class Row:
         return None if self.mean is None or self.paper is None else self.mean - self.paper
 
 
-def table(number: int | str, results_folder: Path) -> list[Row]:
-    """The rows of one of the paper's tables, in its order, with the results in a folder."""
-    return [_row(recipe, Path(results_folder)) for recipe in recipes.table(number)]
+def table(number: int | str, results_folder: Path, count: bool = False) -> list[Row]:
+    """The rows of one of the paper's tables, in its order, with the results in a folder.
+
+    With ``count``, where the paper says how large networks are: those without results are made and counted now.
+    """
+    found = recipes.table(number)
+    sizes = count and any({"params", "mult_adds"} & (recipe.paper or {}).keys() for recipe in found)
+    return [_row(recipe, Path(results_folder), sizes) for recipe in found]
 
 
-def _row(recipe: recipes.Recipe, folder: Path) -> Row:
+def _row(recipe: recipes.Recipe, folder: Path, sizes: bool) -> Row:
     found = results.find(folder, recipe.name)
     ours = [result for result in found if not result.overrides]
     paper = recipe.paper or {}
@@ -74,13 +113,30 @@ def _row(recipe: recipes.Recipe, folder: Path) -> Row:
         train_s=_mean([result.train_s for result in ours]),
         files=tuple(results.path_of(folder, result.recipe, result.seed) for result in ours),
         left_out=len(found) - len(ours),
+        size=_size(recipe, ours) if sizes else None,
+        note=recipe.note,
     )
+
+
+def _size(recipe: recipes.Recipe, ours: Sequence[results.Result]) -> Size:
+    paper = recipe.paper or {}
+    known: dict[str, Any] = {"paper_params": paper.get("params"), "paper_mult_adds": paper.get("mult_adds")}
+    mult_adds = _mean([result.mult_adds for result in ours])
+    if mult_adds is not None:
+        return Size(**known, params=_mean([result.params for result in ours]), mult_adds=mult_adds, trained=True)
+    try:
+        model = new_model(recipe.settings)
+    except WiringError as error:
+        return Size(**known, reason=str(error))
+    counted = profile(model)
+    graphs = [row.edge_mult_adds or 0 for row in counted.rows if isinstance(model.get_submodule(row.name), Graph)]
+    return Size(**known, params=counted.params, mult_adds=counted.mult_adds, edges=sum(graphs) if graphs else None)
 
 
 def render(rows: Sequence[Row]) -> str:
     """The rows as plain text."""
-    lines = [HEADER, *(_cells(row, _braced(row)) for row in rows)]
-    widths = [max(len(line[place]) for line in lines) for place in range(len(HEADER))]
+    lines = [_header(rows), *(_cells(row, _braced(row)) for row in rows)]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(lines[0]))]
     text = []
     for line in lines:
         first, *middle, last = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))
@@ -91,7 +147,8 @@ def render(rows: Sequence[Row]) -> str:
 
 def markdown(rows: Sequence[Row]) -> str:
     """The rows as a Markdown table; results are links, from the folder that the results' folder was named in."""
-    lines = [HEADER, ("---", *("---:" for _ in HEADER[2:]), "---")]
+    header = _header(rows)
+    lines = [header, ("---", *("---:" for _ in header[2:]), "---")]
     for row in rows:
         links = ", ".join(f"[{seed}]({path.as_posix()})" for seed, path in zip(row.seeds, row.files, strict=True))
         name, *rest = _cells(row, links)
@@ -101,9 +158,19 @@ def markdown(rows: Sequence[Row]) -> str:
     return "\n".join([*text, *(["", *notes] if notes else [])]) + "\n"
 
 
+def _header(rows: Sequence[Row]) -> tuple[str, ...]:
+    return (HEADER[0], *SIZES, *HEADER[1:]) if any(row.size is not None for row in rows) else HEADER
+
+
 def _cells(row: Row, files: str) -> tuple[str, ...]:
+    size = row.size
+    sizes = () if size is None else (
+        millions(size.paper_params), millions(size.params, size.paper_params), millions(size.paper_mult_adds),
+        millions(size.mult_adds, size.paper_mult_adds),
+    )  # fmt: skip
     return (
         row.recipe,
+        *sizes,
         _with_std(row.paper, row.paper_std, 1),
         _with_std(row.mean, row.std, 2),
         str(len(row.seeds)),
@@ -117,11 +184,41 @@ def _cells(row: Row, files: str) -> tuple[str, ...]:
 
 
 def _footnotes(rows: Sequence[Row]) -> list[str]:
-    return [
+    left_out = [
         f"{row.recipe}: {row.left_out} more with settings that are not the recipe's, which do not count."
         for row in rows
         if row.left_out
     ]
+    return [*left_out, *(f"{row.recipe}: {remark}" for row in rows for remark in _remarks(row))]
+
+
+def _remarks(row: Row) -> list[str]:
+    """What must be said where the paper's size is not the one counted."""
+    size = row.size
+    if size is None or (size.same and size.reason is None):
+        return []
+    if size.reason is not None:
+        return [f"not counted. {size.reason}"]
+    if row.note is None and size.edges is not None:
+        return [
+            "counted before training, in which nodes die, and with them what they compute: at least "
+            f"{millions(size.edges)} multiply-adds are left, those of the edges."
+        ]
+    return [row.note or "counted otherwise than the paper counts."]
+
+
+def millions(value: float | None, like: float | None = None) -> str:
+    """A number in millions, with three digits; or rounded as ``like`` is, which the paper has.
+
+    >>> millions(55_646_946, 41e6), millions(55_646_946, 55.7e6), millions(469_072), millions(0.24e6)
+    ('56M', '55.6M', '0.469M', '0.24M')
+    """
+    if value is None:
+        return ""
+    if like is None:
+        return f"{value / 1e6:.3g}M"
+    decimals = len(f"{like / 1e6:g}".partition(".")[2])
+    return f"{value / 1e6:.{decimals}f}M"
 
 
 def _braced(row: Row) -> str:
