@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types unit bench clean
+.PHONY: demo test lint types unit browser bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m wirings demo
@@ -19,6 +19,14 @@ types: $(VENV)/.installed
 
 unit: $(VENV)/.installed
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# A browser for the tests of the HTML page, which are skipped without one. Installed only where nobody has to be asked.
+browser:
+	@for name in chromium chromium-browser google-chrome; do command -v $$name > /dev/null && exit 0; done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+		(apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium) > /dev/null 2>&1; \
+	fi; \
+	command -v chromium > /dev/null || echo "no Chromium could be installed: the tests of the page will be skipped"
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.select
