@@ -6,19 +6,21 @@ A model is changed in place, and only after all checks have passed. How edges si
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from wirings import rules
+from wirings import pixels, rules
 from wirings.attach import attach, detach, forget_choice, wired
-from wirings.budget import Amount, Budget, Density, Size
+from wirings.budget import Amount, Budget, Density, Ramp, Size
 from wirings.errors import WiringError
 from wirings.layers import Target, edge_shape, find, receivers
 from wirings.rules import Edges, Layer, Pool, Rule
 from wirings.rules.base import held
 from wirings.together import Together
-from wirings.wiring import Wiring
+from wirings.wiring import Wiring, rank_layers
 
 
 def wire_(
@@ -28,6 +30,9 @@ def wire_(
     density: Density | None = None,
     k: int | None = None,
     budget: Mapping[str, Amount] | None = None,
+    params: float | None = None,
+    mult_adds: float | None = None,
+    example_input: Any = None,
     share: str = "uniform",
     include: Sequence[str] | None = None,
     skip: Sequence[str] = (),
@@ -46,6 +51,13 @@ def wire_(
         k: instead of ``density``, the number of edges in all.
         budget: instead of both, a mapping from layer patterns to a density (float or schedule) or a number of edges
             (int); the first pattern that matches a layer counts, and layers that none matches are not wired.
+        params: instead of these, how many parameters the whole network is to have, biases, norms and skipped layers
+            included: a number, met exactly, or as a float up to 1.0 a share of those that it has with all edges.
+        mult_adds: or how many multiply-adds it is to take for ``example_input``, in the same two ways. Met exactly
+            where that can be, else to less than one edge of the cheapest layer that is not full.
+        example_input: with ``mult_adds``, what the model is called with, a tensor or a tuple of arguments, its batch
+            included in the count; or the shape of one example without the batch, such as (3, 32, 32). By default
+            ``model.input_shape``, where the model has one.
         share: how the budget is shared out: ``"uniform"``, ``"erk"`` or ``"global"`` (all layers ranked together).
         include: patterns of the layers to wire, such as ``["layer*", "head.weight"]``; may name any parameter of two or
             more dimensions. By default every layer of a known kind.
@@ -58,7 +70,8 @@ def wire_(
     if not isinstance(model, nn.Module):
         raise WiringError(f"wire_ takes a torch.nn.Module, not {type(model).__name__}.")
     rule = rules.get(rule)
-    plan = _budget(rule, density, k, budget, share)
+    given = {"density": density, "k": k, "budget": budget, "params": params, "mult_adds": mult_adds}
+    plan = _budget(rule, given, share, example_input)
     include, skip = _patterns("include", include), _patterns("skip", skip) or []
     targets = find(model, include, skip)
     if plan is not None and plan.mapping is not None:
@@ -69,15 +82,23 @@ def wire_(
         _check(target)
     masks = _allowed(targets, allowed or {})
     sizes = [_size(target, mask) for target, mask in zip(targets, masks, strict=True)]
-    counts = [rule.budget(size.allowed, size.shape) for size in sizes] if plan is None else plan.counts(sizes)
+    ranked = None
+    if plan is not None:
+        plan, sizes = _of_network(plan, model, targets, sizes, example_input)
+        if plan.ranks_layers:
+            ranked = rank_layers([target.weight for target in targets], masks, sizes, plan.spent)
+    counts = (
+        [rule.budget(size.allowed, size.shape) for size in sizes] if plan is None else plan.counts(sizes, 0, ranked)
+    )
 
     before = [edges for _, _, _, edges in wired(model)]
-    pool = Pool() if share == "global" else None
+    pool = Pool() if plan is not None and share == "global" and not plan.ranks_layers else None
+    saved = plan is not None and plan.changes
     layers = []
     try:
         for i, (target, mask) in enumerate(zip(targets, masks, strict=True)):
             k_here = counts[0] if pool is not None else counts[i]
-            edges = Edges(rule, k_here, sizes[i].allowed, mask, pool).to(target.weight.device)
+            edges = Edges(rule, k_here, sizes[i].allowed, mask, pool, saved).to(target.weight.device)
             edges.train(target.places[0][1].training)
             for _, module, attribute in target.places:
                 attach(module, attribute, edges)
@@ -92,7 +113,7 @@ def wire_(
             if forget_choice not in model._forward_pre_hooks.values():
                 model.register_forward_pre_hook(forget_choice)
         rule.setup(layers)
-        return Wiring(model, rule, layers, plan, sizes)
+        return Wiring(model, rule, layers, plan, sizes, ranked)
     except BaseException:
         detach(model, only=[edges for _, _, _, edges in wired(model) if edges not in before])
         raise
@@ -169,7 +190,7 @@ def _final_weight(name: str, weight: Tensor, edges: Edges) -> Tensor:
     training = edges.training
     edges.eval()
     try:
-        value, real = edges(weight), edges.real(weight)
+        return edges(weight)
     finally:
         edges.train(training)
     count, outside = int(torch.count_nonzero(real)), int(torch.count_nonzero(value.masked_fill(real, 0.0)))
@@ -179,25 +200,47 @@ def _final_weight(name: str, weight: Tensor, edges: Edges) -> Tensor:
             f"{count} and {outside} other weights that are not zero. Either the rule is broken, or a checkpoint of "
             "another budget was loaded without the handle's own (wiring.load_state_dict). The model was left as it is."
         )
-    return value
 
 
 # ---- checks, all before anything is changed -------------------------------------------------------------------
 
 
-def _budget(
-    rule: Rule, density: Density | None, k: int | None, mapping: Mapping[str, Amount] | None, share: str
-) -> Budget | None:
+def _budget(rule: Rule, given: dict[str, Any], share: str, example_input: Any) -> Budget | None:
     """The caller's budget; None where the rule has one of its own."""
+    if example_input is not None and given["mult_adds"] is None:
+        raise WiringError(
+            "example_input= says what multiply-adds are counted for; give mult_adds= with it, or drop it."
+        )
     if not rule.own_budget:
-        return Budget(density, k, mapping, share)
-    given = {"density": density, "k": k, "budget": mapping}
-    if any(value is not None for value in given.values()) or share != "uniform":
-        came = (
-            ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None) or f"share={share!r}"
+        values = {**given, "mapping": given["budget"]}
+        del values["budget"]
+        if given["mult_adds"] is not None and rule.moves_budget:
+            raise WiringError(
+                f"rule {rule.name!r} moves edges between layers, where they cost another number of multiply-adds; give "
+                "params= or k=, or another rule."
+            )
+        return Budget(**values, share=share, ramp=None if rule.schedule is None else Ramp.of(rule.schedule))
+    if any(value is not None for value in given.values()) or share != "uniform" or rule.schedule is not None:
+        came = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None) or (
+            f"share={share!r}" if share != "uniform" else f"schedule={rule.schedule!r}"
         )
         raise WiringError(f"rule {rule.name!r} fixes the number of edges itself; drop {came}.")
     return None
+
+
+def _of_network(
+    plan: Budget, model: nn.Module, targets: list[Target], sizes: list[Size], example_input: Any
+) -> tuple[Budget, list[Size]]:
+    """A budget of the whole network as one of these layers, with what their edges cost."""
+    if plan.params is not None:
+        wired_here = {id(target.weight) for target in targets}
+        rest = sum(p.numel() for p in model.parameters() if id(p) not in wired_here)
+        return plan.of_network(sizes, rest), sizes
+    if plan.mult_adds is not None:
+        costs, rest = pixels.costs(model, targets, example_input)
+        sizes = [replace(size, cost=cost) for size, cost in zip(sizes, costs, strict=True)]
+        return plan.of_network(sizes, rest), sizes
+    return plan, sizes
 
 
 def _patterns(argument: str, patterns: Sequence[str] | None) -> list[str] | None:

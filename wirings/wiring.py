@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,12 @@ from wirings.layers import joined
 from wirings.rules import Layer, Rule
 from wirings.rules.base import held
 from wirings.rules.checks import whole_number
+
+RANKED_EVERY = 100
+"""Optimizer steps from one ranking of all layers to the next, where a budget of multiply-adds is shared out globally.
+
+In between every layer keeps its number. A rule that remembers its wiring keeps the numbers of the first ranking.
+"""
 
 
 @dataclass(frozen=True)
@@ -43,20 +50,32 @@ class Wiring:
     """What is wired in a model. Print it for a table of its layers."""
 
     def __init__(
-        self, model: nn.Module, rule: Rule, layers: list[Layer], budget: Budget | None, sizes: list[Size]
+        self,
+        model: nn.Module,
+        rule: Rule,
+        layers: list[Layer],
+        budget: Budget | None,
+        sizes: list[Size],
+        ranked: list[int] | None = None,
     ) -> None:
         self.model, self.rule, self.layers, self.budget, self._sizes = model, rule, layers, budget, sizes
+        self._ranked = ranked  # each layer's edges in the last ranking of all, where the budget goes by that
+        self._planned: int | None = None
         self.steps = 0
         self._counts = [int(layer.edges.k) for layer in layers]
         self._seen: list[np.ndarray] = []
         self.look()
 
     def plan(self, steps: int) -> None:
-        """Say before training how many optimizer steps it will have, for rules with a schedule (`l1_anneal`, …).
+        """Say before training how many optimizer steps it will have, for schedules over the whole of it.
 
-        Other rules do not mind. Not saved: whoever goes on from a checkpoint says it again.
+        These are rules' own (`l1_anneal`, …) and those of the density that are given in fractions of training. All else
+        does not mind. A checkpoint's state has it, unless it was said before the state was loaded.
         """
-        self.rule.plan(self.layers, whole_number("Wiring.plan", "steps", steps))
+        self._planned = whole_number("Wiring.plan", "steps", steps)
+        self.rule.plan(self.layers, self._planned)
+        if self.budget is not None:
+            self.budget = self.budget.planned(self._planned)
 
     def step(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Call it after every ``optimizer.step()``: moves schedules on, and lets rules act that do so between steps.
@@ -65,6 +84,9 @@ class Wiring:
             optimizer: for the rules that read its state; they say so if it is missing.
         """
         self.steps += 1
+        if self._ranked is not None and self.steps % RANKED_EVERY == 0 and type(self.rule).rebudget is Rule.rebudget:
+            weights, allowed = zip(*((layer.weight, layer.edges.allowed) for layer in self.layers), strict=True)
+            self._ranked = rank_layers(weights, allowed, self._sizes, self.budget.spent)  # type: ignore
         if self._follow_schedule():
             self.rule.rebudget(self.layers)
         self.rule.step(self.layers, self.steps, optimizer)
@@ -83,7 +105,7 @@ class Wiring:
         """Every layer's number of edges by the budget, at this step."""
         if self.budget is None or not self.budget.changes:
             return self._counts
-        counts = self.budget.counts(self._sizes, self.steps)
+        counts = self.budget.counts(self._sizes, self.steps, self._ranked)
         return counts * len(self.layers) if len(counts) == 1 else counts
 
     @property
@@ -172,7 +194,8 @@ class Wiring:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs beside the model's own ``state_dict``: where the schedules stand."""
-        return {"rule": self.rule.name, "steps": self.steps, "edges": self._counts}
+        state = {"rule": self.rule.name, "steps": self.steps, "edges": self._counts, "planned": self._planned}
+        return state if self._ranked is None else {**state, "ranked": self._ranked}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved `state_dict`; load the model's first."""
@@ -181,7 +204,10 @@ class Wiring:
                 f"this state was saved with rule {state.get('rule')!r}, but the model is wired with "
                 f"{self.rule.name!r}; wire the model with the rule that it was saved with."
             )
+        if self._planned is None and state.get("planned") is not None:
+            self.plan(state["planned"])
         self.steps = int(state["steps"])
+        self._ranked = state.get("ranked", self._ranked)
         if self._moves:
             self._counts = self._budgeted()  # where the rule moved them came with the model
         else:
@@ -199,6 +225,26 @@ class Wiring:
     def __str__(self) -> str:
         """A table of the layers. Counts as a look: the next one tells the edges swapped since."""
         return table(self.look())
+
+
+@torch.no_grad()
+def rank_layers(
+    weights: Sequence[Tensor], allowed: Sequence[Tensor | None], sizes: Sequence[Size], spent: int
+) -> list[int]:
+    """How many edges of each layer are among the strongest of all layers that together cost ``spent`` multiply-adds."""
+    device = weights[0].device
+    rows = [w.detach().reshape(-1).to(device).abs().float() for w in weights]
+    rows = [
+        row if mask is None else torch.where(mask.reshape(-1).to(device), row, -1.0)
+        for row, mask in zip(rows, allowed, strict=True)
+    ]
+    strongest, order = torch.cat(rows).sort(descending=True, stable=True)
+    layer = torch.arange(len(rows), device=device).repeat_interleave(
+        torch.tensor([len(r) for r in rows], device=device)
+    )
+    layer = layer[order][strongest >= 0]
+    costs = torch.tensor([size.cost for size in sizes], device=device)[layer].cumsum(0)
+    return torch.bincount(layer[costs <= spent], minlength=len(rows)).tolist()
 
 
 def table(reports: list[LayerReport]) -> str:

@@ -42,6 +42,10 @@ class Rule(ABC):
     """Whether the rule fixes the number of edges itself, by `budget`, and takes none from the caller."""
     moves_budget: ClassVar[bool] = False
     """Whether the rule moves edges between layers, by writing ``edges.k``: only their sum is the budget's then."""
+    layers_only: ClassVar[bool] = False
+    """Whether the rule wires layers alone, and no neural graphs, whose edges are no matrix."""
+    schedule: Any = None
+    """How layers come down to their budgets over training, for any rule: see `get`."""
 
     def budget(self, allowed: int, shape: tuple[int, ...]) -> int:
         """With ``own_budget``: the number of edges of a weight of this shape with ``allowed`` allowed edges."""
@@ -87,6 +91,7 @@ class Edges(nn.Module):
         possible: how many edges are allowed.
         allowed: a boolean mask of the weight's shape, or None if all edges are allowed.
         pool: the weights that share one budget with this one, or None for a budget of its own.
+        saved: whether ``k`` changes over training, and so is part of what a checkpoint holds.
     """
 
     k: Tensor
@@ -94,15 +99,21 @@ class Edges(nn.Module):
     left: Tensor | None
 
     def __init__(
-        self, rule: Rule, k: int, possible: int, allowed: Tensor | None = None, pool: Pool | None = None
+        self,
+        rule: Rule,
+        k: int,
+        possible: int,
+        allowed: Tensor | None = None,
+        pool: Pool | None = None,
+        saved: bool = False,
     ) -> None:
         super().__init__()
         self.rule, self.possible, self.pool = rule, possible, pool
         self.together: Any = None  # a `wirings.together.Together`, where edges of all layers are chosen at once
         self.planned: int | None = None
         # A tensor, so that a schedule can change it under torch.compile and in captured CUDA graphs. What follows from
-        # the call that wired the model is not saved; a k that the rule has moved here does not follow from it.
-        self.register_buffer("k", torch.tensor(k, dtype=torch.int64), persistent=rule.moves_budget)
+        # the call that wired the model is not saved; a k that the rule or a schedule has moved does not follow from it.
+        self.register_buffer("k", torch.tensor(k, dtype=torch.int64), persistent=rule.moves_budget or saved)
         self.register_buffer("allowed", allowed, persistent=False)
         self.register_buffer("left", None)
 
@@ -137,9 +148,10 @@ class Edges(nn.Module):
             self.register_buffer(name, value, persistent=saved)
 
     def memory(self) -> dict[str, Tensor]:
-        """What the rule remembers and a checkpoint holds, by name."""
+        """What the rule remembers, or learns, and a checkpoint holds, by name."""
         passing = self._non_persistent_buffers_set
-        return {name: b for name, b in self._buffers.items() if name not in passing and b is not None}
+        kept = {name: b for name, b in self._buffers.items() if name not in passing and b is not None}
+        return kept | {name: p for name, p in self._parameters.items() if p is not None}
 
     def density(self) -> Tensor:
         """The fraction of allowed edges that is real: of this weight, or of the whole pool."""
@@ -277,8 +289,14 @@ def names() -> list[str]:
     return sorted(_registry)
 
 
-def get(rule: str | Rule, **settings: Any) -> Rule:
-    """The rule of that name, made with ``settings``; a rule that is one already is given back."""
+def get(rule: str | Rule, schedule: Any = None, **settings: Any) -> Rule:
+    """The rule of that name, made with ``settings``; a rule that is one already is given back.
+
+    Any rule takes a ``schedule``, by which layers come down to their budgets over training: ``"cubic"``, ``"linear"``
+    or a mapping, ``{"kind": "cubic", "start": 1.0, "begin": 0.0, "end": 0.5, "every": 1}``: from the density ``start``
+    (all edges) between the fractions ``begin`` and ``end`` of training, with a change every so many steps. These values
+    are the defaults. `Wiring.plan` says how long the training is.
+    """
     if isinstance(rule, Rule):
         return rule
     if not isinstance(rule, str):
@@ -288,6 +306,9 @@ def get(rule: str | Rule, **settings: Any) -> Rule:
     if rule not in _registry:
         raise unknown("rule", rule, _registry)
     try:
-        return _registry[rule](**settings)
+        made = _registry[rule](**settings)
     except TypeError as error:
         raise WiringError(f"rule {rule!r} does not take these settings: {error}") from error
+    if schedule is not None:
+        made.schedule = schedule
+    return made
