@@ -16,6 +16,8 @@ def make(name: str, rule: str, **more: Any) -> nn.Module:
     takes = inspect.signature(_registry[name]).parameters
     if rule != "dense" and "density" in takes:
         more["density"] = 0.2
+    if "image_size" in takes and takes["image_size"].default > 96:
+        more["image_size"] = 96  # quicker, and every layer still has pixels
     try:
         return models.get(name, rule=rule, classes=3, **more)
     except wirings.WiringError as error:

@@ -6,6 +6,7 @@ from wirings.models.expander import mobilenetv1_x
 from wirings.models.mobilenet import MobileNetV1, MobileNetV1DNW, mobilenetv1, mobilenetv1_dnw
 from wirings.models.published import mnasnet, mobilenetv2, shufflenetv2
 from wirings.models.registry import get, names, register
+from wirings.models.resnet import ResNet, resnet18, resnet50
 from wirings.models.shufflenetv1 import ShuffleNetV1, shufflenetv1
 from wirings.models.tiny import TinyClassifier, tiny_continuous, tiny_discrete, tiny_static
 from wirings.models.xception import Xception, xception
@@ -15,6 +16,7 @@ __all__ = [
     "DigitsClassifier",
     "MobileNetV1",
     "MobileNetV1DNW",
+    "ResNet",
     "ShuffleNetV1",
     "TinyClassifier",
     "Xception",
@@ -28,6 +30,8 @@ __all__ = [
     "mobilenetv2",
     "names",
     "register",
+    "resnet18",
+    "resnet50",
     "shufflenetv1",
     "shufflenetv2",
     "tiny_continuous",
