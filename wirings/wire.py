@@ -190,7 +190,7 @@ def _final_weight(name: str, weight: Tensor, edges: Edges) -> Tensor:
     training = edges.training
     edges.eval()
     try:
-        return edges(weight)
+        value, real = edges(weight), edges.real(weight)
     finally:
         edges.train(training)
     count, outside = int(torch.count_nonzero(real)), int(torch.count_nonzero(value.masked_fill(real, 0.0)))
@@ -200,6 +200,7 @@ def _final_weight(name: str, weight: Tensor, edges: Edges) -> Tensor:
             f"{count} and {outside} other weights that are not zero. Either the rule is broken, or a checkpoint of "
             "another budget was loaded without the handle's own (wiring.load_state_dict). The model was left as it is."
         )
+    return value
 
 
 # ---- checks, all before anything is changed -------------------------------------------------------------------
