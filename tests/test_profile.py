@@ -460,6 +460,24 @@ def test_mobilenet_without_its_dead_nodes_computes_the_same() -> None:
     torch.testing.assert_close(model(x), before, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("mobilenetv1_dnw", {"rule": "dnw", "width": 0.15, "small": True}),
+        ("mobilenetv1", {"rule": "dnw", "width": 0.25, "density": 0.1}),
+        ("tiny_static", {"rule": "random", "edges": 3000}),
+        ("densenet", {"rule": "dnw", "width": 0.5, "density": 0.03, "image_size": 64}),
+    ],
+)
+def test_what_lives_is_what_compaction_leaves(name: str, settings: dict[str, Any]) -> None:
+    from wirings.compaction.compact import compact
+
+    model = models.get(name, classes=10, **settings).eval()
+    counted = profile(model)
+    assert counted.live_mult_adds < counted.mult_adds
+    assert compact(model, torch.randn(1, *model.input_shape)).report.after.mult_adds == counted.live_mult_adds
+
+
 # ---- what it says, and what it leaves as it was ------------------------------------------------------------------
 
 
