@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import vision  # noqa: F401 - makes torchvision's networks work wherever it is installed
 from torch import nn
 
 import wirings
