@@ -19,7 +19,7 @@ from wirings.train import checkpoint, loop, phases, results, runs
 from wirings.train.distributed import Place
 from wirings.train.log import Shown, picture
 from wirings.train.settings import Settings, with_overrides
-from wirings.train.step import Step, forget, make_optimizer
+from wirings.train.step import Step, forget, make_optimizer, plain_name
 
 RECIPE = "digits/static-dnw"
 TINY = ["data.name=synthetic", "data.options={shape: [1, 8, 8], examples: 50, test_examples: 40}", "batch=20"]
@@ -128,6 +128,7 @@ def test_the_same_seed_is_the_same_run_and_another_is_another(plain: Path, tmp_p
         "optimizer.weight_decay=0.1",
         "optimizer.weight_decay_edges=0.1",
         "optimizer.weight_decay_norms=false",
+        "optimizer.no_decay=[head]",
         "optimizer.lr=0.1",
         "schedule.kind=constant",
         "precision=bf16",
@@ -212,6 +213,25 @@ def test_weight_decay_of_edges_norms_and_the_rest() -> None:
         assert decay[id(parameter)] == expected
     (group,) = make_optimizer(model, wiring, tiny("optimizer.weight_decay=0.1"), CPU.device).param_groups
     assert group["weight_decay"] == 0.1
+
+
+def test_what_patterns_name_does_not_decay() -> None:
+    settings = tiny("optimizer.weight_decay=0.1", "optimizer.no_decay=['*.norm_bias', head, graph.weight]")
+    model, wiring = loop.build(settings, 10, CPU)
+    optimizer = make_optimizer(model, wiring, settings, CPU.device)
+    decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    names = {plain_name(name): decay[id(p)] for name, p in model.named_parameters()}
+    biases = {name for name in names if name.endswith("norm_bias")}
+    assert {name for name, value in names.items() if value == 0} == {
+        "graph.weight",
+        "head.weight",
+        "head.bias",
+        *biases,
+    }
+    assert biases
+    assert set(names.values()) == {0.0, 0.1}
+    with pytest.raises(WiringError, match=r"optimizer\.no_decay: 'bn\*' matches no parameter of the model"):
+        make_optimizer(model, wiring, tiny("optimizer.no_decay=['bn*']"), CPU.device)
 
 
 def test_the_average_is_kept_evaluated_and_measured_again(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ OTHER: dict[str, Any] = {
     "optimizer.weight_decay": 5e-5,
     "optimizer.weight_decay_edges": 0.0,
     "optimizer.weight_decay_norms": False,
+    "optimizer.no_decay": ["*.bn?"],
     "schedule.kind": "cosine",
     "schedule.milestones": [3, 5],
     "schedule.factor": 0.5,

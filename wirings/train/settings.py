@@ -93,6 +93,8 @@ class OptimizerSettings(Typed):
     """The same for edges, hallucinated ones included; null: as the rest."""
     weight_decay_norms: bool = True
     """Whether norms and biases decay as well."""
+    no_decay: tuple[str, ...] = ()
+    """Patterns of parameters and modules that do not decay, such as ``*.bn?``; as in ``skip`` of `wirings.wire_`."""
 
     def check(self) -> None:
         self.need("lr", self.lr > 0, "above 0")

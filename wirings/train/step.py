@@ -7,13 +7,15 @@ added up there and read when asked for.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from wirings.budget import matches
 from wirings.errors import WiringError
 from wirings.rules import Rule
 from wirings.train.settings import Settings
@@ -33,13 +35,16 @@ class Fetching(Protocol):
 def make_optimizer(
     model: nn.Module, wiring: Wiring | None, settings: Settings, device: torch.device
 ) -> torch.optim.SGD:
-    """SGD, with a weight decay of their own for edges, and for norms and biases."""
+    """SGD, with a weight decay of their own for edges, for norms and biases, and for what patterns name."""
     chosen = settings.optimizer
+    without = _matching(model, chosen.no_decay)
     edges = {id(layer.weight) for layer in wiring.layers} if wiring is not None else set()
     groups: dict[float, list[nn.Parameter]] = {}
     for parameter in model.parameters():
         decay = chosen.weight_decay
-        if id(parameter) in edges:
+        if id(parameter) in without:
+            decay = 0.0
+        elif id(parameter) in edges:
             decay = decay if chosen.weight_decay_edges is None else chosen.weight_decay_edges
         elif parameter.dim() <= 1 and not chosen.weight_decay_norms:
             decay = 0.0
@@ -53,6 +58,27 @@ def make_optimizer(
         nesterov=chosen.nesterov,
         fused=on_gpu,
     )
+
+
+def _matching(model: nn.Module, patterns: Sequence[str]) -> set[int]:
+    """The parameters that a pattern matches, by `id`; every pattern must match one."""
+    named = {plain_name(name): id(p) for name, p in model.named_parameters()}
+    for pattern in patterns:
+        if not any(matches(name, pattern) for name in named):
+            raise WiringError(
+                f"optimizer.no_decay: {pattern!r} matches no parameter of the model. Its parameters: "
+                f"{', '.join(list(named)[:12])}{', …' if len(named) > 12 else ''}."
+            )
+    return {which for name, which in named.items() if any(matches(name, pattern) for pattern in patterns)}
+
+
+def plain_name(name: str) -> str:
+    """The name that a parameter has while nothing is wired.
+
+    >>> plain_name("head.parametrizations.weight.original"), plain_name("head.bias")
+    ('head.weight', 'head.bias')
+    """
+    return re.sub(r"(^|\.)parametrizations\.([^.]+)\.original$", r"\1\2", name)
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
