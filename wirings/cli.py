@@ -90,7 +90,8 @@ def recipes() -> None:
     for name in rows.names():
         recipe = rows.get(name)
         settings, paper = recipe.settings, recipe.paper or {}
-        accuracy = f"{paper['accuracy']} ± {paper['std']} %" if "std" in paper else f"{paper.get('accuracy', '')}"
+        accuracy = str(paper.get("accuracy", paper.get("published", "")))
+        accuracy += f" ± {paper['std']} %" if "std" in paper else ""
         about = (settings.model.name, settings.rule.name, settings.data.name, str(settings.epochs))
         shown.add_row(name, *about, accuracy, recipe.note or "")
     rich.print(shown)

@@ -4,9 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from wirings import WiringError, models, recipes, rules
 from wirings.train import plain
+from wirings.train.distributed import Place
+from wirings.train.loop import build
 from wirings.train.settings import (
     DataSettings,
     ModelSettings,
@@ -18,6 +21,7 @@ from wirings.train.settings import (
     to_mapping,
     with_overrides,
 )
+from wirings.train.step import make_optimizer
 from wirings.train.text import parse_yaml
 
 KEYS = plain.leaves(Settings)
@@ -123,6 +127,72 @@ def test_appendix_b_is_the_papers() -> None:
         assert replace(row.settings, rule=plain_dnw.rule) == plain_dnw, "the network and the training of Table 2"
     twin = recipes.get("table2/targeted_dropout-0.95")
     assert recipes.get("appendix_b/unconstrained-0.95").settings == twin.settings
+
+
+def test_table_4_is_the_papers() -> None:
+    rows = recipes.table(4)
+    figures = {row.name.removeprefix("table4/"): row.paper for row in rows if row.paper}
+    paper = {name: (f["accuracy"], f["top5"]) for name, f in figures.items() if "accuracy" in f}
+    assert list(paper.items()) == [
+        ("sparse_momentum-10", (72.9, 91.5)),
+        ("all-10", (74.0, 92.0)),
+        ("first_dense-10", (75.0, 92.5)),
+        ("sparse_momentum-20", (74.9, 92.5)),
+        ("all-20", (76.2, 93.0)),
+        ("first_dense-20", (76.6, 93.4)),
+        ("sparse_momentum-30", (75.9, 92.9)),
+        ("all-30", (76.9, 93.4)),
+        ("first_dense-30", (77.1, 93.5)),
+        ("sparse_momentum-100", (77.0, 93.5)),
+        ("dense", (77.5, 93.7)),
+    ]
+    published = {
+        "all": [74.03, 76.16, 76.90, 77.29, 77.53, 77.54, 77.60, 77.61, 77.49],
+        "first_dense": [75.04, 76.60, 77.08, 77.46, 77.57, 77.56, 77.49, 77.28, 77.38],
+    }
+    for kind, accuracies in published.items():
+        assert [figures[f"{kind}-{n}"]["published"] for n in range(10, 100, 10)] == accuracies
+    assert len(rows) == 23
+    for row in rows:
+        kind, _, percent = row.name.removeprefix("table4/").partition("-")
+        s, dense = row.settings, percent in ("", "100")
+        assert s.rule.name == ("dense" if dense else "sparse_momentum" if kind == "sparse_momentum" else "dnw")
+        options = {"density": int(percent) / 100} if not dense else {}
+        if kind == "first_dense":
+            options["first_dense"] = True
+        assert s.model == ModelSettings("resnet50", options)
+        assert (s.epochs, s.batch, s.data) == (100, 256, DataSettings("imagenet", image_size=224))
+        decay = {"weight_decay": 2**-15, "no_decay": ("*bn?",)}
+        assert s.optimizer == OptimizerSettings(lr=0.256, momentum=0.875, **decay)
+        assert s.schedule == ScheduleSettings("cosine", warmup_epochs=5, per="epoch")
+        assert (s.label_smoothing, s.precision, s.channels_last) == (0.1, "bf16", True)
+
+
+def test_weights_of_table_4_decay_but_norms_in_blocks_do_not() -> None:
+    settings, _ = with_overrides(recipes.get("table4/all-10").settings, ["model.options.image_size=32"])
+    place = Place(0, 1, torch.device("cpu"))
+    model, wiring = build(settings, 10, place)
+    optimizer = make_optimizer(model, wiring, settings, place.device)
+    decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    norms = {name: m for name, m in model.named_modules() if isinstance(m, torch.nn.BatchNorm2d)}
+    in_shortcuts = [name for name in norms if ".shortcut." in name]
+    assert (len(norms), len(in_shortcuts)) == (53, 4)
+    for name, norm in norms.items():
+        assert decay[id(norm.weight)] == decay[id(norm.bias)] == (2**-15 if name in in_shortcuts else 0)
+    assert {decay[id(p)] for p in model.parameters() if p.dim() > 1} == {2**-15}
+
+
+def test_rules_on_a_resnet_for_cifar10() -> None:
+    rows = recipes.table("resnet")
+    expected = ["resnet/dense"]
+    expected += [f"resnet/{rule}-{n}" for n in (30, 20, 10, 5, 2) for rule in ("dnw", "random", "sparse_momentum")]
+    assert [row.name for row in rows] == expected
+    base = rows[0].settings
+    for row in rows:
+        rule, _, percent = row.name.removeprefix("resnet/").partition("-")
+        options = {"width": 0.5, "first_dense": True} | ({"density": int(percent) / 100} if percent else {})
+        assert (row.settings.rule.name, row.settings.model) == (rule, ModelSettings("resnet18", options))
+        assert replace(row.settings, rule=base.rule, model=base.model) == base, "trained the same"
 
 
 def test_a_recipe_of_your_own(tmp_path: Path) -> None:

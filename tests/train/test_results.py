@@ -265,3 +265,24 @@ def test_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cells[-1] == ["table1/static-dnw: 1 more with settings that are not the recipe's, which do not count."]
     with pytest.raises(WiringError, match="unknown table"):
         tables.table(99, Path("results"))
+
+
+def test_table_4_has_both_accuracies_and_says_where_there_was_no_data(tmp_path: Path) -> None:
+    for seed, accuracy, top5 in [(0, 74.5, 92.0), (1, 75.5, 92.5)]:
+        results.write(make("table4/all-10", seed=seed, accuracy=accuracy, top5=top5), tmp_path)
+    rows = tables.table(4, tmp_path)
+    text = tables.render(rows)
+    head, _, *lines = text.splitlines()
+    assert head.index("paper's top 5") < head.index("  top 5") < head.index("edges")
+    cells = {line.split()[0]: line.split("  ") for line in lines if line.startswith("table4/")}
+    assert len(cells) == 23
+    shown = [cell.strip() for cell in cells["table4/all-10"] if cell.strip()]
+    assert shown[:7] == ["table4/all-10", "74.0 %", "75.00 ± 0.71 %", "2", "+1.00", "92.0 %", "92.25 %"]
+    assert [cell.strip() for cell in cells["table4/dense"] if cell.strip()] == ["table4/dense", "77.5 %", "0", "93.7 %"]
+    assert [cell.strip() for cell in cells["table4/all-70"] if cell.strip()] == ["table4/all-70", "77.60 %*", "0"]
+    assert "* Published by the authors with their code; the paper's table does not have this row." in lines
+    assert lines[-1].startswith("ImageNet was not at hand: 22 rows were not trained here. `wirings train table4/")
+    assert "no row of this table was trained" in tables.render(tables.table(4, tmp_path / "none"))
+    widths = {line.count("|") for line in tables.markdown(rows).splitlines() if line.startswith("|")}
+    assert widths == {len(tables.HEADER) + 3}
+    assert "ImageNet" not in tables.render(tables.table(1, tmp_path)), "CIFAR-10 can be fetched"

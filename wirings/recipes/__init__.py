@@ -18,8 +18,9 @@ from wirings.train import plain
 from wirings.train.settings import Settings, from_mapping
 from wirings.train.text import parse_yaml
 
-PAPER = ("accuracy", "std", "top5", "params", "mult_adds")
-"""What `paper` may hold: percent, its standard deviation over runs, percent, and two numbers."""
+PAPER = ("accuracy", "std", "top5", "params", "mult_adds", "published")
+"""What `paper` may hold: percent, its standard deviation over runs, percent, two numbers, and the percentage that the
+authors published with their code; the paper rounds it, or does not have the row."""
 _FOLDER = Path(str(files("wirings.recipes")))
 
 
@@ -113,7 +114,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _checked_paper(paper: Any) -> dict[str, float]:
-    if not isinstance(paper, dict) or "accuracy" not in paper:
+    if not isinstance(paper, dict) or not {"accuracy", "published"} & paper.keys():
         raise WiringError(f"paper must be a mapping with accuracy, in percent, but {paper!r} came.")
     for key, value in paper.items():
         if key not in PAPER:

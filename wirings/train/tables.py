@@ -27,6 +27,10 @@ HEADER = (
     "training",
     "results",
 )
+TOP5 = ("paper's top 5", "top 5")
+"""Columns of tables that the paper has both accuracies in, after the difference."""
+NOT_FETCHED = {"imagenet": "ImageNet"}
+"""Data that one must have; all other can be fetched, or is there."""
 SIZES = ("paper's params", "params", "paper's mult-adds", "mult-adds")
 """Columns of tables that are about how large networks are, after the first."""
 
@@ -78,6 +82,13 @@ class Row:
     """In tables that the paper has sizes in, where they are asked for."""
     note: str | None = None
     """The recipe's."""
+    published: bool = False
+    """Whether ``paper`` is what the authors published with their code, of a row that the paper does not have."""
+    paper_top5: float | None = None
+    top5: float | None = None
+    """A mean over seeds, as ``mean`` is."""
+    data: str = ""
+    """The name of the data set."""
 
     @property
     def difference(self) -> float | None:
@@ -102,7 +113,7 @@ def _row(recipe: recipes.Recipe, folder: Path, sizes: bool) -> Row:
     accuracies = [result.accuracy for result in ours]
     return Row(
         recipe=recipe.name,
-        paper=paper.get("accuracy"),
+        paper=paper.get("accuracy", paper.get("published")),
         paper_std=paper.get("std"),
         mean=_mean(accuracies),
         std=statistics.stdev(accuracies) if len(accuracies) > 1 else None,
@@ -115,6 +126,10 @@ def _row(recipe: recipes.Recipe, folder: Path, sizes: bool) -> Row:
         left_out=len(found) - len(ours),
         size=_size(recipe, ours) if sizes else None,
         note=recipe.note,
+        published="accuracy" not in paper and "published" in paper,
+        paper_top5=paper.get("top5"),
+        top5=_mean([result.top5 for result in ours]),
+        data=recipe.settings.data.name,
     )
 
 
@@ -135,7 +150,8 @@ def _size(recipe: recipes.Recipe, ours: Sequence[results.Result]) -> Size:
 
 def render(rows: Sequence[Row]) -> str:
     """The rows as plain text."""
-    lines = [_header(rows), *(_cells(row, _braced(row)) for row in rows)]
+    top5 = _has_top5(rows)
+    lines = [_header(rows), *(_cells(row, _braced(row), top5) for row in rows)]
     widths = [max(len(line[place]) for line in lines) for place in range(len(lines[0]))]
     text = []
     for line in lines:
@@ -147,11 +163,11 @@ def render(rows: Sequence[Row]) -> str:
 
 def markdown(rows: Sequence[Row]) -> str:
     """The rows as a Markdown table; results are links, from the folder that the results' folder was named in."""
-    header = _header(rows)
+    header, top5 = _header(rows), _has_top5(rows)
     lines = [header, ("---", *("---:" for _ in header[2:]), "---")]
     for row in rows:
         links = ", ".join(f"[{seed}]({path.as_posix()})" for seed, path in zip(row.seeds, row.files, strict=True))
-        name, *rest = _cells(row, links)
+        name, *rest = _cells(row, links, top5)
         lines.append((f"`{name}`", *rest))
     text = ["| " + " | ".join(line) + " |" for line in lines]
     notes = _footnotes(rows)
@@ -159,10 +175,16 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def _header(rows: Sequence[Row]) -> tuple[str, ...]:
-    return (HEADER[0], *SIZES, *HEADER[1:]) if any(row.size is not None for row in rows) else HEADER
+    before, after = HEADER[1:5], HEADER[5:]
+    sizes = SIZES if any(row.size is not None for row in rows) else ()
+    return (HEADER[0], *sizes, *before, *(TOP5 if _has_top5(rows) else ()), *after)
 
 
-def _cells(row: Row, files: str) -> tuple[str, ...]:
+def _has_top5(rows: Sequence[Row]) -> bool:
+    return any(row.paper_top5 is not None for row in rows)
+
+
+def _cells(row: Row, files: str, top5: bool) -> tuple[str, ...]:
     size = row.size
     sizes = () if size is None else (
         millions(size.paper_params), millions(size.params, size.paper_params), millions(size.paper_mult_adds),
@@ -171,10 +193,11 @@ def _cells(row: Row, files: str) -> tuple[str, ...]:
     return (
         row.recipe,
         *sizes,
-        _with_std(row.paper, row.paper_std, 1),
+        _with_std(row.paper, row.paper_std, 2 if row.published else 1) + ("*" if row.published else ""),
         _with_std(row.mean, row.std, 2),
         str(len(row.seeds)),
         "" if row.difference is None else f"{row.difference:+.2f}",
+        *((_with_std(row.paper_top5, None, 1), _with_std(row.top5, None, 2)) if top5 else ()),
         _number(row.edges),
         _number(row.usable_edges),
         _number(row.dead_nodes),
@@ -189,7 +212,23 @@ def _footnotes(rows: Sequence[Row]) -> list[str]:
         for row in rows
         if row.left_out
     ]
-    return [*left_out, *(f"{row.recipe}: {remark}" for row in rows for remark in _remarks(row))]
+    remarks = [f"{row.recipe}: {remark}" for row in rows for remark in _remarks(row)]
+    published = ["* Published by the authors with their code; the paper's table does not have this row."]
+    return [*(published if any(row.published for row in rows) else []), *left_out, *remarks, *_not_at_hand(rows)]
+
+
+def _not_at_hand(rows: Sequence[Row]) -> list[str]:
+    """Say plainly where nothing was measured since there was nothing to measure it on."""
+    lines = []
+    for data, title in NOT_FETCHED.items():
+        missing = [row.recipe for row in rows if row.data == data and not row.seeds]
+        if missing:
+            which = "no row of this table was" if len(missing) == len(rows) else f"{len(missing)} rows were not"
+            lines.append(
+                f"{title} was not at hand: {which} trained here. `wirings train {missing[0]} --data DIR --results "
+                "results` trains one on yours."
+            )
+    return lines
 
 
 def _remarks(row: Row) -> list[str]:
