@@ -1,0 +1,133 @@
+"""The compiled kernels: found, built, cached; and networks run on PyTorch where they cannot be had."""
+
+import ctypes
+import stat
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from wirings import engine
+from wirings.engine import build
+
+needs_compiler = pytest.mark.skipif(not engine.available(), reason="there is no C++ compiler")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of its own, with nothing in it."""
+    monkeypatch.setenv("WIRINGS_CACHE", str(tmp_path))
+    monkeypatch.delenv("WIRINGS_ENGINE", raising=False)
+    return tmp_path
+
+
+def network() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 1)).eval()
+    images = torch.randn(2, 3, 9, 9)
+    with torch.no_grad():
+        return model, images, model(images)
+
+
+def falls_back(words: str) -> None:
+    """It says once why there are no kernels, and gives the same outputs."""
+    model, images, expected = network()
+    with pytest.warns(UserWarning, match=words):
+        made = engine.compile(model, images)
+    assert not made.compiled
+    torch.testing.assert_close(made(images), expected)
+    assert {step.way for step in made.report.steps} == {"torch"}
+    with warnings.catch_warnings():  # a second time it says nothing
+        warnings.simplefilter("error")
+        engine.compile(model, images)
+
+
+def test_without_a_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(folder))
+    falls_back("There is no C\\+\\+ compiler: install g\\+\\+ or clang\\+\\+, or name one in CXX")
+
+
+def test_a_compiler_that_does_not_exist(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", str(folder / "nothing"))
+    falls_back("nothing could not be run")
+
+
+def test_a_compiler_that_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = folder / "broken"
+    broken.write_text('#!/bin/sh\necho "out of luck" >&2\nexit 1\n')
+    broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("CXX", str(broken))
+    falls_back("broken failed: out of luck")
+    assert not list(folder.glob("engine/*"))
+
+
+def test_a_compiler_that_writes_nonsense(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = folder / "nonsense"
+    broken.write_text('#!/bin/sh\nfor last; do :; done\necho nonsense > "$last"\n')
+    broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("CXX", str(broken))
+    falls_back("no compiled kernels on this machine")
+
+
+def test_a_folder_that_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "engine").write_text("a file is in the way")
+    falls_back("Set WIRINGS_CACHE to another folder")
+
+
+def test_the_switch_leaves_the_kernels_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WIRINGS_ENGINE", "torch")
+    model, images, expected = network()
+    made = engine.compile(model, images)  # and nothing is said, since it is what the user wants
+    assert not made.compiled
+    torch.testing.assert_close(made(images), expected)
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_kernels_are_built_once(folder: Path) -> None:
+    library = build._built(build._compilers(""), folder)
+    assert library.parent == folder / "engine"
+    written = library.stat().st_mtime_ns
+    assert build._built(build._compilers(""), folder) == library
+    assert library.stat().st_mtime_ns == written
+    build._declared(ctypes.CDLL(str(library)))
+
+
+@needs_compiler
+def test_the_key_goes_by_compiler_and_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    (compiler, *_) = build._compilers("")
+    key = build._key(compiler)
+    assert build._key(compiler) == key
+    assert build._key([*compiler, "-DOTHER"]) != key
+    monkeypatch.setattr(build, "processor", lambda: "another one")
+    assert build._key(compiler) != key
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", ["-mno-avx512f", "-mno-avx"])
+def test_other_widths_of_vectors(flags: str, tmp_path: Path) -> None:
+    if "x86" not in __import__("platform").machine():
+        pytest.skip("these flags are for x86")
+    (compiler, *_) = build._compilers("")
+    script = (
+        "import torch\n"
+        "from tests.engine.test_kernels import differences, nodes\n"
+        "for size in ((7, 7), (14, 14), (33, 17)):\n"
+        "    for way in ('sparse', 'dense'):\n"
+        "        program = nodes(0, size, [20, 17, 9], 2, 0.3)\n"
+        "        assert max(differences(program, torch.randn(3, 3, *size), engine=way, threads=2)) < 1e-5\n"
+    )
+    environment = {
+        "CXX": f"{compiler[0]} {flags}",
+        "WIRINGS_CACHE": str(tmp_path),
+        "PATH": __import__("os").environ["PATH"],
+    }
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", script], env=environment, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,133 @@
+"""What the compiled kernels give is what PyTorch gives, for random networks."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.engine.drawn import Drawn
+from wirings import engine
+from wirings.compaction.operations import Activation, Concat, Conv, Linear, Mean
+from wirings.compaction.program import Program
+
+pytestmark = pytest.mark.skipif(not engine.available(), reason="there is no C++ compiler")
+
+
+def differences(program: Program, images: Tensor, **how: Any) -> list[float]:
+    """For every output the largest difference from PyTorch's, as a share of its largest number."""
+    made = engine.compile(program, **how)
+    assert made.compiled
+    results = made(images)
+    results = results if isinstance(results, tuple) else (results,)
+    shares = []
+    for result, expected in zip(results, program.run(images), strict=True):
+        assert result.shape == expected.shape
+        scale = float(expected.abs().max()) if expected.numel() else 1.0
+        shares.append(float((result - expected).abs().max()) / max(scale, 1e-3) if expected.numel() else 0.0)
+    return shares
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    channels=st.integers(1, 9),
+    size=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    steps=st.integers(1, 10),
+    way=st.sampled_from(["sparse", "dense"]),
+    threads=st.integers(1, 3),
+    batch=st.sampled_from([1, 3]),
+)
+def test_random_programs(
+    seed: int, channels: int, size: tuple[int, int], steps: int, way: str, threads: int, batch: int
+) -> None:
+    program = Drawn(seed, (channels, *size)).program(steps)
+    images = torch.randn(batch, channels, *size, generator=torch.Generator().manual_seed(seed))
+    assert max(differences(program, images, engine=way, threads=threads)) < 1e-5
+
+
+def nodes(seed: int, size: tuple[int, int], widths: list[int], stride: int, density: float) -> Program:
+    """A static graph as compaction leaves it: ReLU, depthwise convolution, edges from all blocks before."""
+    made = Drawn(seed, (3, *size))
+    state = made.add(
+        Conv("stem", ("x",), made.normal(widths[0], 3, 3, 3), made.normal(widths[0]), (stride, stride), (1, 1))
+    )
+    sent: list[str] = []
+    for j, width in enumerate(widths):
+        active = made.add(Activation(f"relu{j}", (state,)))
+        step = stride if j == 0 else 1
+        kernel = made.normal(width, 1, 3, 3) / 3
+        sent.append(made.add(Conv(f"sent{j}", (active,), kernel, None, (step, step), (1, 1), (1, 1), width)))
+        after = widths[j + 1] if j + 1 < len(widths) else 7
+        source = made.add(Concat(f"all{j}", tuple(sent))) if j else sent[0]
+        weight = made.weight(after, sum(widths[: j + 1]), 1, 1, density=density)
+        state = made.add(Conv(f"edges{j}", (source,), weight, made.normal(after)))
+    made.add(Mean("mean", (made.add(Activation("relu", (state,))),)))
+    made.add(Linear("head", ("mean",), made.normal(10, 7)))
+    return Program({"x": made.input}, made.operations, ("head",))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    size=st.tuples(st.integers(1, 70), st.integers(1, 70)),
+    widths=st.lists(st.integers(1, 20), min_size=1, max_size=4),
+    stride=st.integers(1, 2),
+    density=st.sampled_from([0.0, 0.05, 0.3, 1.0]),
+    threads=st.integers(1, 4),
+    batch=st.sampled_from([1, 3, 4]),
+)
+def test_graphs_of_nodes(
+    seed: int, size: tuple[int, int], widths: list[int], stride: int, density: float, threads: int, batch: int
+) -> None:
+    program = nodes(seed, size, widths, stride, density)
+    images = torch.randn(batch, 3, *size, generator=torch.Generator().manual_seed(seed))
+    assert max(differences(program, images, engine="sparse", threads=threads)) < 1e-5
+
+
+@pytest.mark.parametrize("size", [(7, 7), (14, 14), (28, 28), (15, 33)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_every_choice_gives_the_same(size: tuple[int, int], threads: int) -> None:
+    program = nodes(0, size, [24, 40, 9], 1, 0.3)
+    images = torch.randn(2, 3, *size)
+    made = engine.compile(program, engine="sparse", threads=threads)
+    expected = program.run(images)[0]
+    for part in made._parts:
+        for plan in (part.plan, part.apart):
+            if plan is None:
+                continue
+            for i, step in enumerate(plan.steps):
+                for choice in plan.choices_of(step):
+                    plan.choose([choice if j == i else c for j, c in enumerate(plan.choices)])
+                    torch.testing.assert_close(plan.run([images])[0], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_row_by_hand() -> None:
+    weight = torch.tensor([[2.0, 0.0], [0.0, 0.0], [1.0, -1.0]])[:, :, None, None]
+    program = Program({"x": (2, 1, 3)}, [Conv("y", ("x",), weight, torch.tensor([0.0, 5.0, 0.5]))], ("y",))
+    images = torch.tensor([[[[1.0, 2.0, 3.0]], [[10.0, 20.0, 30.0]]]])
+    expected = torch.tensor([[[[2.0, 4.0, 6.0]], [[5.0, 5.0, 5.0]], [[-8.5, -17.5, -26.5]]]])
+    for way in ("sparse", "dense"):
+        torch.testing.assert_close(engine.compile(program, engine=way)(images), expected)
+
+
+def test_nan_and_infinity_go_through_as_in_pytorch() -> None:
+    program = nodes(1, (9, 9), [6, 5], 1, 0.5)
+    images = torch.randn(2, 3, 9, 9)
+    images[0, 1, 3, 3], images[1, 0, 0, 0] = float("nan"), float("inf")
+    torch.testing.assert_close(engine.compile(program, engine="sparse")(images), program.run(images)[0], equal_nan=True)
+
+
+def test_no_images() -> None:
+    program = nodes(1, (9, 9), [6, 5], 1, 0.5)
+    assert engine.compile(program, engine="sparse", threads=2)(torch.zeros(0, 3, 9, 9)).shape == (0, 10)
+
+
+def test_inputs_that_are_not_contiguous() -> None:
+    program = nodes(1, (9, 9), [6, 5], 1, 0.5)
+    images = torch.randn(9, 9, 3, 2).permute(3, 2, 0, 1)
+    torch.testing.assert_close(
+        engine.compile(program, engine="sparse")(images), program.run(images)[0], rtol=1e-5, atol=1e-5
+    )

@@ -1,0 +1,174 @@
+"""Compiled networks: settings, reports, files, mistakes."""
+
+import copy
+import json
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import wirings
+from tests.engine.test_kernels import nodes
+from wirings import WiringError, engine
+from wirings.compaction.operations import Conv, Opaque, Taken
+from wirings.compaction.program import Program
+
+needs_kernels = pytest.mark.skipif(not engine.available(), reason="there is no C++ compiler")
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    return nodes(3, (20, 20), [12, 18, 10], 1, 0.3)
+
+
+def close(result: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", engine.ENGINES)
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_every_engine_gives_the_same(program: Program, way: str, batch: int) -> None:
+    images = torch.randn(batch, 3, 20, 20)
+    close(engine.compile(program, engine=way, threads=2)(images), program.run(images)[0])
+
+
+def test_a_wired_model_is_made_compact_first() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 3, 2, 1), nn.Flatten(),
+        nn.Linear(8 * 25, 4),
+    )  # fmt: skip
+    wirings.wire_(model, "dnw", density=0.1)
+    images = torch.randn(3, 3, 10, 10)
+    expected = model.eval()(images).detach()
+    close(engine.compile(model, images[:1])(images), expected)
+    close(engine.compile(wirings.compact(model, images[:1]))(images), expected)
+
+
+def test_threads_follow_pytorch(program: Program) -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        assert engine.compile(program, engine="sparse").threads == 1
+        assert engine.compile(program, engine="sparse", threads=3).threads == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+@needs_kernels
+def test_the_report_has_a_line_for_every_step(program: Program) -> None:
+    made = engine.compile(program, engine="sparse", threads=1)
+    report = made.report
+    assert {step.way for step in report.steps if step.kind == "nodes"} == {"sparse"}
+    # nonzero edges and nine weights a node, at every pixel
+    convs = [o for o in program.operations if isinstance(o, Conv)]
+    assert sum(step.mult_adds for step in report.steps if step.kind in ("nodes", "sums")) == sum(
+        400 * int(conv.weight.count_nonzero()) for conv in convs
+    )
+    assert report.seconds > 0
+    assert "multiply-adds" in str(report)
+    json.dumps(report.as_mapping())
+
+
+@needs_kernels
+def test_forced_ways_are_taken(program: Program) -> None:
+    for way in ("sparse", "dense"):
+        made = engine.compile(program, engine=way, threads=2)
+        assert {step.way for step in made.report.steps} - {""} == {way}
+
+
+@needs_kernels
+def test_what_was_chosen_is_saved(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = engine.compile(program, threads=2)
+    made.save(tmp_path / "net.safetensors")
+    images = torch.randn(1, 3, 20, 20)
+
+    def never(*_: Any) -> None:
+        raise AssertionError("it was measured again")
+
+    monkeypatch.setattr("wirings.engine.module.tune", never)
+    again = engine.load(tmp_path / "net.safetensors")
+    assert again.choices == made.choices
+    assert (again.engine, again.threads) == ("auto", 2)
+    close(again(images), program.run(images)[0])
+    assert engine.load(tmp_path / "net.safetensors", engine="dense", threads=1).threads == 1
+    monkeypatch.setattr("wirings.engine.module.processor", lambda: "another one")
+    with pytest.raises(AssertionError, match="measured again"):  # on another machine it is
+        engine.load(tmp_path / "net.safetensors")
+
+
+def test_a_compact_models_file_loads(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU()).eval()
+    images = torch.randn(2, 3, 9, 9)
+    wirings.compact(model, images).save(tmp_path / "net.safetensors")
+    close(engine.load(tmp_path / "net.safetensors", engine="sparse")(images), model(images).detach())
+
+
+def test_copies_and_pickles(program: Program) -> None:
+    images = torch.randn(2, 3, 20, 20)
+    made = engine.compile(program, engine="sparse", threads=2)
+    for other in (copy.deepcopy(made), pickle.loads(pickle.dumps(made)), engine.compile(made, engine="dense")):
+        close(other(images), made(images))
+
+
+@needs_kernels
+def test_operators_without_a_kernel_run_on_pytorch() -> None:
+    weight = torch.randn(4, 3, 3, 3)
+    operations = [
+        Conv("a", ("x",), weight, None, (1, 1), (1, 1)),
+        Opaque("b", ("a",), "aten::sin", (Taken(0),)),
+        Conv("c", ("b",), torch.randn(2, 4, 1, 1)),
+    ]
+    mixed = Program({"x": (3, 8, 8)}, operations, ("c", "a"), {"one_output": False})
+    made = engine.compile(mixed, engine="sparse", threads=2)
+    assert [part.plan is None for part in made._parts] == [False, True, False]
+    images = torch.randn(5, 3, 8, 8)
+    for result, expected in zip(made(images), mixed.run(images), strict=True):
+        close(result, expected)
+    assert "torch" in {step.way for step in made.report.steps}
+
+
+@needs_kernels
+def test_calls_from_several_threads(program: Program) -> None:
+    made = engine.compile(program, engine="sparse", threads=2)
+    images = [torch.randn(1 + i % 3, 3, 20, 20) for i in range(6)]
+    expected = [program.run(x)[0] for x in images]
+    problems: list[BaseException] = []
+
+    def call(i: int) -> None:
+        try:
+            for _ in range(20):
+                close(made(images[i]), expected[i])
+        except BaseException as error:
+            problems.append(error)
+
+    callers = [threading.Thread(target=call, args=(i,)) for i in range(6)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert not problems, problems[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda p: engine.compile(p, engine="fast"), "unknown engine 'fast'.*auto, dense, sparse, torch"),
+        (lambda p: engine.compile(p, threads=0), "at least 1, not 0"),
+        (lambda p: engine.compile(p, threads=True), "at least 1, not True"),
+        (lambda p: engine.compile(nn.Linear(2, 2)), "needs an example input"),
+        (lambda p: engine.compile("model"), "not str"),
+        (lambda p: engine.compile(p, engine="sparse")(torch.zeros(1, 3, 19, 20)), r"\(1, 3, 19, 20\) came. Compile it"),
+        (lambda p: engine.compile(p, engine="sparse")(torch.zeros(3, 20, 20)), r"\(3, 20, 20\) came"),
+        (lambda p: engine.compile(p, engine="sparse")(torch.zeros(1, 3, 20, 20).double()), "float32 on the CPU"),
+        (lambda p: engine.compile(p, engine="sparse")(), "takes 1 inputs, but 0 came"),
+        (lambda p: engine.load("nowhere.safetensors"), "there is no file"),
+    ],
+)
+def test_mistakes(program: Program, make: Any, words: str) -> None:
+    with pytest.raises(WiringError, match=words):
+        make(program)

@@ -1,0 +1,146 @@
+"""The compiled kernels: built on this machine the first time they are needed, kept in the cache, loaded by ctypes.
+
+They are an optional part. Where there is no compiler, or it fails, a warning says so once, and networks run on PyTorch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import threading
+import warnings
+from ctypes import POINTER, c_double, c_float, c_int, c_int64, c_void_p
+from pathlib import Path
+
+from wirings.data.cache import cache_folder
+from wirings.engine.steps import Step
+from wirings.files import whole_file
+
+SOURCE = Path(__file__).parent / "source"
+SWITCH = "WIRINGS_ENGINE"
+"""An environment variable: "torch" leaves the compiled kernels out."""
+# No -ffast-math: NaN and infinity are to behave as in PyTorch. Contraction is what makes fused multiply-adds.
+FLAGS = (
+    "-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-pthread",
+)  # fmt: skip
+SECONDS = 300
+_lock = threading.Lock()
+
+
+class MissingError(Exception):
+    """The kernels cannot be had; the message says why."""
+
+
+def kernels() -> ctypes.CDLL | None:
+    """The compiled kernels, or None where there are none; then a warning has said why."""
+    with _lock:
+        return _kernels(os.environ.get(SWITCH, ""), os.environ.get("CXX", ""), str(cache_folder()))
+
+
+@functools.cache
+def _kernels(switch: str, compiler: str, folder: str) -> ctypes.CDLL | None:
+    if switch == "torch":
+        return None
+    try:
+        return _declared(ctypes.CDLL(str(_built(_compilers(compiler), Path(folder)))))
+    except (MissingError, OSError) as error:
+        warnings.warn(
+            f"wirings.engine: no compiled kernels on this machine, so networks run on PyTorch. {error}",
+            stacklevel=4,
+        )
+        return None
+
+
+def _compilers(named: str) -> list[list[str]]:
+    """Commands to try, in order: the one that the user names, or else those that can be found."""
+    if named:
+        return [shlex.split(named)]
+    found = [[path] for name in ("c++", "g++", "clang++") if (path := shutil.which(name))]
+    if not found:
+        raise MissingError("There is no C++ compiler: install g++ or clang++, or name one in CXX.")
+    return found
+
+
+def _built(compilers: list[list[str]], folder: Path) -> Path:
+    """The library's path; it is built unless the cache has it."""
+    failures = []
+    for compiler in compilers:
+        library = folder / "engine" / f"kernels-{_key(compiler)}.so"
+        if library.is_file():
+            return library
+        try:
+            with whole_file(library) as part:
+                _compile(compiler, part)
+        except MissingError as missing:
+            failures.append(str(missing))
+        except OSError as error:
+            raise MissingError(
+                f"{library} could not be written: {error}. Set WIRINGS_CACHE to another folder."
+            ) from error
+        else:
+            return library
+    raise MissingError(" ".join(failures))
+
+
+def _compile(compiler: list[str], library: Path) -> None:
+    problem = ""
+    for machine in (["-march=native"], ["-mcpu=native"], []):  # not every compiler knows every one of them
+        command = [*compiler, *FLAGS, *machine, str(SOURCE / "engine.cpp"), "-o", str(library)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise MissingError(f"The compiler {' '.join(compiler)} could not be run: {error}.") from error
+        if done.returncode == 0 and library.is_file():
+            return
+        problem = (done.stderr or done.stdout).strip().splitlines()[0] if (done.stderr or done.stdout).strip() else ""
+    raise MissingError(f"The compiler {' '.join(compiler)} failed: {problem or 'it did not say why'}.")
+
+
+def _key(compiler: list[str]) -> str:
+    """Names a library by all that it depends on: the source, the compiler, the flags and the processor."""
+    parts = [path.read_bytes() for path in sorted(SOURCE.iterdir())]
+    try:
+        told = subprocess.run([*compiler, "--version"], capture_output=True, check=False, timeout=SECONDS).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise MissingError(f"The compiler {' '.join(compiler)} could not be run: {error}.") from error
+    parts += [told, " ".join([*compiler, *FLAGS]).encode(), processor().encode()]
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(hashlib.sha256(part).digest())
+    return digest.hexdigest()[:16]
+
+
+def processor() -> str:
+    """The processor and what it can do, so that a cache shared by several machines gives each its own library."""
+    about = Path("/proc/cpuinfo")
+    if about.is_file():
+        wanted = ("model name", "flags", "Features", "CPU part")
+        lines = {line for line in about.read_text().splitlines() if line.startswith(wanted)}
+        return "\n".join(sorted(lines))
+    return f"{platform.machine()} {platform.processor()}"
+
+
+def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
+    """The library with its functions' types; raises if its steps are not those that Python describes."""
+    pointers = POINTER(c_void_p)
+    library.wirings_tile.argtypes = [c_int]
+    library.wirings_step_bytes.restype = c_int64
+    library.wirings_scratch.argtypes, library.wirings_scratch.restype = [POINTER(Step)], c_int64
+    library.wirings_memory.argtypes, library.wirings_memory.restype = [c_int64], POINTER(c_float)
+    library.wirings_free.argtypes, library.wirings_free.restype = [POINTER(c_float)], None
+    library.wirings_pool.argtypes, library.wirings_pool.restype = [c_int], c_void_p
+    sizes = POINTER(c_int64)
+    library.wirings_run.argtypes = [
+        c_void_p, POINTER(Step), c_int, pointers, pointers,
+        pointers, sizes, c_int, pointers, sizes, c_int, c_int, c_int, POINTER(c_double),
+    ]  # fmt: skip
+    library.wirings_run.restype = None
+    if library.wirings_step_bytes() != ctypes.sizeof(Step):
+        raise MissingError("The compiler lays steps out differently from ctypes.")
+    return library

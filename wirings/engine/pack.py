@@ -1,0 +1,309 @@
+"""Steps with all their numbers in memory, as the compiled kernels read them."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from wirings.engine.layout import LINE, Maps
+from wirings.engine.lower import Caller, Dense, Lowered, Lowering, Nodes, Sum, rows_of
+from wirings.engine.steps import Kind, Step
+
+SPEED = 30_000
+"""Multiply-adds a microsecond and thread, roughly: how fine the work is cut goes by it."""
+PIECE = 3.0
+"""Microseconds of the smallest piece of work that is worth being handed out."""
+PIECES = 8
+"""Pieces of work a thread, at most."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a step is done: sparse, edge by edge, or dense; and in how many strips of rows its maps are cut."""
+
+    way: str = "sparse"
+    strips: int = 1
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the kernels were compiled for."""
+
+    lanes: int
+    block: int
+    tile: int
+    dense_tile: int
+    panel: int
+
+    @staticmethod
+    def of(library: ctypes.CDLL) -> Machine:
+        return Machine(
+            library.wirings_lanes(),
+            library.wirings_block(),
+            library.wirings_tile(1),
+            library.wirings_tile(0),
+            library.wirings_panel(),
+        )
+
+
+class Packed:
+    """A step, and the arrays that it points to."""
+
+    def __init__(self, lowered: Lowered, lowering: Lowering, machine: Machine, threads: int, choice: Choice) -> None:
+        memory = lowering.memory
+        self.lowered, self.memory, self.machine, self.threads, self.choice = lowered, memory, machine, threads, choice
+        self.bands, self.floats = lowering.bands, lowering.floats
+        self.step = Step()
+        self.arrays: list[np.ndarray] = []
+        numbers: dict[str, Any] = {"kind": int(lowered.kind), "strips": choice.strips, "block": 1, "source": -1}
+        numbers |= {name: value for name, value in lowered.numbers.items() if name not in ("second", "low", "high")}
+        if lowered.source is not None:
+            numbers |= {"in_": memory.offsets(lowered.source), "pitch": memory.pitch(lowered.source)}
+        if lowered.out is not None:
+            numbers |= {
+                "out": memory.offsets(lowered.out),
+                "out_height": lowered.out.height,
+                "out_width": lowered.out.width,
+                "out_pitch": memory.pitch(lowered.out),
+            }
+        pending = lowered.pending
+        low, high = lowered.numbers.get("low", -np.inf), lowered.numbers.get("high", np.inf)
+        self.step.activation.low, self.step.activation.high = low, high
+        self.step.activation2.low, self.step.activation2.high = -np.inf, np.inf
+        if isinstance(pending, Sum):
+            numbers |= self._sums(pending)
+            if not pending.terms:
+                numbers["pitch"] = memory.pitch(lowered.out) if lowered.out is not None else pending.width
+            numbers["length"] = (pending.height - 1) * numbers["pitch"] + pending.width
+            numbers["mask"] = self._mask(lowered.out)
+            numbers["scale"] = 1 / (pending.height * pending.width)
+        elif isinstance(pending, Nodes):
+            numbers |= self._sums(pending.sums, pending.caller)
+            rows = len(numbers["bias"])
+            numbers |= {"kernels": _filled(pending.kernel, rows), "kernel_bias": _filled(pending.bias, rows)}
+            numbers["stride_y"] = numbers["stride_x"] = pending.stride
+            numbers |= self._strips(pending)
+            if pending.caller is not None:
+                numbers |= self._caller(pending, numbers)
+            self.step.activation2.low, self.step.activation2.high = pending.low, pending.high
+        elif isinstance(pending, Dense):
+            numbers |= self._linear(pending)
+        if "second" in lowered.numbers:
+            numbers["in2"] = memory.offsets(lowered.numbers["second"])
+        if lowered.kind == Kind.COPY and lowered.source is None:
+            numbers |= self._callers(numbers)
+        numbers |= self._chunks(numbers)
+        self._set(numbers)
+
+    def _set(self, numbers: dict[str, Any]) -> None:
+        for name, value in numbers.items():
+            if isinstance(value, np.ndarray):
+                kind = np.float32 if value.dtype.kind == "f" else np.int32
+                kept = np.ascontiguousarray(value, kind) if value.size else np.zeros(1, kind)
+                self.arrays.append(kept)
+                value = kept.ctypes.data
+            setattr(self.step, name, value)
+
+    # ---- sums over edges --------------------------------------------------------------------------------------------
+
+    def _sums(self, sums: Sum, caller: Caller | None = None) -> dict[str, Any]:
+        memory, machine = self.memory, self.machine
+        pitch = next((memory.pitch(maps) for maps in sums.sources()), sums.width)
+        places = []
+        for term in sums.terms:
+            start = memory.offsets(term.source)[term.channel]
+            if caller is not None:  # scratch memory: maps of a strip's rows, one after the other
+                start = term.channel * self._phase_floats(sums, pitch) - term.dy.min() * pitch
+            places.append(start + term.dy * pitch + term.dx)
+        row = np.concatenate([*(term.row for term in sums.terms), np.zeros(0, int)])
+        place = np.concatenate([*places, np.zeros(0, int)])
+        value = np.concatenate([*(term.value for term in sums.terms), np.zeros(0, np.float32)])
+        block = 1 if self.choice.way == "sparse" else machine.block
+        groups = -(-len(sums.bias) // block)
+        starts, records = _grouped(row, place, value, block, groups)
+        out = np.full(groups * block, -1)
+        assert self.lowered.out is not None
+        out[: len(sums.bias)] = memory.offsets(self.lowered.out)
+        self.step.activation.low, self.step.activation.high = sums.low, sums.high
+        return {
+            "block": block,
+            "tile": machine.tile if block == 1 else machine.dense_tile,
+            "starts": starts,
+            "records": records,
+            "bias": _filled(sums.bias, groups * block),
+            "out": out,
+            "pitch": pitch,
+            "height": sums.height,
+            "width": sums.width,
+            "channels": len(sums.bias),
+        }
+
+    def _phase_floats(self, sums: Sum, pitch: int) -> int:
+        """Floats of the part of a map that a strip takes, rows above and below it included."""
+        assert isinstance(self.lowered.pending, Nodes)
+        (term,) = sums.terms
+        tables = self._strips(self.lowered.pending)["strip"]
+        rows = int((tables[:, 1] - tables[:, 0]).max() - 1) * self.lowered.pending.stride + 3
+        rows = min(rows, sums.height) + int(term.dy.max() - term.dy.min())
+        return -(-(rows * pitch + 2 * LINE) // LINE) * LINE
+
+    def _caller(self, nodes: Nodes, numbers: dict[str, Any]) -> dict[str, Any]:
+        """What a step that reads the caller's own memory needs to know of it."""
+        assert nodes.caller is not None
+        (term,) = nodes.sums.terms
+        caller = nodes.caller
+        return {
+            "source": caller.number,
+            "inputs": caller.channels,
+            "flag": self._phase_floats(nodes.sums, numbers["pitch"]),
+            "pad_y": -int(term.dy.min()),
+            "pad_x": int(term.dy.max()),
+            "kernel_y": caller.height,
+            "kernel_x": caller.width,
+            "dilate_y": caller.stride[0],
+            "dilate_x": caller.stride[1],
+        }
+
+    def _strips(self, nodes: Nodes) -> dict[str, Any]:
+        """Strips of rows of the output, each within one band where maps are cut into bands."""
+        assert self.lowered.out is not None
+        sources = [] if nodes.caller is not None else nodes.sums.sources()
+        kept = next((b.kept for maps in sources for b in self.memory.of(maps)), None)
+        out_kept = next(b.kept for b in self.memory.of(self.lowered.out))
+        bands = self.bands if kept or out_kept else 1
+        each = max(1, self.choice.strips // bands)
+        table = []
+        for band in range(bands):
+            start, stop = rows_of(nodes.height, band, bands)
+            count = max(1, min(each, stop - start))
+            for i in range(count):
+                first, last = (start + (stop - start) * j // count for j in (i, i + 1))
+                place = (band, kept[band][0]) if kept else (0, 0)
+                out_place = (band, out_kept[band][0]) if out_kept else (0, 0)
+                table.append((first, last, *place, *out_place))
+        return {
+            "strip": np.array(table),
+            "strips": len(table),
+            "kept": np.array(out_kept) if out_kept else 0,
+            "bands": bands,
+            "band_floats": self.floats,
+        }
+
+    def _mask(self, out: Maps | None) -> np.ndarray | int:
+        """Zeros between the rows, where the next convolution reads them; 0 if nobody does."""
+        assert out is not None
+        (buffer,) = self.memory.of(out)
+        if not buffer.zeros or self.lowered.numbers.get("flag"):
+            return 0
+        places = np.arange(buffer.height * buffer.pitch + 2 * self.machine.lanes)
+        inside = (places % buffer.pitch < buffer.width) & (places < buffer.height * buffer.pitch)
+        return np.where(inside, -1, 0)
+
+    # ---- the others -------------------------------------------------------------------------------------------------
+
+    def _linear(self, layer: Dense) -> dict[str, Any]:
+        self.step.activation.low, self.step.activation.high = layer.low, layer.high
+        places = self.memory.offsets(layer.source)
+        assert self.lowered.out is not None
+        out = self.memory.offsets(self.lowered.out)
+        if self.choice.way == "sparse":
+            return {"kind": int(Kind.SPARSE_LINEAR), **_sliced(layer, places, out, self.machine.lanes)}
+        rows, panel = layer.weight.shape[0], self.machine.panel
+        panels = -(-rows // panel)
+        weight = _filled(layer.weight, panels * panel).reshape(panels, panel, -1).transpose(0, 2, 1)
+        apart = len(places) == 0 or not np.array_equal(places, places[0] + np.arange(len(places)))
+        return {
+            "weights": weight,
+            "bias": _filled(layer.bias, panels * panel),
+            "in_": places if len(places) else np.zeros(1, int),
+            "flag": int(apart),
+            "inputs": len(places),
+            "channels": rows,
+        }
+
+    def _callers(self, numbers: dict[str, Any]) -> dict[str, Any]:
+        """A copy from the caller's memory, where channels follow each other."""
+        size = numbers["height"] * numbers["width"]
+        channels = len(numbers["out"]) // (numbers["stride_y"] * numbers["stride_x"])
+        return {"in_": np.arange(channels) * size, "pitch": numbers["width"]}
+
+    def _chunks(self, numbers: dict[str, Any]) -> dict[str, Any]:
+        """What is handed out at a time: groups of rows, panels or channels, of about the same work."""
+        kind, strips = numbers["kind"], numbers["strips"]
+        if kind in (Kind.SUMS, Kind.NODES):
+            pixels = numbers["height"] * numbers["width"]
+            own = 20 if kind == Kind.NODES else 4  # for what follows the sums
+            costs = (np.diff(numbers["starts"]) + own * numbers["block"]) * float(pixels)
+            if numbers["block"] > 1:
+                costs = costs / 2  # inputs are loaded once for several rows
+        elif kind == Kind.LINEAR:
+            costs = np.full(len(numbers["bias"]) // self.machine.panel, 2.0 * self.machine.panel * numbers["inputs"])
+        elif kind == Kind.SPARSE_LINEAR:
+            costs = np.diff(numbers["starts"]) * 8.0
+        else:
+            count = len(numbers["in_"])
+            costs = np.full(count, 8.0 * numbers["height"] * numbers["width"])
+        pieces = float(costs.sum()) / SPEED / PIECE
+        pieces = min(max(pieces, self.threads), PIECES * self.threads)
+        count = int(np.clip(round(pieces / strips), 1, max(len(costs), 1)))
+        if kind == Kind.NODES and numbers["source"] >= 0:
+            count = 1  # or several tasks would make the same phases
+        bounds = np.searchsorted(np.cumsum(costs), costs.sum() * np.arange(1, count) / count, side="right")
+        chunks = np.unique([0, *bounds.tolist(), len(costs)])
+        return {"chunks": chunks, "chunk_count": len(chunks) - 1}
+
+
+def _filled(values: np.ndarray, rows: int) -> np.ndarray:
+    """With rows of zeros added."""
+    made = np.zeros((rows, *values.shape[1:]), np.float32)
+    made[: len(values)] = values
+    return made
+
+
+def _grouped(
+    row: np.ndarray, place: np.ndarray, value: np.ndarray, block: int, groups: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The records of groups of ``block`` rows, and where each group's begin, in words."""
+    key = row // block * (2**33) + place
+    order = np.argsort(key, kind="stable")
+    keys, first = np.unique(key[order], return_index=True)
+    records = np.zeros((len(keys), 1 + block), np.int32)
+    weights = np.zeros((len(keys), block), np.float32)
+    number = np.repeat(np.arange(len(keys)), np.diff([*first, len(order)]))
+    np.add.at(weights, (number, row[order] % block), value[order])
+    records[:, 0] = place[order][first]
+    records[:, 1:] = weights.view(np.int32)
+    counts = np.bincount(row[order][first] // block, minlength=groups)
+    return np.concatenate([[0], np.cumsum(counts)]) * (1 + block), records
+
+
+def _sliced(layer: Dense, places: np.ndarray, out: np.ndarray, lanes: int) -> dict[str, Any]:
+    """A sparse linear layer: rows of about the same number of edges side by side, ``lanes`` at a time."""
+    rows = len(layer.bias)
+    counts = np.count_nonzero(layer.weight, 1)
+    order = np.argsort(-counts, kind="stable")
+    slices = -(-rows // lanes)
+    starts, parts = [0], []
+    for i in range(slices):
+        own = order[i * lanes : (i + 1) * lanes]
+        longest = int(counts[own].max())
+        record = np.zeros((longest, 2, lanes), np.int32)
+        weights = np.zeros((longest, lanes), np.float32)
+        for lane, r in enumerate(own):
+            columns = np.flatnonzero(layer.weight[r])
+            record[: len(columns), 0, lane] = places[columns]
+            weights[: len(columns), lane] = layer.weight[r, columns]
+        record[:, 1] = weights.view(np.int32)
+        parts.append(record.reshape(-1))
+        starts.append(starts[-1] + len(parts[-1]))
+    bias, to = np.zeros(slices * lanes, np.float32), np.full(slices * lanes, -1)
+    bias[:rows], to[:rows] = layer.bias[order], out[order]
+    return {
+        "starts": np.array(starts),
+        "records": np.concatenate([*parts, np.zeros(0, np.int32)]),
+        "bias": bias,
+        "out": to,
+    }

@@ -1,0 +1,187 @@
+"""A run of operations that the compiled kernels do: its steps, its memory, and how it is called."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from ctypes import POINTER, c_double, c_int64, c_void_p
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from wirings.compaction.program import Program
+from wirings.engine.lower import Dense, Lowered, Lowering, Nodes, Sum
+from wirings.engine.pack import Choice, Machine, Packed
+from wirings.engine.steps import Kind, Step
+
+NEAR = 24 * 1024
+"""Bytes of maps between sums and convolution that stay in the nearest cache."""
+_pools: dict[int, int] = {}
+_pools_lock = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pools.clear)  # threads do not come along
+
+
+def pool(library: ctypes.CDLL, threads: int) -> int:
+    """The threads that all networks share which run on so many."""
+    with _pools_lock:
+        if threads not in _pools:
+            _pools[threads] = library.wirings_pool(threads)
+        return _pools[threads]
+
+
+class Arena:
+    """Memory of the kernels' own, all zero at first."""
+
+    def __init__(self, library: ctypes.CDLL, floats: int) -> None:
+        self.library = library
+        self.pointer = library.wirings_memory(max(floats, 1))
+        if not self.pointer:
+            raise MemoryError(f"no memory for {4 * floats:,} bytes of maps")
+        self.address = ctypes.cast(self.pointer, c_void_p).value
+        self.values = np.ctypeslib.as_array(self.pointer, (max(floats, 1),))
+
+    def __del__(self) -> None:
+        if getattr(self, "pointer", None):
+            self.library.wirings_free(self.pointer)
+
+
+class Plan:
+    """Steps, ready to run. Calls from several threads take turns.
+
+    Args:
+        threads: how many.
+        together: each image is shared out among the threads, and its maps are cut into bands; or else each thread has
+            images of its own.
+    """
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        program: Program,
+        shapes: dict[str, tuple[int, ...]],
+        threads: int,
+        together: bool = True,
+    ) -> None:
+        self.library, self.program, self.threads, self.together = library, program, threads, together
+        self.machine = Machine.of(library)
+        self.lowering = Lowering(program, shapes, threads if together else 1)
+        self.steps = self.lowering.steps
+        self.output_shapes = [shapes[name] for name in program.outputs]
+        self._kept: dict[tuple[int, Choice], Packed] = {}
+        self._arenas: list[Arena] = []
+        self._scratch: list[Arena] = []
+        self._lock = threading.Lock()
+        self.choices: list[Choice] = []
+        self.choose([self.usual(step) for step in self.steps])
+
+    # ---- how steps are done -----------------------------------------------------------------------------------------
+
+    def usual(self, step: Lowered, way: str = "sparse") -> Choice:
+        """What is chosen without measuring."""
+        if isinstance(step.pending, Dense):
+            return Choice(way)
+        if isinstance(step.pending, Sum):
+            return Choice(way)
+        if isinstance(step.pending, Nodes):
+            rows, width = step.pending.height, step.pending.sums.width * step.pending.stride
+            shared = self._split(step)
+            strips = max(shared, -(-rows * width * 4 * 2 // NEAR))
+            return Choice(way, min(-(-strips // shared) * shared, max(rows // 4, 1)))
+        if step.kind == Kind.COPY:
+            return Choice("sparse", self.threads if self.together else 1)
+        return Choice()
+
+    def _split(self, step: Lowered) -> int:
+        """Into how many strips a step is cut at the least, so that every thread has one."""
+        cut = [
+            b.kept for maps in (*step.reads(), *([step.out] if step.out else [])) for b in self.lowering.memory.of(maps)
+        ]
+        return self.lowering.bands if any(kept is not None for kept in cut) else 1
+
+    def choices_of(self, step: Lowered) -> list[Choice]:
+        """The ways that are worth being measured, the usual one first."""
+        usual = self.usual(step)
+        found = [usual]
+        pending = step.pending
+        if isinstance(pending, Dense):
+            found.append(Choice("dense"))
+        elif isinstance(pending, (Sum, Nodes)):
+            sums = pending.sums if isinstance(pending, Nodes) else pending
+            counts = [usual.strips]
+            if isinstance(pending, Nodes):
+                least = self._split(step)
+                counts += [least * n for n in (1, 2, 4, 8) if least * n <= max(pending.height // 3, least)]
+            elif self.together and not step.numbers.get("flag"):
+                counts.append(self.threads)
+            sources = sum(len(np.unique(term.channel * 1000 + term.dy * 30 + term.dx)) for term in sums.terms)
+            dense = len(sums.bias) * sources
+            ways = ["sparse"] if dense > 8 * sums.edges + 100 else ["sparse", "dense"]
+            found += [Choice(way, count) for way in ways for count in counts]
+        return list(dict.fromkeys(found))
+
+    def choose(self, choices: Sequence[Choice]) -> None:
+        """Do each step as it says there."""
+        self.choices = list(choices)
+        packed = []
+        for i, choice in enumerate(self.choices):
+            if (i, choice) not in self._kept:
+                self._kept[i, choice] = Packed(self.steps[i], self.lowering, self.machine, self.threads, choice)
+            packed.append(self._kept[i, choice])
+        self._steps = (Step * len(packed))(*(p.step for p in packed))
+        need = max((self.library.wirings_scratch(ctypes.byref(p.step)) for p in packed), default=0)
+        if not self._scratch or len(self._scratch[0].values) < need:
+            self._scratch = [Arena(self.library, need) for _ in range(self.threads)]
+
+    def settle(self) -> None:
+        """Forget the ways that were not chosen."""
+        self._kept = {key: packed for key, packed in self._kept.items() if key[1] == self.choices[key[0]]}
+
+    # ---- running ----------------------------------------------------------------------------------------------------
+
+    def _memories(self) -> list[Arena]:
+        while len(self._arenas) < (1 if self.together else self.threads):
+            arena = Arena(self.library, self.lowering.floats * self.lowering.bands)
+            for buffer in self.lowering.memory.buffers:
+                for place, row in buffer.constants(self.lowering.floats):
+                    arena.values[place : place + len(row)] = row
+            self._arenas.append(arena)
+        return self._arenas
+
+    @property
+    def bytes(self) -> int:
+        """Of memory for maps."""
+        return 4 * self.lowering.floats * (self.lowering.bands if self.together else self.threads)
+
+    def run(self, inputs: Sequence[Tensor], times: np.ndarray | None = None) -> list[Tensor]:
+        """The outputs for inputs, contiguous float32 tensors on the CPU; ``times`` gets each step's seconds added."""
+        batch = len(inputs[0])
+        outputs = [torch.empty(batch, *shape) for shape in self.output_shapes]
+        if batch == 0:
+            return outputs
+        with self._lock:
+            self.library.wirings_run(
+                pool(self.library, self.threads),
+                self._steps,
+                len(self._steps),
+                _pointers(arena.address for arena in self._memories()),
+                _pointers(arena.address for arena in self._scratch),
+                _pointers(x.data_ptr() for x in inputs),
+                (c_int64 * len(inputs))(*(x.numel() // batch for x in inputs)),
+                len(inputs),
+                _pointers(x.data_ptr() for x in outputs),
+                (c_int64 * len(outputs))(*(x.numel() // batch for x in outputs)),
+                len(outputs),
+                batch,
+                int(not self.together),
+                None if times is None else times.ctypes.data_as(POINTER(c_double)),
+            )
+        return outputs
+
+
+def _pointers(values: Iterable[int | None]) -> ctypes.Array[c_void_p]:
+    listed = list(values)
+    return (c_void_p * len(listed))(*listed)

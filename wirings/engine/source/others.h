@@ -1,0 +1,208 @@
+// Everything but sums over edges: copies between layouts, pools, means, linear layers, functions of single numbers.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "phases.h"
+#include "sums.h"
+
+// Maps to another layout. With strides, pixels (y, x) with the same remainders make a map of their own, so that a strided
+// convolution reads maps without a stride.
+static void run_copy(const Step &step, float *memory, float *, int task, const Callers &callers) {
+    const int strip = task / step.chunk_count, chunk = task % step.chunk_count;
+    const float *source = step.source < 0 ? memory : callers.inputs[step.source];
+    const int most = ceil_div(step.height, step.stride_y), sx = step.stride_x;
+    const int from = most * strip / step.strips, to = most * (strip + 1) / step.strips;
+    for (int c = step.chunks[chunk]; c < step.chunks[chunk + 1]; c++) {
+        const int32_t *out = step.out + c * step.stride_y * sx;
+        for (int y = from * step.stride_y; y < to * step.stride_y && y < step.height; y++) {
+            float *to[LARGEST_STRIDE];
+            for (int x = 0; x < sx; x++)
+                to[x] = memory + at(out[y % step.stride_y * sx + x], y / step.stride_y, step.out_pitch);
+            deal_out(source + at(step.in[c], y, step.pitch), step.width, sx, to);
+        }
+    }
+}
+
+// Maps, or single numbers, to the caller's memory.
+static void run_give(const Step &step, float *memory, float *, int task, const Callers &callers) {
+    float *to = callers.outputs[step.source];
+    for (int c = step.chunks[task]; c < step.chunks[task + 1]; c++)
+        for (int y = 0; y < step.height; y++)
+            memcpy(to + (static_cast<int64_t>(c) * step.height + y) * step.width,
+                   memory + at(step.in[c], y, step.pitch), sizeof(float) * step.width);
+}
+
+enum { MAX, AVERAGE, AVERAGE_INSIDE, ADAPTIVE_AVERAGE, ADAPTIVE_MAX };
+
+static void run_pool(const Step &step, float *memory, float *, int task, const Callers &) {
+    const bool adaptive = step.flag >= ADAPTIVE_AVERAGE, most = step.flag == MAX || step.flag == ADAPTIVE_MAX;
+    const int strip = task / step.chunk_count, chunk = task % step.chunk_count;
+    const int from = step.out_height * strip / step.strips, to = step.out_height * (strip + 1) / step.strips;
+    for (int c = step.chunks[chunk]; c < step.chunks[chunk + 1]; c++)
+        for (int y = from; y < to; y++) {
+            float *out = memory + at(step.out[c], y, step.out_pitch);
+            int top, bottom, rows;
+            if (adaptive) {
+                top = y * step.height / step.out_height;
+                bottom = ceil_div((y + 1) * step.height, step.out_height);
+                rows = bottom - top;
+            } else {
+                top = y * step.stride_y - step.pad_y;
+                bottom = top + step.kernel_y * step.dilate_y;
+                rows = (bottom < step.height + step.pad_y ? bottom : step.height + step.pad_y) - top;
+            }
+            for (int x = 0; x < step.out_width; x++) {
+                int left, right, columns;
+                if (adaptive) {
+                    left = x * step.width / step.out_width;
+                    right = ceil_div((x + 1) * step.width, step.out_width);
+                    columns = right - left;
+                } else {
+                    left = x * step.stride_x - step.pad_x;
+                    right = left + step.kernel_x * step.dilate_x;
+                    columns = (right < step.width + step.pad_x ? right : step.width + step.pad_x) - left;
+                }
+                float value = most ? -std::numeric_limits<float>::infinity() : 0;
+                int counted = 0;
+                for (int v = top; v < bottom; v += step.dilate_y) {
+                    if (v < 0 || v >= step.height) continue;
+                    const float *row = memory + at(step.in[c], v, step.pitch);
+                    for (int u = left; u < right; u += step.dilate_x) {
+                        if (u < 0 || u >= step.width) continue;
+                        if (most)
+                            value = row[u] > value || std::isnan(row[u]) ? row[u] : value;
+                        else
+                            value += row[u];
+                        counted++;
+                    }
+                }
+                if (!most) value /= step.flag == AVERAGE ? rows * columns : counted;
+                out[x] = value;
+            }
+        }
+}
+
+static void run_mean(const Step &step, float *memory, float *, int task, const Callers &) {
+    for (int c = step.chunks[task]; c < step.chunks[task + 1]; c++)
+        memory[step.out[c]] = mean_of(step, memory + step.in[c]);
+}
+
+enum { PANEL = 4 };  // vectors of outputs that a dense linear layer has in registers
+
+// Weights lie by panels of outputs, in a panel by inputs: they are read once, in order.
+static void run_linear(const Step &step, float *memory, float *scratch, int task, const Callers &) {
+    const float *x = memory + step.in[0];
+    if (step.flag) {  // inputs that lie apart
+        for (int i = 0; i < step.inputs; i++) scratch[i] = memory[step.in[i]];
+        x = scratch;
+    }
+    for (int panel = step.chunks[task]; panel < step.chunks[task + 1]; panel++) {
+        const float *w = step.weights + static_cast<int64_t>(panel) * step.inputs * PANEL * LANES;
+        V even[PANEL], odd[PANEL];
+        for (int v = 0; v < PANEL; v++) {
+            even[v] = load(step.bias + (panel * PANEL + v) * LANES);
+            odd[v] = V{};
+        }
+        int i = 0;
+        for (; i + 2 <= step.inputs; i += 2, w += 2 * PANEL * LANES) {
+            const V a = all(x[i]), b = all(x[i + 1]);
+            UNROLLED for (int v = 0; v < PANEL; v++) {
+                even[v] += a * load(w + v * LANES);
+                odd[v] += b * load(w + (PANEL + v) * LANES);
+            }
+        }
+        if (i < step.inputs)
+            for (int v = 0; v < PANEL; v++) even[v] += all(x[i]) * load(w + v * LANES);
+        for (int v = 0; v < PANEL; v++) {
+            const int first = (panel * PANEL + v) * LANES, left = step.channels - first;
+            if (left > 0)
+                store_part(memory + step.out[0] + first, limited(even[v] + odd[v], step.activation), left < LANES ? left : LANES);
+        }
+    }
+}
+
+// LANES rows at a time, filled up to the longest of them; a record has their inputs' offsets, then their weights.
+static void run_sparse_linear(const Step &step, float *memory, float *, int task, const Callers &) {
+    for (int slice = step.chunks[task]; slice < step.chunks[task + 1]; slice++) {
+        float sum[LANES];
+        memcpy(sum, step.bias + slice * LANES, sizeof sum);
+        const int32_t *end = step.records + step.starts[slice + 1];
+        for (const int32_t *record = step.records + step.starts[slice]; record < end; record += 2 * LANES) {
+            float w[LANES];
+            memcpy(w, record + LANES, sizeof w);
+            for (int i = 0; i < LANES; i++) sum[i] += w[i] * memory[record[i]];
+        }
+        V v;
+        memcpy(&v, sum, sizeof v);
+        v = limited(v, step.activation);
+        for (int i = 0; i < LANES; i++)
+            if (step.out[slice * LANES + i] >= 0) memory[step.out[slice * LANES + i]] = v[i];
+    }
+}
+
+enum Function {
+    LEAKY_RELU, ELU, TANH, SIGMOID, SILU, GELU, GELU_TANH, HARDSWISH, HARDSIGMOID, SOFTPLUS, MISH, CLAMP
+};
+
+static inline float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
+
+static inline float function_of(int kind, float x, float a, const Activation &range) {
+    switch (kind) {
+        case LEAKY_RELU: return x > 0 ? x : a * x;
+        case ELU: return x > 0 ? x : a * std::expm1(x);
+        case TANH: return std::tanh(x);
+        case SIGMOID: return 1 / (1 + std::exp(-x));
+        case SILU: return x / (1 + std::exp(-x));
+        case GELU: return 0.5f * x * (1 + std::erf(x * 0.70710678118654752f));
+        case GELU_TANH: return 0.5f * x * (1 + std::tanh(0.79788456080286536f * (x + 0.044715f * x * x * x)));
+        case HARDSWISH: return x <= -3 ? 0 : x >= 3 ? x : x * (x + 3) / 6;
+        case HARDSIGMOID: return x <= -3 ? 0 : x >= 3 ? 1 : (x + 3) / 6;
+        case SOFTPLUS: return softplus(x);
+        case MISH: return x * std::tanh(softplus(x));
+        default: return x < range.low ? range.low : x > range.high ? range.high : x;
+    }
+}
+
+static void run_function(const Step &step, float *memory, float *, int task, const Callers &) {
+    for (int c = step.chunks[task]; c < step.chunks[task + 1]; c++)
+        for (int y = 0; y < step.height; y++) {
+            const float *row = memory + at(step.in[c], y, step.pitch);
+            float *out = memory + at(step.out[c], y, step.out_pitch);
+            for (int x = 0; x < step.width; x++) out[x] = function_of(step.flag, row[x], step.scale, step.activation);
+        }
+}
+
+static void run_instance_norm(const Step &step, float *memory, float *, int task, const Callers &) {
+    const float pixels = static_cast<float>(step.height) * static_cast<float>(step.width);
+    for (int c = step.chunks[task]; c < step.chunks[task + 1]; c++) {
+        float sum = 0, squares = 0;
+        for (int y = 0; y < step.height; y++) sum += sum_of(memory + at(step.in[c], y, step.pitch), step.width);
+        const float mean = sum / pixels;
+        for (int y = 0; y < step.height; y++) {
+            const float *row = memory + at(step.in[c], y, step.pitch);
+            for (int x = 0; x < step.width; x++) squares += (row[x] - mean) * (row[x] - mean);
+        }
+        const float times = step.weights[c] / std::sqrt(squares / pixels + step.scale);
+        const V factor = all(times), plus = all(step.weights2[c] - mean * times);
+        for (int y = 0; y < step.height; y++) {
+            const float *row = memory + at(step.in[c], y, step.pitch);
+            float *out = memory + at(step.out[c], y, step.out_pitch);
+            for (int x = 0; x < step.width; x += LANES) {
+                const int n = step.width - x < LANES ? step.width - x : LANES;
+                store_part(out + x, limited(load(row + x) * factor + plus, step.activation), n);
+            }
+        }
+    }
+}
+
+static void run_multiply(const Step &step, float *memory, float *, int task, const Callers &) {
+    for (int c = step.chunks[task]; c < step.chunks[task + 1]; c++)
+        for (int y = 0; y < step.height; y++) {
+            const float *a = memory + at(step.in[c], y, step.pitch);
+            const float *b = memory + (step.flag ? step.in2[c] : at(step.in2[c], y, step.pitch));
+            float *out = memory + at(step.out[c], y, step.out_pitch);
+            for (int x = 0; x < step.width; x++) out[x] = a[x] * b[step.flag ? 0 : x];
+        }
+}

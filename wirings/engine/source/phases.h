@@ -1,0 +1,48 @@
+// Phases: the pixels (y, x) whose remainders by a stride are the same make a map of their own, so that a strided
+// convolution is sums over maps without a stride.
+#pragma once
+
+#include "step.h"
+
+enum { LARGEST_STRIDE = 16 };
+
+// A row's pixels to as many rows as the stride has columns.
+static inline void deal_out(const float *row, int width, int stride, float *const *to) {
+    if (stride == 1) {
+        memcpy(to[0], row, sizeof(float) * width);
+        return;
+    }
+    int x = 0;
+    if (stride == 2)
+        for (; x + 2 * LANES <= width; x += 2 * LANES) {
+            const V a = load(row + x), b = load(row + x + LANES);
+            store(to[0] + x / 2, evens(a, b));
+            store(to[1] + x / 2, odds(a, b));
+        }
+    for (; x < width; x++) to[x % stride][x / stride] = row[x];
+}
+
+// The phases of an input of the caller's, as far as rows `top` to `bottom` of a convolution take them, with zeros around
+// them, in scratch memory: `flag` floats each, whose first row is `pad_y` above `top`.
+static void make_phases(const Step &step, const float *input, float *scratch, int top, int bottom) {
+    const int height = step.kernel_y, width = step.kernel_x, sy = step.dilate_y, sx = step.dilate_x;
+    const int first = top - step.pad_y, last = bottom + step.pad_x, pitch = step.pitch;
+    for (int c = 0; c < step.inputs; c++)
+        for (int py = 0; py < sy; py++) {
+            float *maps[LARGEST_STRIDE];
+            for (int px = 0; px < sx; px++) {
+                maps[px] = scratch + (static_cast<int64_t>(c * sy + py) * sx + px) * step.flag;
+                memset(maps[px] - LINE, 0, sizeof(float) * LINE);
+            }
+            for (int y = first; y < last; y++) {
+                const int row = y * sy + py;
+                float *to[LARGEST_STRIDE];
+                for (int px = 0; px < sx; px++) {
+                    to[px] = maps[px] + at(0, y - first, pitch);
+                    const int filled = row >= 0 && row < height ? ceil_div(width - px, sx) : 0;
+                    memset(to[px] + filled, 0, sizeof(float) * (pitch - filled));
+                }
+                if (row >= 0 && row < height) deal_out(input + at(0, c * height + row, width), width, sx, to);
+            }
+        }
+}

@@ -1,0 +1,156 @@
+// Sums over edges: out[row] = activation(bias + Σ weight · in[offset + pixel]), for a tile of pixels in registers.
+//
+// One row at a time is the sparse product: a record is an edge. Eight rows that share their records are the dense one: an
+// input that is loaded once serves all of them. Everything between dense and sparse, and every kernel size, is the same
+// code with another list of records.
+#pragma once
+
+#include "step.h"
+
+enum {
+    BLOCK = REGISTERS == 32 ? 8 : 4,       // rows of a dense group
+    TILE = REGISTERS == 32 ? 16 : 12,      // vectors of pixels, one row at a time
+    DENSE_TILE = 3,
+};
+
+static inline float as_float(int32_t bits) {
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+// B rows, T vectors. A short tile would wait for its own sums, so U records are added up apart.
+template <int B, int T, int U>
+static inline void add_up(const int32_t *record, const int32_t *end, const float *in, V (&sum)[B][T]) {
+    V apart[U][B][T];
+    UNROLLED for (int u = 1; u < U; u++)
+        UNROLLED for (int b = 0; b < B; b++)
+            UNROLLED for (int t = 0; t < T; t++) apart[u][b][t] = V{};
+    for (; record + U * (B + 1) <= end; record += U * (B + 1)) {
+        UNROLLED for (int u = 0; u < U; u++) {
+            const int32_t *own = record + u * (B + 1);
+            const float *x = in + own[0];
+            if (B == 1) {
+                const V w = all(as_float(own[1]));
+                UNROLLED for (int t = 0; t < T; t++) {
+                    V &s = u ? apart[u][0][t] : sum[0][t];
+                    s += w * load(x + t * LANES);
+                }
+            } else {
+                V pixels[T];
+                UNROLLED for (int t = 0; t < T; t++) pixels[t] = load(x + t * LANES);
+                UNROLLED for (int b = 0; b < B; b++) {
+                    const V w = all(as_float(own[1 + b]));
+                    UNROLLED for (int t = 0; t < T; t++) sum[b][t] += w * pixels[t];
+                }
+            }
+        }
+    }
+    for (; U > 1 && record < end; record += B + 1) {
+        const V w = all(as_float(record[1]));
+        UNROLLED for (int t = 0; t < T; t++) sum[0][t] += w * load(in + record[0] + t * LANES);
+    }
+    UNROLLED for (int u = 1; u < U; u++)
+        UNROLLED for (int b = 0; b < B; b++)
+            UNROLLED for (int t = 0; t < T; t++) sum[b][t] += apart[u][b][t];
+}
+
+template <int B, int T, int LIMITS>
+static inline void put(V (&sum)[B][T], const Activation &activation, float *const *to, const int32_t *mask) {
+    const V low = all(activation.low), high = all(activation.high);
+    UNROLLED for (int b = 0; b < B; b++) {
+        if (B > 1 && !to[b]) continue;
+        float *out = to[b];
+        UNROLLED for (int t = 0; t < T; t++) {
+            V v = limited<LIMITS>(sum[b][t], low, high);
+            if (mask) v = masked(v, load_mask(mask + t * LANES));
+            store(out + t * LANES, v);
+        }
+    }
+}
+
+// One group, one tile: from `in` + offset to each row's `to`.
+template <int B, int T>
+static void sum_tile(const int32_t *record, const int32_t *end, const float *bias, const Activation &activation,
+                     const float *in, float *const *to, const int32_t *mask) {
+    V sum[B][T];
+    UNROLLED for (int b = 0; b < B; b++)
+        UNROLLED for (int t = 0; t < T; t++) sum[b][t] = all(bias[b]);
+    add_up<B, T, (B > 1 || T > 6 ? 1 : T > 3 ? 2 : 4)>(record, end, in, sum);
+    switch (activation.limits()) {
+        case 0: return put<B, T, 0>(sum, activation, to, mask);
+        case 1: return put<B, T, 1>(sum, activation, to, mask);
+        default: return put<B, T, 2>(sum, activation, to, mask);
+    }
+}
+
+typedef void (*SumTile)(const int32_t *, const int32_t *, const float *, const Activation &, const float *,
+                        float *const *, const int32_t *);
+
+template <int B, int T>
+struct Tiles {
+    static void fill(SumTile *table) {
+        table[T] = sum_tile<B, T>;
+        Tiles<B, T - 1>::fill(table);
+    }
+};
+template <int B>
+struct Tiles<B, 0> {
+    static void fill(SumTile *) {}
+};
+
+struct Tables {
+    SumTile single[TILE + 1] = {}, dense[DENSE_TILE + 1] = {};
+    Tables() {
+        Tiles<1, TILE>::fill(single);
+        Tiles<BLOCK, DENSE_TILE>::fill(dense);
+    }
+};
+static const Tables tables;
+
+// A group's sums for `vectors` vectors of pixels, from `in` + offset to each row's `to`.
+static inline void sum_group(const Step &step, int group, const float *in, float *const *to, const int32_t *mask,
+                             int vectors) {
+    const SumTile *table = step.block == 1 ? tables.single : tables.dense;
+    const int32_t *record = step.records + step.starts[group], *end = step.records + step.starts[group + 1];
+    const float *bias = step.bias + group * step.block;
+    const int tiles = ceil_div(vectors, step.tile);
+    float *own[BLOCK];
+    for (int i = 0; i < tiles; i++) {
+        const int first = vectors * i / tiles, last = vectors * (i + 1) / tiles, at = first * LANES;
+        for (int b = 0; b < step.block; b++) own[b] = to[b] ? to[b] + at : nullptr;
+        table[last - first](record, end, bias, step.activation, in + at, own, mask ? mask + at : nullptr);
+    }
+}
+
+static inline float sum_of(const float *row, int n) {
+    V sum = V{};
+    int i = 0;
+    for (; i + LANES <= n; i += LANES) sum += load(row + i);
+    float rest = 0;
+    for (; i < n; i++) rest += row[i];
+    return total(sum) + rest;
+}
+
+static inline float mean_of(const Step &step, const float *map) {
+    float sum = 0;
+    for (int y = 0; y < step.height; y++) sum += sum_of(map + at(0, y, step.pitch), step.width);
+    return sum * step.scale;
+}
+
+// Where `flag` is set only the mean over each map is kept, and the maps go to scratch memory.
+static void run_sums(const Step &step, float *memory, float *scratch, int task) {
+    const int strip = task / step.chunk_count, chunk = task % step.chunk_count;
+    const int vectors = ceil_div(step.length, LANES);
+    const int first = vectors * strip / step.strips, last = vectors * (strip + 1) / step.strips, from = first * LANES;
+    const int32_t *mask = step.mask ? step.mask + from : nullptr;
+    float *to[BLOCK];
+    for (int group = step.chunks[chunk]; group < step.chunks[chunk + 1]; group++) {
+        const int32_t *out = step.out + group * step.block;
+        for (int b = 0; b < step.block; b++)
+            to[b] = out[b] < 0 ? nullptr : step.flag ? scratch + b * vectors * LANES : memory + out[b] + from;
+        sum_group(step, group, memory + from, to, mask, last - first);
+        for (int b = 0; step.flag && b < step.block; b++)
+            if (to[b]) memory[out[b]] = mean_of(step, to[b]);
+    }
+}

@@ -1,0 +1,105 @@
+// Vectors of floats as the compiler's own extension has them: AVX-512, AVX2, NEON or SSE, whatever the machine has.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__) || defined(__i386__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+enum { LANES = 16, REGISTERS = 32 };
+#elif defined(__AVX__)
+enum { LANES = 8, REGISTERS = 16 };
+#elif defined(__aarch64__)
+enum { LANES = 4, REGISTERS = 32 };
+#else
+enum { LANES = 4, REGISTERS = 16 };
+#endif
+
+#if defined(__clang__)
+#define UNROLLED _Pragma("unroll")
+#else
+#define UNROLLED _Pragma("GCC unroll 32")
+#endif
+
+enum { LINE = 16 };  // floats in a cache line: what every channel's memory starts at a multiple of
+
+typedef float V __attribute__((vector_size(4 * LANES)));
+typedef int32_t I __attribute__((vector_size(4 * LANES)));
+typedef float Anywhere __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t AnywhereI __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+static inline V load(const float *p) { return *reinterpret_cast<const Anywhere *>(p); }
+static inline I load_mask(const int32_t *p) { return *reinterpret_cast<const AnywhereI *>(p); }
+static inline void store(float *p, V v) { *reinterpret_cast<Anywhere *>(p) = v; }
+
+static inline V all(float x) { return x - V{}; }  // minus zero changes no number, not even -0
+
+static inline V masked(V v, I mask) { return reinterpret_cast<V>(reinterpret_cast<I>(v) & mask); }
+
+// The first n lanes only; n is 0 to LANES.
+static inline void store_part(float *p, V v, int n) {
+#if defined(__AVX512F__)
+    _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << n) - 1), reinterpret_cast<__m512>(v));
+#else
+    if (n == LANES) {
+        store(p, v);
+        return;
+    }
+    for (int i = 0; i < n; i++) p[i] = v[i];
+#endif
+}
+
+static inline float total(V v) {
+    float sum = 0;
+    for (int i = 0; i < LANES; i++) sum += v[i];
+    return sum;
+}
+
+static inline I count_up() {
+    I v;
+    for (int i = 0; i < LANES; i++) v[i] = i;
+    return v;
+}
+
+// Every second number of 2 · LANES numbers: those at even places, and those at odd ones.
+static inline V evens(V a, V b);
+static inline V odds(V a, V b);
+
+#if defined(__clang__) || __GNUC__ >= 12
+#define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define PICK(a, b, ...) __builtin_shuffle(a, b, I{__VA_ARGS__})
+#endif
+
+#if defined(__AVX512F__)
+static inline V evens(V a, V b) { return PICK(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30); }
+static inline V odds(V a, V b) { return PICK(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31); }
+#elif defined(__AVX__)
+static inline V evens(V a, V b) { return PICK(a, b, 0, 2, 4, 6, 8, 10, 12, 14); }
+static inline V odds(V a, V b) { return PICK(a, b, 1, 3, 5, 7, 9, 11, 13, 15); }
+#else
+static inline V evens(V a, V b) { return PICK(a, b, 0, 2, 4, 6); }
+static inline V odds(V a, V b) { return PICK(a, b, 1, 3, 5, 7); }
+#endif
+
+// What follows a sum: a ReLU is 0 to infinity, nothing is -infinity to infinity. NaN goes through, as in PyTorch.
+struct Activation {
+    float low, high;
+
+    int limits() const { return high < __builtin_inff() ? 2 : low > -__builtin_inff() ? 1 : 0; }
+};
+
+// With as many of the limits as there are: none, the lower one, or both.
+template <int LIMITS>
+static inline V limited(V v, V low, V high) {
+    if (LIMITS > 0) v = v < low ? low : v;
+    if (LIMITS > 1) v = v > high ? high : v;
+    return v;
+}
+
+static inline V limited(V v, const Activation &activation) {
+    return limited<2>(v, all(activation.low), all(activation.high));
+}
