@@ -12,7 +12,7 @@ import torch
 import wirings
 from wirings.data import digits
 from wirings.demo import Settings, compare, splits
-from wirings.draw.layered import live_nodes
+from wirings.draw.columns import live_nodes
 
 RECORD = Path(__file__).parents[1] / "results" / "demo.json"
 

@@ -65,10 +65,8 @@ class Bins:
 
     def note(self) -> str:
         """What a reader must be told."""
-        return (
-            f"Too large to draw node by node: a dot stands for up to {self.size} neighbouring nodes of a block, a line "
-            "for all edges between two dots; its strength is their density."
-        )
+        dot = f"a dot stands for up to {self.size} neighbouring nodes of a block"
+        return f"Too large to draw node by node: {dot}, a line for all edges between two dots."
 
 
 def coarse(history: History, dots: int = DOTS) -> History:

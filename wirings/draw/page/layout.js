@@ -1,6 +1,6 @@
 // Where nodes are: x and y from 0 to 1, which the view stretches over the canvas.
 
-function layoutOf(structure, width, height) {
+function layoutOf(structure, grouped, width, height) {
   const x = new Float32Array(structure.nodes), y = new Float32Array(structure.nodes), labels = [];
   if (structure.layout === "circle") {
     const count = structure.nodes, [wide, high] = width > height ? [height / width, 1] : [1, width / height];
@@ -11,7 +11,7 @@ function layoutOf(structure, width, height) {
     for (let v = 0; v < count; v++) [x[v], y[v]] = put((v + 0.5) / count, 0.44);
     for (const [name, start, stop] of structure.groups) {
       const [atX, atY] = put((start + stop) / 2 / count, 0.47);
-      labels.push({ name, count: stop - start, x: atX, y: atY, round: atX < 0.5 ? "right" : "left" });
+      labels.push({ name: grouped ? name : `${name} · ${stop - start}`, x: atX, y: atY, round: atX < 0.5 ? "right" : "left" });
     }
     return { x, y, labels };
   }
@@ -23,7 +23,7 @@ function layoutOf(structure, width, height) {
       x[start + k] = middle + (wide > 1 ? ((k % wide) / (wide - 1) - 0.5) * Math.min(0.3 * gap, 0.006 * wide) : 0);
       y[start + k] = count > 1 ? 0.08 + (0.89 * k) / (count - 1) : 0.5;
     }
-    labels.push({ name, count, x: middle, y: 0.035, round: null });
+    labels.push({ name, count: grouped ? 0 : count, x: middle, y: 0.035, round: null });
   });
   return { x, y, labels };
 }
@@ -31,5 +31,5 @@ function layoutOf(structure, width, height) {
 // What fits above a column: the whole name, its last part, or its number alone.
 function labelTexts({ name, count }) {
   const last = name.split(/[. ]/).pop();
-  return [`${name} · ${count}`, name, last.length < name.length ? last : ""];
+  return [count ? `${name} · ${count}` : name, name, last.length < name.length ? last : ""];
 }

@@ -140,9 +140,9 @@ Object.assign(View.prototype, {
     const labels = this.layout.labels.map((label) => ({ ...label, at: [(label.x * scale + x) * width, (label.y * scale + y) * height] }));
     const inside = (from, half, size) => Math.max(half, Math.min(size - half, from));
     if (labels.some((label) => label.round)) {
-      for (const { name, count, at, round } of labels) {
+      for (const { name: text, at, round } of labels) {
         if (at[0] < 0 || at[0] > width || at[1] < 0 || at[1] > height) continue;
-        const text = `${name} · ${count}`, wide = context.measureText(text).width;
+        const wide = context.measureText(text).width;
         const x = round === "right" ? Math.max(wide + 4, at[0]) : Math.min(width - wide - 4, at[0]);
         this.text(text, x, inside(at[1], 9 * this.ratio, height), round);
       }

@@ -46,7 +46,7 @@ class View {
       canvas.height = Math.round(box.height * this.ratio);
     }
     this.ink.resize(this.over.width, this.over.height);
-    this.layout = layoutOf(this.film.structure, box.width, box.height);
+    this.layout = layoutOf(this.film.structure, this.film.about.grouped, box.width, box.height);
     const edges = this.film.now.count || 1;
     this.few = edges < FEW;
     this.lineWidth = this.ratio * Math.max(1, Math.min(3.5, 90 / Math.sqrt(edges)));

@@ -9,10 +9,10 @@ import numpy as np
 from matplotlib.collections import LineCollection
 from torch import Tensor
 
+from wirings.draw.common import ALIVE, DEAD, NEGATIVE, POSITIVE
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-POSITIVE, NEGATIVE, DEAD, ALIVE = "#c0392b", "#2c6fbb", "#d0d0d0", "#333333"
 
 
 def layered(ax: Axes, weights: Sequence[Tensor], title: str = "", outputs: Sequence[str] = ()) -> None:
@@ -20,8 +20,8 @@ def layered(ax: Axes, weights: Sequence[Tensor], title: str = "", outputs: Seque
 
     Args:
         ax: where to draw.
-        weights: matrices (nodes that receive, nodes that send), zero where there is no edge. An edge is drawn red if
-            its weight is positive and blue if it is negative, the stronger in its layer the more opaque.
+        weights: matrices (nodes that receive, nodes that send), zero where there is no edge. An edge is drawn blue if
+            its weight is positive and orange if it is negative, the stronger in its layer the more opaque.
         title: above the picture.
         outputs: labels for the last nodes.
 

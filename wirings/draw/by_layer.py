@@ -1,0 +1,123 @@
+"""A wired model layer by layer: small matrices, and how dense each layer is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from wirings.draw.common import POSITIVE, SOFT, Drawn, say, state_of
+from wirings.history import State
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+CELLS = 48
+"""Rows and columns that a layer's matrix is drawn with at most."""
+BARS = 60
+"""Layers that have a bar and a name of their own."""
+
+
+def layers(figure: Figure, what: Drawn, title: str = "") -> None:
+    """A wired network layer by layer: for each layer a matrix, rows receive and columns send, the darker the denser.
+
+    Takes a whole matplotlib Figure. A cell is a pair of nodes, or of groups of neighbouring ones in wide layers.
+    """
+    state = state_of(what)
+    tables = [_table(state, i) for i in range(len(state.structure.layers))]
+    columns = min(len(tables), max(4, int(np.ceil(np.sqrt(1.6 * len(tables))))))
+    rows = -(-len(tables) // columns)
+    axes = figure.subplots(rows, columns, squeeze=False)
+    most = max(float(table.max()) for table in tables) or 1.0
+    for ax in axes.flat[len(tables) :]:
+        ax.set_axis_off()
+    for ax, table, layer, count in zip(axes.flat, tables, state.structure.layers, state.counts(), strict=False):
+        ax.imshow(np.sqrt(table / most), cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="none")
+        ax.set_xticks([])
+        ax.set_yticks([])
+        name = layer.name.removesuffix(".weight")
+        short = name if len(name) <= 20 else f"…{name[-19:]}"
+        ax.set_title(f"{short}\n{100 * count / (layer.stop - layer.start):.3g} %", fontsize=7, color=SOFT, pad=3)
+    if title:
+        figure.suptitle(title, fontsize=11)
+
+
+layers.whole_figure = True  # type: ignore[attr-defined]
+
+
+def _table(state: State, i: int) -> np.ndarray:
+    """The density of each cell of a layer: real edges over those that are possible."""
+    structure = state.structure
+    layer = structure.layers[i]
+    first, last = np.searchsorted(state.places, (layer.start, layer.stop))
+    tiles = [tile for tile in structure.tiles if layer.start <= tile.start < layer.stop]
+    bounds = []
+    for tile in tiles:
+        ends = np.stack(tile.ends(np.array([tile.start, tile.start + tile.count - 1])))
+        if tile.pairs is not None:
+            ends = np.stack([[side.min(), side.max()] for side in tile.pairs])
+        bounds.append(ends)
+    low, high = np.min(bounds, axis=(0, 2)), np.max(bounds, axis=(0, 2)) + 1
+    sizes = np.minimum(high - low, CELLS)
+    rows, cols = (
+        (ends[first:last] - low[k]) * sizes[k] // (high[k] - low[k])
+        for k, ends in enumerate((state.targets, state.sources))
+    )
+    counts = np.zeros(sizes)
+    np.add.at(counts, (rows, cols), 1)
+    # Where the sizes do not divide, cells stand for one node more or less.
+    each = [np.bincount(np.arange(n) * size // n) for n, size in zip(high - low, sizes, strict=True)]
+    return np.minimum(counts / (np.outer(*each) * max(tile.inner for tile in tiles)), 1.0)
+
+
+def density(ax: Axes, what: Drawn, title: str = "") -> None:
+    """How dense each layer is: a bar for each, real edges over possible ones, in percent; a graph's blocks by what
+    leads to them. Of more than 60 layers, neighbours are put together, and the picture says so.
+    """
+    state = state_of(what)
+    names, real, possible = _parts(state)
+    note = ""
+    if len(names) > BARS:
+        size = -(-len(names) // BARS)
+        starts = np.arange(0, len(names), size)
+        real, possible = np.add.reduceat(real, starts), np.add.reduceat(possible, starts)
+        names = [f"{names[a]} … {names[min(a + size, len(names)) - 1]}" for a in starts.tolist()]
+        note = f"a bar stands for {size} layers in a row"
+    percent = 100 * real / possible
+    places = np.arange(len(names))
+    ax.barh(places, percent, color=POSITIVE, height=0.7)
+    ax.set_yticks(places, names, fontsize=min(9.0, 260 / len(names) + 2))
+    ax.invert_yaxis()
+    if len(names) <= 25:
+        for place, value, count in zip(places, percent, real, strict=True):
+            ax.annotate(
+                f"{value:.3g} %, {count:,.0f} edges",
+                (value, place),
+                (4, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=8,
+            )
+    ax.set_xlim(0, 1.3 * percent.max() if len(names) <= 25 else 1.05 * percent.max())
+    ax.set_xlabel("density, %" + (f" ({note})" if note else ""))
+    ax.spines[["top", "right"]].set_visible(False)
+    say(ax, title)
+
+
+def _parts(state: State) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Names, real and possible edges: of layers, or, of one graph, of the groups that its edges lead to."""
+    structure = state.structure
+    if len(structure.layers) > 1:
+        sizes = np.array([layer.stop - layer.start for layer in structure.layers])
+        return [layer.name.removesuffix(".weight") for layer in structure.layers], state.counts(), sizes
+    group, count = structure.group_of(), len(structure.groups)
+    possible = np.zeros(count, np.int64)
+    for tile in structure.tiles:
+        if tile.pairs is not None:
+            np.add.at(possible, group[tile.pairs[0]], 1)
+        else:  # a graph's rows receive
+            np.add.at(possible, group[tile.targets : tile.targets + tile.rows], tile.cols * tile.inner)
+    real = np.bincount(group[state.targets], minlength=count)
+    there = np.flatnonzero(possible)
+    return [f"to {structure.groups[i].name}" for i in there], real[there], possible[there]

@@ -1,0 +1,93 @@
+"""What all pictures share: colours that all kinds of colour vision tell apart, what can be drawn, and files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import nn
+
+from wirings.errors import WiringError
+from wirings.files import whole_file
+from wirings.history import History, State, still
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+POSITIVE, NEGATIVE = "#0068a8", "#c85200"
+ALIVE, DEAD, SOFT = "#2a2c30", "#c4c7cb", "#66696e"
+BORN, DIED = "#0068a8", "#a0407a"
+
+Drawn = State | History | nn.Module
+"""What pictures take: a wiring at one moment, a history (its last record counts), or a model, wired or finalized."""
+
+
+def state_of(what: Drawn) -> State:
+    """The wiring to draw."""
+    if isinstance(what, State):
+        return what
+    if isinstance(what, History):
+        return what.state()
+    if isinstance(what, nn.Module):
+        return still(what).state()
+    raise WiringError(f"a picture takes a State, a History or a model, not {type(what).__name__}; see wirings.history.")
+
+
+def history_of(what: Any) -> History:
+    if not isinstance(what, History) or not len(what):
+        raise WiringError(
+            f"this picture needs a History with at least one record, but {what!r} came; Wiring.history records one."
+        )
+    return what
+
+
+def save(
+    path: str | Path, draw: Callable[..., Any], *what: Any, size: tuple[float, float] = (8, 5), **how: Any
+) -> Path:
+    """Draw one picture and write it to a PNG or SVG file, whole or not at all.
+
+    Args:
+        path: ends in .png or .svg.
+        draw: one of the functions of `wirings.draw` that take a matplotlib Axes.
+        what: what it draws.
+        size: in inches, of which a PNG has 120 pixels each.
+        how: further arguments of the function.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    path = Path(path)
+    if path.suffix not in (".png", ".svg"):
+        raise WiringError(f"a picture is a .png or an .svg file, but {path.name} came.")
+    figure = Figure(figsize=size, layout="constrained")
+    if getattr(draw, "whole_figure", False):
+        draw(figure, *what, **how)
+    else:
+        draw(figure.add_subplot(), *what, **how)
+    # The same picture is the same file: no date in it, and no random names.
+    with rc_context({"svg.hashsalt": "wirings"}):
+        try:
+            with whole_file(path) as part:
+                metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
+                figure.savefig(part, format=path.suffix[1:], dpi=120, metadata=metadata)
+        except OSError as error:
+            raise WiringError(f"{path} could not be written: {error.strerror}. Give another path.") from error
+    return path
+
+
+def say(ax: Axes, title: str, note: str = "") -> None:
+    """A title, and below the picture what a reader must know."""
+    if title:
+        ax.set_title(title, fontsize=11)
+    if note:
+        ax.annotate(
+            note, (0.5, 0), (0, -6), "axes fraction", textcoords="offset points", ha="center", va="top", fontsize=8
+        ).set_color(SOFT)
+
+
+def strengths(state: State) -> np.ndarray:
+    """The part of the edges that each is at least as strong as, from 0 to 1, whatever the weights are."""
+    sizes = np.abs(state.codes.astype(int))
+    return np.searchsorted(np.sort(sizes), sizes, side="right") / max(len(sizes), 1)
