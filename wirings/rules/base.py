@@ -168,6 +168,16 @@ class Edges(nn.Module):
             return primitive.choose(weight, self.k, self.within())
         return self.pool.choose(self)
 
+    def choose_more(self, weight: Tensor, density: float) -> Tensor:
+        """The edges of largest magnitude up to a larger ``density``, or the budget's number of them if that is more."""
+        if self.pool is None:
+            return primitive.choose(weight, self.k.clamp(min=int(density * self.possible + 1e-6)), self.within())
+        return self.pool.choose_more(self, density)
+
+    def next_out(self, weight: Tensor, real: Tensor) -> Tensor:
+        """The magnitude of the strongest edge that is not real, 0 if all are; in a pool, of all layers' edges."""
+        return _next_out(weight, real, self.within()) if self.pool is None else self.pool.next_out(self)
+
     def keep(self, weight: Tensor) -> Tensor:
         """The chosen edges alone, the gradient passed straight through to every allowed edge."""
         if self.pool is not None:
@@ -222,6 +232,7 @@ class Pool:
         self.layers: list[Layer] = []
         self._stamp: list[tuple[Tensor, int, int]] = []
         self._masks: list[Tensor] = []
+        self._more: dict[Any, tuple[Any, Any]] = {}
 
     def choose(self, edges: Edges) -> Tensor:
         """The wiring of ``edges``, one of the pool's."""
@@ -238,6 +249,36 @@ class Pool:
             self._stamp, self._masks = stamp, choose_together(self.layers, weights)
         return self._masks[place]
 
+    def choose_more(self, edges: Edges, density: float) -> Tensor:
+        """`Edges.choose_more` for ``edges``, one of the pool's: the strongest of all layers together."""
+        weights = [layer.weight for layer in self.layers]
+        most = int(density * sum(layer.edges.possible for layer in self.layers) + 1e-6)
+
+        def choice() -> list[Tensor]:
+            return choose_together(self.layers, weights, [edges.k.clamp(min=most)] * len(weights))
+
+        place = next(i for i, layer in enumerate(self.layers) if layer.edges is edges)
+        return self._kept(edges, density, choice)[place]
+
+    def next_out(self, edges: Edges) -> Tensor:
+        """The magnitude of the strongest edge of all layers that is not real."""
+
+        def strongest() -> Tensor:
+            parts = [_next_out(one.weight, self.choose(one.edges), one.edges.within()) for one in self.layers]
+            return torch.stack([part.double() for part in parts]).amax()
+
+        return self._kept(edges, "next out", strongest)
+
+    def _kept(self, edges: Edges, what: Any, find: Callable[[], Any]) -> Any:
+        """What follows from the weights of all layers: found once, and kept as long as the choice of edges is."""
+        weights = [layer.weight for layer in self.layers]
+        if torch.compiler.is_compiling() or any(primitive.in_transform(w) or w.is_inference() for w in weights):
+            return find()
+        self.choose(edges)  # makes a new stamp where anything has changed
+        if what not in self._more or self._more[what][0] is not self._stamp:
+            self._more[what] = self._stamp, find()
+        return self._more[what][1]
+
     def forget(self) -> None:
         self._stamp, self._masks = [], []
 
@@ -247,16 +288,25 @@ class Pool:
         return replica
 
 
+def _next_out(weight: Tensor, real: Tensor, within: Tensor | None) -> Tensor:
+    size = weight.detach().abs().masked_fill(real, 0.0)
+    return (size if within is None else size.masked_fill(~within, 0.0)).amax()
+
+
 def choose_together(
-    layers: Sequence[Layer], scores: Sequence[Tensor], counts: Sequence[int | Tensor] | None = None
+    layers: Sequence[Layer],
+    scores: Sequence[Tensor],
+    counts: Sequence[int | Tensor] | None = None,
+    within: Sequence[Tensor | None] | None = None,
 ) -> list[Tensor]:
     """For each layer its wiring by the magnitude of ``scores``: each its own budget, or the pool's over all.
 
     For rules that rank something else than the weights, such as random numbers or momentum, or that choose another
     number of edges than the budget: ``counts``, one a layer, or in a pool the same number in each, for all together.
+    Edges are chosen among the allowed ones that the rule has left, or ``within`` other masks.
     """
     counts = [layer.edges.k for layer in layers] if counts is None else counts
-    within = [layer.edges.within() for layer in layers]
+    within = [layer.edges.within() for layer in layers] if within is None else within
     if layers[0].edges.pool is None:
         return [primitive.choose(s, k, among) for s, k, among in zip(scores, counts, within, strict=True)]
     dtype = scores[0].dtype
