@@ -17,7 +17,8 @@ from wirings.profile import profile
 from wirings.train import loop, results, tables
 from wirings.train.fresh import new_model, opened
 from wirings.train.settings import with_overrides
-from wirings.train.tables import Size, millions
+from wirings.train.sizes import Size, millions, remarks
+from wirings.train.sizes import size_of as sized
 
 needs_torchvision = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 
@@ -33,7 +34,7 @@ def call(*arguments: Any) -> str:
 def size_of(name: str, *changes: str) -> Size:
     recipe = recipes.get(f"table3/{name}")
     settings, _ = with_overrides(recipe.settings, changes)
-    return tables._size(replace(recipe, settings=settings), [])
+    return sized(replace(recipe, settings=settings), [])
 
 
 SAME = ["mobilenetv1-0.25", "mobilenetv1-0.5", "xception-0.5", "xception-1", "densenet-1", "shufflenetv1-0.5"]
@@ -140,7 +141,7 @@ def test_sizes_are_those_of_results_where_there_are_any(tmp_path: Path) -> None:
     row = tables._row(recipes.get(name), tmp_path, sizes=True)
     assert row.size is not None
     assert (row.size.params, row.size.mult_adds, row.size.trained, row.size.same) == (1.12e6, 42.1e6, True, True)
-    assert tables._remarks(row) == []
+    assert remarks(row.size, row.note) == []
     assert all(row.size is None for row in tables.table(3, tmp_path))
     assert all(row.size is None for row in tables.table(1, tmp_path, count=True))
 

@@ -5,8 +5,7 @@ for biases, and functions of single numbers left out. A channel that then carrie
 in; one whose gradient is nothing matters to nobody. This follows any path that PyTorch does: additions, concatenations,
 pooling, shuffled channels. Graphs are followed by their edges.
 
-What cannot be told is taken to live: recurrent and attention layers are not looked into, and where the copy does not
-run nothing is dead.
+What cannot be told is taken to live; recurrent and attention layers are not looked into.
 """
 
 from __future__ import annotations
@@ -49,8 +48,7 @@ class Alive:
     """Which channels that go out depend on the network's input."""
 
 
-Found = dict[str, list[Alive]]
-"""By the module's name, a value for every call."""
+Found = dict[str, list[Alive]]  # by the module's name, one for every call
 
 
 def follows(module: nn.Module) -> bool:
@@ -147,9 +145,10 @@ class _Structure(TorchFunctionMode):
 class _Seen:
     """What is learned of one call: what came in and went out, and in the end the gradient of what went out."""
 
+    wanted: np.ndarray | None = None
+
     def __init__(self, fed: np.ndarray, made: np.ndarray, out: Tensor | None, dim: int) -> None:
         self.fed, self.made, self.out, self.dim = fed, made, out, dim
-        self.wanted: np.ndarray | None = None
 
     def alive(self) -> Alive:
         wanted = self.wanted
@@ -166,15 +165,12 @@ def _channels(x: Tensor, dim: int) -> np.ndarray:
 
 def _watch(module: nn.Module, recursive: bool, random: torch.Generator) -> list[_Seen]:
     """Note what a layer's channels carry; a list that fills when it is called."""
-    seen: list[_Seen] = []
-    own_dims = 0 if isinstance(module, nn.Linear) else getattr(module, "weight", torch.empty(0)).dim() - 2
+    seen, came = list[_Seen](), list[np.ndarray]()
 
-    def place(x: Tensor) -> int:
-        if isinstance(module, nn.Linear):
-            return x.dim() - 1
-        return x.dim() - 1 - own_dims if isinstance(module, _CONVOLUTIONS) else min(1, x.dim() - 1)
-
-    came: list[np.ndarray] = []
+    def place(x: Tensor) -> int:  # the dimension of the channels
+        if isinstance(module, _NormBase):
+            return min(1, x.dim() - 1)
+        return x.dim() - 1 - (len(module.kernel_size) if isinstance(module, _CONVOLUTIONS) else 0)
 
     def before(_: nn.Module, inputs: tuple[Any, ...]) -> Any:
         came.append(_channels(inputs[0], place(inputs[0])))

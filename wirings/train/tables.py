@@ -6,14 +6,10 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from wirings import recipes
-from wirings.errors import WiringError
-from wirings.graph import Graph
-from wirings.profile import profile
 from wirings.train import results
-from wirings.train.fresh import new_model
+from wirings.train.sizes import Size, millions, remarks, size_of
 
 HEADER = (
     "recipe",
@@ -33,29 +29,6 @@ NOT_FETCHED = {"imagenet": "ImageNet"}
 """Data that one must have; all other can be fetched, or is there."""
 SIZES = ("paper's params", "params", "paper's mult-adds", "mult-adds")
 """Columns of tables that are about how large networks are, after the first."""
-
-
-@dataclass(frozen=True)
-class Size:
-    """Parameters and multiply-adds of a row, as the paper has them and as counted here."""
-
-    paper_params: float | None = None
-    paper_mult_adds: float | None = None
-    params: float | None = None
-    """Of the results, a mean; of the network before training where there are none; None if it cannot be counted."""
-    mult_adds: float | None = None
-    trained: bool = False
-    """Whether they are those of results."""
-    edges: float | None = None
-    """Multiply-adds of the graphs' edges alone, of a network before training that has graphs."""
-    reason: str | None = None
-    """Why it could not be counted."""
-
-    @property
-    def same(self) -> bool:
-        """Whether what the paper has is what was counted, rounded as the paper rounds."""
-        pairs = ((self.paper_params, self.params), (self.paper_mult_adds, self.mult_adds))
-        return all(paper is None or ours is None or millions(ours, paper) == millions(paper) for paper, ours in pairs)
 
 
 @dataclass(frozen=True)
@@ -124,28 +97,13 @@ def _row(recipe: recipes.Recipe, folder: Path, sizes: bool) -> Row:
         train_s=_mean([result.train_s for result in ours]),
         files=tuple(results.path_of(folder, result.recipe, result.seed) for result in ours),
         left_out=len(found) - len(ours),
-        size=_size(recipe, ours) if sizes else None,
+        size=size_of(recipe, ours) if sizes else None,
         note=recipe.note,
         published="accuracy" not in paper and "published" in paper,
         paper_top5=paper.get("top5"),
         top5=_mean([result.top5 for result in ours]),
         data=recipe.settings.data.name,
     )
-
-
-def _size(recipe: recipes.Recipe, ours: Sequence[results.Result]) -> Size:
-    paper = recipe.paper or {}
-    known: dict[str, Any] = {"paper_params": paper.get("params"), "paper_mult_adds": paper.get("mult_adds")}
-    mult_adds = _mean([result.mult_adds for result in ours])
-    if mult_adds is not None:
-        return Size(**known, params=_mean([result.params for result in ours]), mult_adds=mult_adds, trained=True)
-    try:
-        model = new_model(recipe.settings)
-    except WiringError as error:
-        return Size(**known, reason=str(error))
-    counted = profile(model)
-    graphs = [row.edge_mult_adds or 0 for row in counted.rows if isinstance(model.get_submodule(row.name), Graph)]
-    return Size(**known, params=counted.params, mult_adds=counted.mult_adds, edges=sum(graphs) if graphs else None)
 
 
 def render(rows: Sequence[Row]) -> str:
@@ -212,9 +170,9 @@ def _footnotes(rows: Sequence[Row]) -> list[str]:
         for row in rows
         if row.left_out
     ]
-    remarks = [f"{row.recipe}: {remark}" for row in rows for remark in _remarks(row)]
+    told = [f"{row.recipe}: {remark}" for row in rows for remark in remarks(row.size, row.note)]
     published = ["* Published by the authors with their code; the paper's table does not have this row."]
-    return [*(published if any(row.published for row in rows) else []), *left_out, *remarks, *_not_at_hand(rows)]
+    return [*(published if any(row.published for row in rows) else []), *left_out, *told, *_not_at_hand(rows)]
 
 
 def _not_at_hand(rows: Sequence[Row]) -> list[str]:
@@ -229,35 +187,6 @@ def _not_at_hand(rows: Sequence[Row]) -> list[str]:
                 "results` trains one on yours."
             )
     return lines
-
-
-def _remarks(row: Row) -> list[str]:
-    """What must be said where the paper's size is not the one counted."""
-    size = row.size
-    if size is None or (size.same and size.reason is None):
-        return []
-    if size.reason is not None:
-        return [f"not counted. {size.reason}"]
-    if row.note is None and size.edges is not None:
-        return [
-            "counted before training, in which nodes die, and with them what they compute: at least "
-            f"{millions(size.edges)} multiply-adds are left, those of the edges."
-        ]
-    return [row.note or "counted otherwise than the paper counts."]
-
-
-def millions(value: float | None, like: float | None = None) -> str:
-    """A number in millions, with three digits; or rounded as ``like`` is, which the paper has.
-
-    >>> millions(55_646_946, 41e6), millions(55_646_946, 55.7e6), millions(469_072), millions(0.24e6)
-    ('56M', '55.6M', '0.469M', '0.24M')
-    """
-    if value is None:
-        return ""
-    if like is None:
-        return f"{value / 1e6:.3g}M"
-    decimals = len(f"{like / 1e6:g}".partition(".")[2])
-    return f"{value / 1e6:.{decimals}f}M"
 
 
 def _braced(row: Row) -> str:
