@@ -19,7 +19,7 @@ NAME = "table1/static-dnw"
 
 
 def make(recipe: str = NAME, seed: int = 1, accuracy: float = 80.5, **values: Any) -> Result:
-    settings = to_mapping(recipes.get(NAME).settings) | {"seed": seed}
+    settings = to_mapping(recipes.get(recipe if recipe in recipes.names() else NAME).settings) | {"seed": seed}
     known: dict[str, Any] = {
         "top5": 99.0,
         "best_accuracy": 81.0,
@@ -228,6 +228,16 @@ def test_the_commit_is_the_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert results.environment("cpu")["dirty"] is False
     (package / "__init__.py").write_text("changed")
     assert results.environment("cpu")["dirty"] is True
+
+
+def test_results_of_a_recipe_that_has_changed_do_not_count(tmp_path: Path) -> None:
+    results.write(make(seed=0), tmp_path)
+    then = to_mapping(recipes.get(NAME).settings)
+    results.write(make(seed=1, settings={**then, "epochs": 150}), tmp_path)
+    results.write(make(seed=2, settings={**then, "once": "known"}), tmp_path)
+    results.write(make(seed=3, settings={**then, "data": {**then["data"], "workers": 9}}), tmp_path)  # changes nothing
+    row = next(row for row in tables.table(1, tmp_path) if row.recipe == NAME)
+    assert (row.seeds, row.left_out) == ((0, 3), 2)
 
 
 def test_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

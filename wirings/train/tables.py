@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from wirings import recipes
+from wirings.errors import WiringError
 from wirings.train import results
+from wirings.train.settings import first_difference, from_mapping
 from wirings.train.sizes import Size, millions, remarks, size_of
 
 HEADER = (
@@ -50,7 +52,7 @@ class Row:
     train_s: float | None
     files: tuple[Path, ...]
     left_out: int
-    """Results that do not count, since they have overrides."""
+    """Results that do not count: they have overrides, or the recipe was another then."""
     size: Size | None = None
     """In tables that the paper has sizes in, where they are asked for."""
     note: str | None = None
@@ -81,7 +83,7 @@ def table(number: int | str, results_folder: Path, count: bool = False) -> list[
 
 def _row(recipe: recipes.Recipe, folder: Path, sizes: bool) -> Row:
     found = results.find(folder, recipe.name)
-    ours = [result for result in found if not result.overrides]
+    ours = [result for result in found if _counts(result, recipe)]
     paper = recipe.paper or {}
     accuracies = [result.accuracy for result in ours]
     return Row(
@@ -104,6 +106,17 @@ def _row(recipe: recipes.Recipe, folder: Path, sizes: bool) -> Row:
         top5=_mean([result.top5 for result in ours]),
         data=recipe.settings.data.name,
     )
+
+
+def _counts(result: results.Result, recipe: recipes.Recipe) -> bool:
+    """Whether a result is the recipe's as it is now: nothing was changed for the run, nor in the recipe since."""
+    if result.overrides:
+        return False
+    try:
+        then = from_mapping(result.settings)
+    except WiringError:  # settings that are no more
+        return False
+    return first_difference(replace(then, seed=recipe.settings.seed), recipe.settings) is None
 
 
 def render(rows: Sequence[Row]) -> str:
