@@ -5,6 +5,7 @@ from wirings.budget import ConstantSchedule, CubicSchedule, LinearSchedule
 from wirings.compaction import CompactModel, compact
 from wirings.edges import choose, real_edges, straight_through
 from wirings.errors import WiringError
+from wirings.export import load_compact
 from wirings.graph import Blocks, Complete, ContinuousGraph, Dag, DiscreteGraph, Graph, Matrix, StaticGraph
 from wirings.rewind import rewind_
 from wirings.version import __version__
@@ -31,6 +32,7 @@ __all__ = [
     "choose",
     "compact",
     "finalize_",
+    "load_compact",
     "nodes",
     "real_edges",
     "rewind_",

@@ -68,7 +68,10 @@ class Builder:
     def program(self, outputs: Sequence[str]) -> Program:
         """What was made."""
         shapes = {name: tuple(self.values[name].shape[1:]) for name in self.inputs}
-        notes = {} if self.batch is None else {"batch": self.batch}
+        notes: dict[str, Any] = {} if self.batch is None else {"batch": self.batch}
+        whole = {name: str(x.dtype) for name in self.inputs if not (x := self.values[name]).is_floating_point()}
+        if whole:
+            notes["types"] = whole
         return Program(shapes, self.operations, tuple(outputs), notes)
 
     def rename(self, name: str, hint: str) -> str:

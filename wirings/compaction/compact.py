@@ -56,6 +56,7 @@ def compact(model: nn.Module, example_input: Tensor | Sequence[Tensor]) -> Compa
     program.notes["one_output"] = isinstance(outputs, Tensor)
     small = shrunk(program)
     report = Report(count_model(program, plain), count(small), verify(program, small, inputs, expected))
+    small.notes["report"] = report.as_mapping()
     return CompactModel(small, report).to(device).eval()
 
 
@@ -89,17 +90,25 @@ def shrunk(program: Program) -> Program:
     """The program without dead and constant channels, norms folded; in the precision that it had."""
     dtype = next((x.dtype for _, x in program.tensors() if x.is_floating_point()), torch.float32)
     small = folded(pruned(program.to(torch.float64)))
+    small = folded(pruned(small))  # groups that were filled up, and norms moved past them, leave a little more
     return small.to(dtype).changed(lambda x: None if x is None else x.contiguous())
 
 
 @torch.no_grad()
 def verify(program: Program, small: Program, inputs: Sequence[Tensor], expected: tuple[Tensor, ...]) -> float:
-    """The largest difference between a model's outputs and those of its compact program, as a share; raises if large.
+    """Compare a model's outputs with its compact program's: see `check_outputs`."""
+    return check_outputs(program, small.run(*inputs), inputs, expected, "the compact model")
 
-    Where the model itself computes with larger errors than the tolerance (it divides by almost nothing, say), they are
-    found by the uncompacted program in double precision, and the compact one may not be further off than twice that.
+
+@torch.no_grad()
+def check_outputs(
+    program: Program, found: Sequence[Tensor], inputs: Sequence[Tensor], expected: Sequence[Tensor], what: str
+) -> float:
+    """Compare outputs with those expected: the largest difference as a share of the largest; raises if it is large.
+
+    Where the expected ones are themselves further from exact arithmetic than the tolerance (a model may divide by
+    almost nothing), ``program`` in double precision tells by how much, and those found may be twice as far off.
     """
-    found = small.run(*inputs)
     worst = 0.0
     exact: tuple[Tensor, ...] | None = None
     for number, (one, two) in enumerate(zip(found, expected, strict=True)):
@@ -113,7 +122,7 @@ def verify(program: Program, small: Program, inputs: Sequence[Tensor], expected:
         own, here = _off(two, exact[number], scale), _off(one, exact[number], scale)
         if not here <= max(TOLERANCE, 2 * own):
             raise WiringError(
-                f"the compact model's outputs differ from the model's by {off:.1e} of the largest, more than "
+                f"the outputs of {what} differ from the model's by {off:.1e} of the largest, more than "
                 f"{TOLERANCE:.0e}; the model itself is off by {own:.1e} from exact arithmetic. Nothing is returned. Is "
                 "the model deterministic in eval()? If so this is a mistake of ours: please report it with the model."
             )

@@ -35,7 +35,7 @@ from wirings.compaction.operations import (
     Select,
 )
 from wirings.compaction.program import Program
-from wirings.compaction.prune import uniform
+from wirings.compaction.prune import tidied, uniform
 
 Sum = (Conv, Linear)
 
@@ -345,7 +345,7 @@ def _into_sum(folder: _Folder, o: Affine, taker: Any) -> None:
     folder.shapes[name] = folder.shapes[taker.output]
     folder.insert(taker.output, dataclasses.replace(changed, output=name, bias=None))
     folder.shapes[name] = folder.shapes[taker.output]
-    folder.put(AddMap(taker.output, (name,), brought))
+    folder.put(AddMap(taker.output, (name,), tidied(brought)))
 
 
 def each_sum(program: Program) -> Iterator[Conv | Linear]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from wirings.compaction.constants import Known, feeding
 from wirings.compaction.operations import (
     Concat,
+    Constant,
     Conv,
     Flatten,
     Linear,
@@ -50,6 +51,8 @@ def needed(program: Program, known: dict[str, Known | None]) -> dict[str, Tensor
                     _mark(live, known, name, None)
                 live[out] = ~_of(known, out).constant
             continue
+        if isinstance(operation, Constant):
+            continue  # it takes an input only to count the images
         for number, name in enumerate(operation.inputs):
             if name in live:
                 _mark(live, known, name, _wanted(operation, number, whole, live, known))

@@ -140,7 +140,7 @@ class InstanceNorm(Operation):
     epsilon: float = 1e-5
 
     def compute(self, inputs: Sequence[Tensor], own: Own) -> Tensor:
-        if len(inputs[0]) == 0:
+        if inputs[0].shape[0] == 0:
             return inputs[0]  # PyTorch's takes no empty batch
         return F.instance_norm(inputs[0], weight=own["scale"], bias=own["shift"], eps=self.epsilon)
 

@@ -48,10 +48,18 @@ class Program:
     @torch.no_grad()
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of every tensor without the batch, for inputs of the sizes that the program has."""
+        values = self.values(*self.zeros(self.notes.get("batch", 1)))
+        return {name: tuple(x.shape[1:]) for name, x in values.items() if isinstance(x, Tensor)}
+
+    def zeros(self, batch: int) -> list[Tensor]:
+        """Inputs of zeros, so many images."""
         floating = (x for _, x in self.tensors() if x.is_floating_point())
         like = next(floating, torch.zeros(0))
-        zeros = [like.new_zeros(1, *shape) for shape in self.inputs.values()]
-        return {name: tuple(x.shape[1:]) for name, x in self.values(*zeros).items() if isinstance(x, Tensor)}
+        types = self.notes.get("types", {})  # of inputs that are whole numbers
+        return [
+            like.new_zeros(batch, *shape, dtype=_NAMED[types[name]] if name in types else None)
+            for name, shape in self.inputs.items()
+        ]
 
     def users(self) -> dict[str, list[Operation]]:
         """The operations that take each tensor; an operation that takes it twice stands twice."""
@@ -105,14 +113,10 @@ class Program:
         tensors: dict[str, Tensor] = {}
         sparse: dict[str, list[int]] = {}
         for name, value in self.tensors():
-            flat = value.detach().cpu().reshape(-1)
-            places = flat.nonzero().squeeze(1)
-            if len(places) < SPARSE_BELOW * len(flat):
+            parts = stored(value.detach().cpu())
+            tensors |= {f"{name}.{part}" if part else name: x for part, x in parts.items()}
+            if "places" in parts:
                 sparse[name] = list(value.shape)
-                tensors[f"{name}.places"] = places.to(torch.int32)
-                tensors[f"{name}.values"] = flat[places].clone()
-            else:
-                tensors[name] = value.detach().cpu().contiguous().clone()
         about = {
             "inputs": {name: list(shape) for name, shape in self.inputs.items()},
             "operations": [_described(operation) for operation in self.operations],
@@ -148,9 +152,29 @@ class Program:
         for name, shape in about["sparse"].items():
             places, values = tensors.pop(f"{name}.places").long(), tensors.pop(f"{name}.values")
             tensors[name] = values.new_zeros(math.prod(shape)).index_copy(0, places, values).view(shape)
+        for name in [name for name in tensors if name.endswith(".few")]:
+            value, plain = tensors.pop(name), name.removesuffix(".few")
+            for dim in range(1, value.dim()):
+                value = value.index_select(dim, tensors.pop(f"{plain}.along{dim}").long())
+            tensors[plain] = value
         inputs = {name: tuple(shape) for name, shape in about["inputs"].items()}
         operations = [_made(one, tensors) for one in about["operations"]]
         return cls(inputs, operations, tuple(about["outputs"]), about["notes"])
+
+
+def stored(x: Tensor) -> dict[str, Tensor]:
+    """The tensors that one is saved as: itself; places and values; or, of maps that repeat themselves, what differs."""
+    flat = x.reshape(-1)
+    places = flat.nonzero().squeeze(1)
+    if len(places) < SPARSE_BELOW * len(flat):
+        return {"places": places.to(torch.int32), "values": flat[places].clone()}
+    few, along = x, {}
+    for dim in range(1, x.dim() if x.dim() < 4 and x.is_floating_point() else 0):
+        few, inverse = torch.unique_consecutive(few, dim=dim, return_inverse=True)
+        along[f"along{dim}"] = inverse.to(torch.int32)
+    if few.numel() < SPARSE_BELOW * x.numel():
+        return {"few": few.contiguous(), **along}
+    return {"": x.contiguous().clone()}
 
 
 def _described(operation: Operation) -> dict[str, Any]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from wirings.compaction.fold import each_sum
 from wirings.compaction.operations import Conv
-from wirings.compaction.program import Program
+from wirings.compaction.program import Program, stored
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,9 @@ class Counts:
     dense_mult_adds: int
     """The same if zeros are multiplied by, too."""
     bytes: int
-    """Of all tensors with their zeros."""
+    """Of all tensors as they are saved: places and values of those that are mostly zeros."""
+    dense_bytes: int
+    """The same with all zeros."""
 
 
 def count(program: Program) -> Counts:
@@ -43,18 +47,26 @@ def count(program: Program) -> Counts:
         if not (isinstance(operation, Conv) and operation.depthwise):
             nodes += operation.weight.shape[0]
             edges += nonzero
-    floats = [x for _, x in program.tensors() if x.is_floating_point()]
-    parameters = sum(int(x.count_nonzero()) for x in floats)
-    size = sum(x.numel() * x.element_size() for _, x in program.tensors())
-    return Counts(nodes, edges, parameters, live, dense, size)
+    tensors = [x for _, x in program.tensors()]
+    return Counts(nodes, edges, _numbers(tensors), live, dense, *_sizes(tensors))
 
 
 def count_model(program: Program, model: nn.Module) -> Counts:
     """A model in numbers: those of its program, but with the parameters and bytes that the model itself has."""
-    counts = count(program)
-    parameters = sum(int(p.count_nonzero()) for p in model.parameters())
-    size = sum(x.numel() * x.element_size() for x in model.state_dict().values())
-    return Counts(counts.nodes, counts.edges, parameters, counts.mult_adds, counts.dense_mult_adds, size)
+    tensors = list(model.state_dict().values())
+    sizes = dict(zip(("bytes", "dense_bytes"), _sizes(tensors), strict=True))
+    return dataclasses.replace(count(program), parameters=_numbers(list(model.parameters())), **sizes)
+
+
+def _numbers(tensors: list[Tensor]) -> int:
+    """The numbers that are not zero; of maps that repeat themselves, those that differ."""
+    floating = [stored(x.detach()) for x in tensors if x.is_floating_point()]
+    return sum(int(parts[key].count_nonzero()) for parts in floating for key in ("", "few", "values") if key in parts)
+
+
+def _sizes(tensors: list[Tensor]) -> tuple[int, int]:
+    saved = sum(part.numel() * part.element_size() for x in tensors for part in stored(x.detach()).values())
+    return saved, sum(x.numel() * x.element_size() for x in tensors)
 
 
 @dataclass(frozen=True)
@@ -66,10 +78,19 @@ class Report:
     difference: float
     """The largest difference between the outputs for the example, as a share of the largest output."""
 
+    def as_mapping(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_mapping(cls, mapping: dict[str, Any]) -> Report:
+        """The other way."""
+        return cls(Counts(**mapping["before"]), Counts(**mapping["after"]), mapping["difference"])
+
     def __str__(self) -> str:
         names = {
             "nodes": "nodes", "edges": "edges", "parameters": "parameters", "mult_adds": "multiply-adds",
-            "dense_mult_adds": "the same, zeros too", "bytes": "bytes",
+            "dense_mult_adds": "the same, zeros too", "bytes": "bytes", "dense_bytes": "the same, zeros too",
         }  # fmt: skip
         lines = [f"{'':20}{'before':>15}{'after':>15}{'':>9}"]
         for name, shown in names.items():

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 
 from wirings.compaction.aten import CHANNELWISE, TABLE, Value
 from wirings.compaction.builder import Builder
-from wirings.compaction.operations import PYTHON, Held, Opaque, Taken
+from wirings.compaction.operations import PYTHON, Held, Opaque, Select, Taken
 from wirings.errors import WiringError
 
 Lower = Callable[[Builder, nn.Module, str, str], str]
@@ -138,6 +138,7 @@ class _Tracer:
         self.given = list(inputs)
         self.batch: str | None = None  # the size of dimension 0, a symbol if it may be any
         self.found: dict[fx.Node, Any] = {}
+        self.places: dict[str, tuple[str, Tensor]] = {}
         self.origin: dict[fx.Node, str] = {}
 
     def run(self) -> list[str]:
@@ -263,13 +264,49 @@ class _Tracer:
         result = node.meta.get("val")
         alone = alone and len(taken) == 1 and not held and isinstance(first, Tensor) and first.dim() >= 2
         alone = alone and isinstance(result, Tensor) and result.dim() >= 2 and result.shape[1] == first.shape[1]
-        settings = {"target": name, "arguments": packed_arguments, "options": packed_options, "channelwise": alone}
-        return Value(self.builder.add(Opaque, taken, node.name, held=tuple(held), **settings))
+        if name in ("aten::view", "aten::_unsafe_view"):  # copies that made the memory fit are left out
+            name = "aten::reshape"
+        settings: dict[str, Any] = {
+            "target": name,
+            "arguments": packed_arguments,
+            "options": packed_options,
+            "channelwise": alone,
+        }
+        made = self.builder.add(Opaque, taken, node.name, held=tuple(held), **settings)
+        return self._shuffled(node, made, taken[0]) if name in _MOVES else Value(made)
+
+    def _shuffled(self, node: fx.Node, made: str, source: str) -> Value:
+        """What only moves numbers about, if it comes to channels in another order: these channels.
+
+        Beside the tensor, one is moved that has the number of its place in the image at every place.
+        """
+        values = self.builder.values
+        if source not in self.places:
+            self.places[source] = source, _numbered(values[source].shape)
+        root, numbers = self.places[source]
+        operation = self.builder.operations[-1]
+        moved = operation.run(numbers, *(values[x] for x in operation.inputs[1:]))
+        self.places[made] = root, moved
+        now = self._shape(node)
+        if now is None or moved.shape != values[root].shape:
+            return Value(made)
+        index = moved[0].flatten(1)[:, 0] // max(1, moved[0, 0].numel())
+        if not torch.equal(_numbered(moved.shape).index_select(1, index), moved):
+            return Value(made)
+        return Value(self.builder.add(Select, (root,), node.name, index=index))
 
     def _hint(self, node: fx.Node, otherwise: str) -> str:
         stack = node.meta.get("nn_module_stack") or {}
         path = list(stack.values())[-1][0] if stack else ""
         return path.removeprefix("model").removeprefix(".") or otherwise
+
+
+_MOVES = ("aten::reshape", "aten::transpose.int", "aten::permute")
+
+
+def _numbered(shape: torch.Size) -> Tensor:
+    """At every place its number, the images one after the other."""
+    return torch.arange(shape.numel()).view(shape)
 
 
 def _depends(x: Any) -> bool:
