@@ -1,14 +1,14 @@
-"""Random graphs and wirings: compaction gives the same outputs, and leaves nothing that it could take."""
+"""Random graphs, wirings and networks: compaction gives the same outputs, and leaves nothing that it could take."""
 
-from typing import Any
-
+import pytest
 import torch
 from hypothesis import given, settings
-from torch import Tensor
+from torch import Tensor, nn
 
-from tests.compact.drawn import graphs
+from tests.compact.drawn import graphs, networks, program_of
 from wirings import StaticGraph, WiringError
 from wirings.compaction.compact import compact, shrunk
+from wirings.compaction.program import Program
 from wirings.compaction.report import count
 
 
@@ -16,21 +16,60 @@ from wirings.compaction.report import count
 @given(graphs())
 def test_random_graphs_keep_their_outputs(drawn: tuple[StaticGraph, Tensor]) -> None:
     graph, x = drawn
-    check(graph, x)
+    try:
+        small = compact(graph, x)
+    except WiringError as error:
+        no_path(error, graph, x)
+        return
+    other = torch.randn_like(x)
+    same(small(other), graph(other))
+    nothing_left(small.program)
 
 
-def check(model: Any, x: Tensor) -> None:
-    with torch.no_grad():
-        other = torch.randn_like(x)
-        expected = model(other)
-        try:
-            small = compact(model, x)
-        except WiringError as error:
-            assert "no path" in str(error), error
-            constant = model(torch.randn_like(x))
-            assert torch.allclose(constant, expected, rtol=1e-9, atol=1e-9)
-            return
-        found = small(other)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9 * float(expected.abs().max()) + 1e-12)
-    again = count(shrunk(small.program))
-    assert again == small.report.after
+@settings(max_examples=200)
+@given(networks())
+def test_random_networks_keep_their_outputs(drawn: tuple[nn.Module, Tensor]) -> None:
+    model, x = drawn
+    program = program_of(model, x)
+    same(program.run(x)[0], model(x))
+    try:
+        small = shrunk(program)
+    except WiringError as error:
+        no_path(error, model, x)
+        return
+    other = torch.randn(3, *x.shape[1:], dtype=x.dtype)
+    same(small.run(other)[0], model(other))
+    nothing_left(small)
+
+
+@pytest.mark.slow
+@settings(max_examples=25)
+@given(networks())
+def test_traced_networks_keep_their_outputs(drawn: tuple[nn.Module, Tensor]) -> None:
+    model, x = drawn
+    if not constant(model, x):
+        other = torch.randn(3, *x.shape[1:], dtype=x.dtype)
+        same(compact(model, x)(other), model(other))
+
+
+def no_path(error: WiringError, model: nn.Module, x: Tensor) -> None:
+    assert "no path of edges leads from the input" in str(error)
+    assert constant(model, x)
+
+
+@torch.no_grad()
+def constant(model: nn.Module, x: Tensor) -> bool:
+    """Whether the output is the same for other inputs; by chance it may be so although there is a path."""
+    outputs = [model(torch.randn_like(x)) for _ in range(4)]
+    return all(torch.allclose(y, outputs[0], rtol=1e-12, atol=1e-12) for y in outputs)
+
+
+def same(found: Tensor, expected: Tensor) -> None:
+    scale = float(expected.detach().abs().max())
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-9, atol=1e-9 * scale + 1e-12)
+
+
+def nothing_left(small: Program) -> None:
+    """Compacting again takes nothing more away."""
+    once, twice = count(small), count(shrunk(small))
+    assert (once.nodes, once.edges, once.mult_adds) == (twice.nodes, twice.edges, twice.mult_adds)
