@@ -53,5 +53,6 @@ def same_runs(one: Path, other: Path) -> None:
         different = [key for key in a if not torch.equal(a[key], b[key])]
         assert not different
     assert lines(one) == lines(other)
+    assert (one / "history.wirings").read_bytes() == (other / "history.wirings").read_bytes()
     a, b = (vars(results.read(folder / "result.json")) for folder in (one, other))
     assert {key: a[key] for key in a if key not in OF_TIME} == {key: b[key] for key in b if key not in OF_TIME}

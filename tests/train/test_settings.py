@@ -71,6 +71,7 @@ OTHER: dict[str, Any] = {
     "evaluate_every": 5,
     "checkpoint_epochs": 3,
     "checkpoint_every": 100,
+    "history_every": 10,
 }
 
 

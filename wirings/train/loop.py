@@ -1,8 +1,9 @@
 """The training loop, one for every recipe. It knows no model and no rule.
 
 A run is a folder: ``settings.yaml``, ``log.csv``, ``initial.safetensors`` (the model before the first step),
-``last.safetensors`` and ``best.safetensors`` (checkpoints), and at the end ``result.json``. Batches are a function of
-the seed, the epoch and the place in it, so a run that was stopped goes on as if it had not been.
+``last.safetensors`` and ``best.safetensors`` (checkpoints), ``history.wirings`` (how the wiring changed), and at the
+end ``result.json``. Batches are a function of the seed, the epoch and the place in it, so a run that was stopped goes
+on as if it had not been.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from wirings.train.checkpoint import BEST, INITIAL, LAST, RESULT
 from wirings.train.distributed import Place, start, together
 from wirings.train.evaluate import evaluate
 from wirings.train.log import Log, tell_skipped
+from wirings.train.recording import HISTORY, Recording
 from wirings.train.settings import Settings, first_difference, from_mapping, to_mapping
 from wirings.train.step import Captured, Step, acts_between_steps, make_fast, make_optimizer
 from wirings.train.summary import Progress, summary
@@ -91,6 +93,8 @@ def train(
     about = {"recipe": name, "settings": to_mapping(settings), "classes": found.classes}
     if new and place.first:
         checkpoint.save_model(out / INITIAL, model, about)
+    steps = (progress.steps, settings.epochs * len(found.train))
+    recording = Recording(step if place.first else None, settings, out / HISTORY, name, steps, log.say)
     wall_before = progress.wall
     best: tuple[dict[str, Tensor], dict[str, Any]] | None = None
 
@@ -103,6 +107,7 @@ def train(
         nonlocal best
         _check(step, progress, settings, len(found.train), place, last)
         now = described()
+        recording.flush()
         if place.first:
             if best is not None:
                 checkpoint.write_tensors(out / BEST, *best)
@@ -115,13 +120,14 @@ def train(
     try:
         with together(place, f"Start all of them again with --resume: {out} is as its last checkpoint left it."):
             while progress.epoch < settings.epochs:
-                if not _epoch(step, fast, found.train, progress, settings, place, deadline, log, save):
+                if not _epoch(step, fast, found.train, progress, settings, place, deadline, log, save, recording):
                     where = f"epoch {progress.epoch + 1}, batch {progress.batch + 1}"
                     log.say(f"time is up: {out} goes on with --resume from {where}")
                     return None
                 _check(step, progress, settings, len(found.train), place, last)
                 line = _line(step, found, progress, settings, place)
                 progress.history.append(line)
+                recording.epoch(line)
                 progress.epoch, progress.batch = progress.epoch + 1, 0
                 better = line["accuracy"] is not None and line["accuracy"] > progress.best
                 progress.best = line["accuracy"] if better else progress.best
@@ -135,6 +141,7 @@ def train(
                     save()
     finally:
         log.end()
+        recording.close()
     if not place.first:
         return None
     progress.wall = wall_before + time.perf_counter() - begun
@@ -193,6 +200,7 @@ def _epoch(
     deadline: float,
     log: Log,
     save: Any,
+    recording: Recording,
 ) -> bool:
     """The rest of an epoch; False if time was up before its end."""
     step.model.train()
@@ -218,6 +226,7 @@ def _epoch(
         if between and step.wiring is not None:
             step.wiring.step(step.optimizer)
         progress.batch, progress.steps = progress.batch + 1, progress.steps + 1
+        recording.after(progress.steps)
         log.batch(progress.batch)
         every = settings.checkpoint_every
         due = every is not None and progress.steps % every == 0 and progress.batch < per_epoch

@@ -136,6 +136,7 @@ def first_settings(
         "seed",
         "checkpoint_epochs",
         "checkpoint_every",
+        "history_every",
     ]
     changes = {key: plain.at(values, key) for key in shared}
     changes |= {key: value for key, value in overrides.items() if key.partition(".")[0] not in (*OWN, "data")}

@@ -14,7 +14,9 @@ from wirings.train import plain
 from wirings.train.plain import Typed
 from wirings.train.text import parse_yaml
 
-NEUTRAL = frozenset({"seed", "data.directory", "data.workers", "checkpoint_every", "checkpoint_epochs"})
+NEUTRAL = frozenset(
+    {"seed", "data.directory", "data.workers", "checkpoint_every", "checkpoint_epochs", "history_every"}
+)
 """Settings that leave a recipe what it is: with other values of these, a run is still the recipe's."""
 
 
@@ -195,11 +197,15 @@ class Settings(Typed):
     """Epochs from one checkpoint to the next; the last epoch always has one."""
     checkpoint_every: int | None = None
     """Steps from one checkpoint to the next within an epoch; null: none but at the ends of epochs."""
+    history_every: int | None = None
+    """Steps from one record of the wiring to the next in history.wirings; 0: no history; null: 200 records, or fewer
+    of a large wiring."""
 
     def check(self) -> None:
         for name in ("epochs", "batch", "accumulate", "evaluate_every", "checkpoint_epochs", "checkpoint_every"):
             value = getattr(self, name)
             self.need(name, value is None or value >= 1, "1 or more")
+        self.need("history_every", (self.history_every or 0) >= 0, "0 or more")
         self.need("accumulate", self.accumulate <= self.batch, f"at most the batch, {self.batch}")
         self.need("label_smoothing", 0 <= self.label_smoothing < 1, "at least 0 and below 1")
         self.need("ema", 0 < (self.ema or 0) < 1, "above 0 and below 1")
