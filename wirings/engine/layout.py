@@ -17,7 +17,7 @@ import numpy as np
 LINE = 16
 """Floats in a cache line; every map starts at one."""
 SLACK = 4 * LINE
-"""Floats after a map that may be read, and whose sums are not used."""
+"""Floats after the last map that may be read, and whose sums are not used."""
 ALIAS = 1024
 """Maps this many floats apart compete for the same places in the nearest cache."""
 EMPTY = -1
@@ -64,11 +64,10 @@ class Buffer:
         if self.packed:
             self.lead, self.stride = 0, 1
             return
-        self.lead = _lines(self.above * pitch + self.before)
+        # The zeros before a map are those after the one before it.
+        self.lead = _lines(max(self.above, self.below) * pitch + self.before)
         rows = self.height if self.kept is None else max(last - first for first, last in self.kept)
         size = self.lead + _lines((rows - 1) * pitch + self.width)
-        if self.zeros:
-            size += _lines(self.below * pitch + self.before + SLACK)
         self.stride = size + (LINE if size % ALIAS == 0 and self.channels > 1 else 0)
 
     def constants(self, floats: int) -> Iterator[tuple[int, np.ndarray]]:
@@ -88,7 +87,7 @@ class Buffer:
 
     @property
     def size(self) -> int:
-        return _lines(self.channels * self.stride)
+        return _lines(self.channels * self.stride) + (self.lead + SLACK if self.zeros else 0)
 
 
 @dataclass(eq=False)

@@ -3,186 +3,26 @@
 Sums over edges stay open while operations follow that they can take in: a norm, an addition, an activation, another
 convolution's sums. A depthwise 3 × 3 convolution after them closes a step of nodes. Channels that are chosen, put in
 place or put together cost nothing: they only change where the next step reads.
+
+The file is long since it has a few lines for every operation.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
 
 from wirings.compaction import operations as ops
 from wirings.compaction.program import Program
+from wirings.engine.bands import cut
 from wirings.engine.layout import EMPTY, Maps, Memory
+from wirings.engine.parts import INFINITY, Caller, Dense, Lowered, Nodes, Pending, Sum, Term
 from wirings.engine.steps import FUNCTIONS, POOLS, Kind
-
-INFINITY = math.inf
-
 
 FEW_KINDS = 33
 """Constant maps with no more kinds of pixels are put together from as many maps."""
-LEAST_ROWS = 7
-"""Rows of a band: of fewer, too many would be those that it holds beside its own."""
-
-
-def rows_of(height: int, band: int, bands: int) -> tuple[int, int]:
-    """A band's own rows: the first, and the one after the last."""
-    return height * band // bands, height * (band + 1) // bands
-
-
-@dataclass(eq=False)
-class Term:
-    """Edges from one tensor: out[row] += value · source[channel], moved by dy rows and dx columns."""
-
-    source: Maps
-    row: np.ndarray
-    channel: np.ndarray
-    value: np.ndarray
-    dy: np.ndarray
-    dx: np.ndarray
-
-
-@dataclass(eq=False)
-class Sum:
-    """Sums over edges, maybe open for more."""
-
-    name: str
-    height: int
-    width: int
-    terms: list[Term]
-    bias: np.ndarray
-    low: float = -INFINITY
-    high: float = INFINITY
-
-    @property
-    def open(self) -> bool:
-        return self.low == -INFINITY and self.high == INFINITY
-
-    @property
-    def edges(self) -> int:
-        return sum(len(term.row) for term in self.terms)
-
-    def sources(self) -> list[Maps]:
-        return [term.source for term in self.terms]
-
-
-@dataclass(frozen=True)
-class Caller:
-    """An input of the caller's, which a step reads where it lies."""
-
-    number: int
-    channels: int
-    height: int
-    width: int
-    stride: tuple[int, int]
-
-
-@dataclass(eq=False)
-class Nodes:
-    """Sums, then a depthwise 3 × 3 convolution."""
-
-    name: str
-    sums: Sum
-    kernel: np.ndarray
-    """(channels, 9)."""
-    bias: np.ndarray
-    stride: int
-    height: int
-    width: int
-    caller: Caller | None = None
-    """Whose input the sums are over, if it is not a map in memory; phases of it are made for each strip."""
-    low: float = -INFINITY
-    high: float = INFINITY
-
-    @property
-    def open(self) -> bool:
-        return self.low == -INFINITY and self.high == INFINITY
-
-
-@dataclass(eq=False)
-class Dense:
-    """A linear layer of single numbers."""
-
-    name: str
-    source: Maps
-    weight: np.ndarray
-    bias: np.ndarray
-    low: float = -INFINITY
-    high: float = INFINITY
-
-    @property
-    def open(self) -> bool:
-        return self.low == -INFINITY and self.high == INFINITY
-
-
-Pending = Sum | Nodes | Dense
-
-
-@dataclass(eq=False)
-class Lowered:
-    """One step, before it is known where everything lies."""
-
-    name: str
-    kind: Kind
-    out: Maps | None
-    source: Maps | None = None
-    pending: Pending | None = None
-    numbers: dict[str, Any] = field(default_factory=dict)
-    """Fields of `wirings.engine.steps.Step`; arrays are kept and pointed to."""
-    work: int = 0
-    """Multiply-adds."""
-
-    def reads(self) -> list[Maps]:
-        found = [x for x in (self.source, self.numbers.get("second")) if x is not None]
-        if isinstance(self.pending, Sum):
-            found += self.pending.sources()
-        elif isinstance(self.pending, Nodes) and self.pending.caller is None:
-            found += self.pending.sums.sources()
-        elif isinstance(self.pending, Dense):
-            found.append(self.pending.source)
-        return found
-
-
-def supported(operation: ops.Operation, shapes: dict[str, tuple[int, ...]]) -> bool:
-    """Whether the kernels can do an operation. The others run on PyTorch."""
-    if any(name not in shapes for name in (*operation.inputs, operation.output)):
-        return False
-    taken = [shapes[name] for name in operation.inputs]
-    if any(0 in shape for shape in (*taken, shapes[operation.output])):
-        return False
-    maps = all(len(shape) == 3 for shape in taken)
-    match operation:
-        case ops.Conv():
-            return maps and len(operation.stride) == 2
-        case ops.Linear():
-            return len(taken[0]) == 1
-        case ops.Concat() | ops.Select() | ops.Place():
-            return all(len(shape) in (1, 3) for shape in taken)
-        case ops.Activation():
-            return len(taken[0]) in (1, 3)
-        case ops.Flatten():
-            return len(taken[0]) in (1, 3)
-        case ops.Mean() | ops.InstanceNorm() | ops.Affine() | ops.Add():
-            return maps
-        case ops.AddMap():
-            return maps and tuple(operation.map.shape) == taken[0]
-        case ops.Constant():
-            return operation.map.dim() == 3
-        case ops.Multiply():
-            return maps and (taken[0] == taken[1] or taken[1][1:] == (1, 1))
-        case ops.Reshape():
-            return maps and taken[0][1:] == (1, 1) and operation.shape in ((), (1, 1))
-        case ops.Pool():
-            return maps and len(operation.kernel) == 2
-        case ops.Crop():
-            return maps and set(operation.steps) == {1} and len(operation.steps) == 2
-        case ops.Pad():
-            return maps and min(*operation.before, *operation.after) >= 0 and len(operation.before) == 2
-    return False
 
 
 class Lowering:
@@ -204,39 +44,8 @@ class Lowering:
         for number, step in enumerate(self.steps):
             self.memory.used(number, *step.reads(), *([step.out] if step.out is not None else []))
         if bands > 1:
-            self._cut()
+            cut(self.memory, self.steps, bands)
         self.floats = self.memory.plan()
-
-    def _cut(self) -> None:
-        """Cut maps into bands where every step that uses them works strip by strip."""
-        classes = self.memory.classes()
-        needs: dict[int, list[tuple[int, int]]] = {}
-        whole: set[int] = set()
-        for step in self.steps:
-            read = {self.memory.root(b.number) for maps in step.reads() for b in self.memory.of(maps)}
-            if isinstance(step.pending, Nodes) and (step.pending.caller or not _moved(step.pending.sums)):
-                for root in read:
-                    needs.setdefault(root, []).append((step.pending.height, step.pending.stride))
-            else:
-                whole |= read
-                if step.out is not None and not isinstance(step.pending, Nodes):
-                    whole |= {self.memory.root(b.number) for b in self.memory.of(step.out)}
-        for root, taken in needs.items():
-            buffers = classes[root]
-            height = buffers[0].height
-            fits = all(b.height == height and not b.zeros and not b.packed for b in buffers)
-            if root in whole or not fits or height < LEAST_ROWS * self.bands:
-                continue
-            kept = []
-            for band in range(self.bands):
-                first, last = rows_of(height, band, self.bands)
-                for out_height, stride in taken:
-                    start, stop = rows_of(out_height, band, self.bands)
-                    first = min(first, max(0, start * stride - 1))
-                    last = max(last, min(height, (stop - 1) * stride + 2))
-                kept.append((first, last))
-            for buffer in buffers:
-                buffer.kept = kept
 
     # ---- values -----------------------------------------------------------------------------------------------------
 
@@ -538,11 +347,6 @@ class Lowering:
         return out
 
 
-def _moved(sums: Sum) -> bool:
-    """Whether a row of the sums takes other rows of the maps."""
-    return any(term.dy.any() for term in sums.terms)
-
-
 def _out(step: Lowered) -> Maps:
     assert step.out is not None
     return step.out
@@ -580,17 +384,3 @@ def _array(x: Tensor | None, zeros: int = 0) -> np.ndarray:
 
 def _index(x: Tensor) -> np.ndarray:
     return x.detach().cpu().numpy().astype(int)
-
-
-def runs(program: Program, shapes: dict[str, tuple[int, ...]]) -> Iterable[tuple[bool, list[ops.Operation]]]:
-    """A program's operations in runs that the kernels can do, and runs that PyTorch does."""
-    run: list[ops.Operation] = []
-    native = True
-    for operation in program.operations:
-        if supported(operation, shapes) != native:
-            if run:
-                yield native, run
-            run, native = [], not native
-        run.append(operation)
-    if run:
-        yield native, run

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from wirings.compaction.operations import Conv, Linear, Operation
 from wirings.compaction.program import Program
 from wirings.engine.build import kernels, processor
-from wirings.engine.lower import runs
 from wirings.engine.measure import timed, tune
 from wirings.engine.pack import Choice
 from wirings.engine.plan import Plan
 from wirings.engine.report import EngineReport, StepReport
+from wirings.engine.support import runs
 from wirings.errors import WiringError, unknown
 
 ENGINES = ("auto", "sparse", "dense", "torch")

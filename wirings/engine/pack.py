@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from wirings.engine.bands import rows_of
 from wirings.engine.layout import LINE, Maps
-from wirings.engine.lower import Caller, Dense, Lowered, Lowering, Nodes, Sum, rows_of
+from wirings.engine.lower import Lowering
+from wirings.engine.parts import Caller, Dense, Lowered, Nodes, Sum
+from wirings.engine.records import filled, grouped, sliced
 from wirings.engine.steps import Kind, Step
 
 SPEED = 30_000
@@ -78,12 +81,12 @@ class Packed:
             if not pending.terms:
                 numbers["pitch"] = memory.pitch(lowered.out) if lowered.out is not None else pending.width
             numbers["length"] = (pending.height - 1) * numbers["pitch"] + pending.width
-            numbers["mask"] = self._mask(lowered.out)
+            numbers["mask"] = self._mask(lowered.out, pending.height, pending.width, numbers["pitch"])
             numbers["scale"] = 1 / (pending.height * pending.width)
         elif isinstance(pending, Nodes):
             numbers |= self._sums(pending.sums, pending.caller)
             rows = len(numbers["bias"])
-            numbers |= {"kernels": _filled(pending.kernel, rows), "kernel_bias": _filled(pending.bias, rows)}
+            numbers |= {"kernels": filled(pending.kernel, rows), "kernel_bias": filled(pending.bias, rows)}
             numbers["stride_y"] = numbers["stride_x"] = pending.stride
             numbers |= self._strips(pending)
             if pending.caller is not None:
@@ -123,7 +126,7 @@ class Packed:
         value = np.concatenate([*(term.value for term in sums.terms), np.zeros(0, np.float32)])
         block = 1 if self.choice.way == "sparse" else machine.block
         groups = -(-len(sums.bias) // block)
-        starts, records = _grouped(row, place, value, block, groups)
+        starts, records = grouped(row, place, value, block, groups)
         out = np.full(groups * block, -1)
         assert self.lowered.out is not None
         out[: len(sums.bias)] = memory.offsets(self.lowered.out)
@@ -133,7 +136,7 @@ class Packed:
             "tile": machine.tile if block == 1 else machine.dense_tile,
             "starts": starts,
             "records": records,
-            "bias": _filled(sums.bias, groups * block),
+            "bias": filled(sums.bias, groups * block),
             "out": out,
             "pitch": pitch,
             "height": sums.height,
@@ -192,15 +195,14 @@ class Packed:
             "band_floats": self.floats,
         }
 
-    def _mask(self, out: Maps | None) -> np.ndarray | int:
-        """Zeros between the rows, where the next convolution reads them; 0 if nobody does."""
+    def _mask(self, out: Maps | None, height: int, width: int, pitch: int) -> np.ndarray | int:
+        """Zeros between the rows, where the next convolution reads them, or the mean does; 0 if nobody does."""
         assert out is not None
         (buffer,) = self.memory.of(out)
-        if not buffer.zeros or self.lowered.numbers.get("flag"):
+        if not buffer.zeros and not self.lowered.numbers.get("flag"):
             return 0
-        places = np.arange(buffer.height * buffer.pitch + 2 * self.machine.lanes)
-        inside = (places % buffer.pitch < buffer.width) & (places < buffer.height * buffer.pitch)
-        return np.where(inside, -1, 0)
+        places = np.arange(height * pitch + 2 * self.machine.lanes)
+        return np.where((places % pitch < width) & (places < height * pitch), -1, 0)
 
     # ---- the others -------------------------------------------------------------------------------------------------
 
@@ -210,14 +212,14 @@ class Packed:
         assert self.lowered.out is not None
         out = self.memory.offsets(self.lowered.out)
         if self.choice.way == "sparse":
-            return {"kind": int(Kind.SPARSE_LINEAR), **_sliced(layer, places, out, self.machine.lanes)}
+            return {"kind": int(Kind.SPARSE_LINEAR), **sliced(layer, places, out, self.machine.lanes)}
         rows, panel = layer.weight.shape[0], self.machine.panel
         panels = -(-rows // panel)
-        weight = _filled(layer.weight, panels * panel).reshape(panels, panel, -1).transpose(0, 2, 1)
+        weight = filled(layer.weight, panels * panel).reshape(panels, panel, -1).transpose(0, 2, 1)
         apart = len(places) == 0 or not np.array_equal(places, places[0] + np.arange(len(places)))
         return {
             "weights": weight,
-            "bias": _filled(layer.bias, panels * panel),
+            "bias": filled(layer.bias, panels * panel),
             "in_": places if len(places) else np.zeros(1, int),
             "flag": int(apart),
             "inputs": len(places),
@@ -254,56 +256,3 @@ class Packed:
         bounds = np.searchsorted(np.cumsum(costs), costs.sum() * np.arange(1, count) / count, side="right")
         chunks = np.unique([0, *bounds.tolist(), len(costs)])
         return {"chunks": chunks, "chunk_count": len(chunks) - 1}
-
-
-def _filled(values: np.ndarray, rows: int) -> np.ndarray:
-    """With rows of zeros added."""
-    made = np.zeros((rows, *values.shape[1:]), np.float32)
-    made[: len(values)] = values
-    return made
-
-
-def _grouped(
-    row: np.ndarray, place: np.ndarray, value: np.ndarray, block: int, groups: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """The records of groups of ``block`` rows, and where each group's begin, in words."""
-    key = row // block * (2**33) + place
-    order = np.argsort(key, kind="stable")
-    keys, first = np.unique(key[order], return_index=True)
-    records = np.zeros((len(keys), 1 + block), np.int32)
-    weights = np.zeros((len(keys), block), np.float32)
-    number = np.repeat(np.arange(len(keys)), np.diff([*first, len(order)]))
-    np.add.at(weights, (number, row[order] % block), value[order])
-    records[:, 0] = place[order][first]
-    records[:, 1:] = weights.view(np.int32)
-    counts = np.bincount(row[order][first] // block, minlength=groups)
-    return np.concatenate([[0], np.cumsum(counts)]) * (1 + block), records
-
-
-def _sliced(layer: Dense, places: np.ndarray, out: np.ndarray, lanes: int) -> dict[str, Any]:
-    """A sparse linear layer: rows of about the same number of edges side by side, ``lanes`` at a time."""
-    rows = len(layer.bias)
-    counts = np.count_nonzero(layer.weight, 1)
-    order = np.argsort(-counts, kind="stable")
-    slices = -(-rows // lanes)
-    starts, parts = [0], []
-    for i in range(slices):
-        own = order[i * lanes : (i + 1) * lanes]
-        longest = int(counts[own].max())
-        record = np.zeros((longest, 2, lanes), np.int32)
-        weights = np.zeros((longest, lanes), np.float32)
-        for lane, r in enumerate(own):
-            columns = np.flatnonzero(layer.weight[r])
-            record[: len(columns), 0, lane] = places[columns]
-            weights[: len(columns), lane] = layer.weight[r, columns]
-        record[:, 1] = weights.view(np.int32)
-        parts.append(record.reshape(-1))
-        starts.append(starts[-1] + len(parts[-1]))
-    bias, to = np.zeros(slices * lanes, np.float32), np.full(slices * lanes, -1)
-    bias[:rows], to[:rows] = layer.bias[order], out[order]
-    return {
-        "starts": np.array(starts),
-        "records": np.concatenate([*parts, np.zeros(0, np.int32)]),
-        "bias": bias,
-        "out": to,
-    }

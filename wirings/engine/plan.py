@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from wirings.compaction.program import Program
-from wirings.engine.lower import Dense, Lowered, Lowering, Nodes, Sum
+from wirings.engine.lower import Lowering
 from wirings.engine.pack import Choice, Machine, Packed
+from wirings.engine.parts import Dense, Lowered, Nodes, Sum
 from wirings.engine.steps import Kind, Step
 
 NEAR = 24 * 1024
@@ -114,9 +115,10 @@ class Plan:
             counts = [usual.strips]
             if isinstance(pending, Nodes):
                 least = self._split(step)
-                counts += [least * n for n in (1, 2, 4, 8) if least * n <= max(pending.height // 3, least)]
-            elif self.together and not step.numbers.get("flag"):
-                counts.append(self.threads)
+                counts += [least * n for n in (1, 2, 4, 8, 16) if least * n <= max(pending.height // 3, least)]
+            elif not step.numbers.get("flag"):
+                vectors = sums.height * sums.width // self.machine.lanes
+                counts += [self.threads * n for n in (1, 2, 4) if self.threads * n <= vectors // 4]
             sources = sum(len(np.unique(term.channel * 1000 + term.dy * 30 + term.dx)) for term in sums.terms)
             dense = len(sums.bias) * sources
             ways = ["sparse"] if dense > 8 * sums.edges + 100 else ["sparse", "dense"]

@@ -12,10 +12,6 @@
 
 namespace {
 
-struct alignas(64) Counter {
-    std::atomic<int> next{0};
-};
-
 void run_task(const Step &step, float *memory, float *scratch, int task, const Callers &callers) {
     switch (step.kind) {
         case SUMS: return run_sums(step, memory, scratch, task);
@@ -32,22 +28,89 @@ void run_task(const Step &step, float *memory, float *scratch, int task, const C
     }
 }
 
-// Each thread does its own part of the tasks, in order, so that what it wrote in one step lies in its cache in the
-// next; then it helps the others.
-void run_share(const Step &step, float *memory, float *scratch, const Callers &callers, Counter *counters, int number,
-               int threads) {
-    const int tasks = step.strips * step.chunk_count;
-    for (int i = 0; i < threads; i++) {
-        const int whose = (number + i) % threads;
-        const int first = tasks * whose / threads, last = tasks * (whose + 1) / threads;
-        for (int task; (task = first + counters[whose].next.fetch_add(1, std::memory_order_relaxed)) < last;)
-            run_task(step, memory, scratch, task, callers);
-    }
-}
-
 double seconds() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
+
+// What a call is about; it holds as long as there are tasks.
+struct Call {
+    const Step *steps;
+    int count;
+    float *const *memories, *const *scratches;
+    const float *const *inputs;
+    const int64_t *input_sizes;
+    int input_count;
+    float *const *outputs;
+    const int64_t *output_sizes;
+    int output_count;
+    int images;
+    double *times;
+};
+
+// One image's inputs and outputs.
+class Image {
+    std::vector<const float *> in;
+    std::vector<float *> out;
+
+public:
+    Image(const Call &call, int image) {
+        for (int i = 0; i < call.input_count; i++) in.push_back(call.inputs[i] + image * call.input_sizes[i]);
+        for (int i = 0; i < call.output_count; i++) out.push_back(call.outputs[i] + image * call.output_sizes[i]);
+    }
+    Callers callers() const { return {in.data(), out.data()}; }
+};
+
+// Images one after the other, the tasks of each step on all threads.
+class Together : public Work {
+    const Call call;
+    std::vector<Image> images;
+    std::vector<Tasks> tasks;  // image by image, step by step
+
+public:
+    Together(const Call &about, int threads) : call(about), tasks(static_cast<size_t>(about.images) * about.count) {
+        for (int i = 0; i < call.images; i++) {
+            images.emplace_back(call, i);
+            for (int s = 0; s < call.count; s++)
+                tasks[i * call.count + s].set(call.steps[s].strips * call.steps[s].chunk_count, threads);
+        }
+    }
+
+    void share(int number) override {
+        double before = number == 0 && call.times ? seconds() : 0;
+        for (size_t t = 0; t < tasks.size(); t++) {
+            const size_t s = t % call.count;
+            tasks[t].share(number, [&](int task) {
+                const Callers callers = images[t / call.count].callers();
+                run_task(call.steps[s], call.memories[0], call.scratches[number], task, callers);
+            });
+            tasks[t].wait();
+            if (number == 0 && call.times) {
+                const double now = seconds();
+                call.times[s] += now - before;
+                before = now;
+            }
+        }
+    }
+};
+
+// Each image on one thread, in memory of its own.
+class Apart : public Work {
+    const Call call;
+    Tasks tasks;
+
+public:
+    Apart(const Call &about, int threads) : call(about) { tasks.set(about.images, threads); }
+
+    void share(int number) override {
+        tasks.share(number, [&](int number_of_image) {
+            const Image image(call, number_of_image);
+            for (int s = 0; s < call.count; s++)
+                for (int task = 0; task < call.steps[s].strips * call.steps[s].chunk_count; task++)
+                    run_task(call.steps[s], call.memories[number], call.scratches[number], task, image.callers());
+        });
+        tasks.wait();
+    }
+};
 
 }  // namespace
 
@@ -87,46 +150,14 @@ void wirings_run(Pool *pool, const Step *steps, int count, float *const *memorie
                  const float *const *inputs, const int64_t *input_sizes, int input_count, float *const *outputs,
                  const int64_t *output_sizes, int output_count, int images, int apart, double *times) {
     std::lock_guard<std::mutex> lock(pool->using_it);
-    const int threads = pool->threads;
-    const auto of_image = [&](int image, const float **in, float **out) {
-        for (int i = 0; i < input_count; i++) in[i] = inputs[i] + image * input_sizes[i];
-        for (int i = 0; i < output_count; i++) out[i] = outputs[i] + image * output_sizes[i];
-    };
-    const std::unique_ptr<const float *[]> ins(new const float *[static_cast<size_t>(input_count) * threads]);
-    const std::unique_ptr<float *[]> outs(new float *[static_cast<size_t>(output_count) * threads]);
-    if (apart) {
-        std::atomic<int> next{0};
-        pool->run([&](int number) {
-            const float **in = ins.get() + number * input_count;
-            float **out = outs.get() + number * output_count;
-            for (int image; (image = next.fetch_add(1)) < images;) {
-                of_image(image, in, out);
-                for (int s = 0; s < count; s++)
-                    for (int task = 0; task < steps[s].strips * steps[s].chunk_count; task++)
-                        run_task(steps[s], memories[number], scratches[number], task, {in, out});
-            }
-        });
-        return;
-    }
-    const std::unique_ptr<Counter[]> counters(new Counter[static_cast<size_t>(count) * images * threads]);
-    pool->run([&](int number) {
-        const float **in = ins.get() + number * input_count;
-        float **out = outs.get() + number * output_count;
-        for (int image = 0; image < images; image++) {
-            of_image(image, in, out);
-            double before = times && number == 0 ? seconds() : 0;
-            for (int s = 0; s < count; s++) {
-                Counter *own = counters.get() + (static_cast<int64_t>(image) * count + s) * threads;
-                run_share(steps[s], memories[0], scratches[number], {in, out}, own, number, threads);
-                pool->barrier.wait(threads);
-                if (times && number == 0) {
-                    const double now = seconds();
-                    times[s] += now - before;
-                    before = now;
-                }
-            }
-        }
-    });
+    const Call call = {steps, count, memories, scratches, inputs, input_sizes, input_count,
+                       outputs, output_sizes, output_count, images, times};
+    std::shared_ptr<Work> work;
+    if (apart)
+        work = std::make_shared<Apart>(call, pool->threads);
+    else
+        work = std::make_shared<Together>(call, pool->threads);
+    pool->run(work);
 }
 
 }  // extern "C"

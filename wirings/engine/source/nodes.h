@@ -118,7 +118,7 @@ static int64_t map_of(const Step &step) {
 // Floats of scratch memory that one thread needs.
 static int64_t scratch_of(const Step &step) {
     const int64_t phases = step.source < 0 ? 0 : int64_t{step.inputs} * step.dilate_y * step.dilate_x * step.flag;
-    return 2 * step.block * map_of(step) + phases + 2 * LINE;
+    return step.block * map_of(step) + phases + 2 * LINE;
 }
 
 // Rows that other bands hold, too.
@@ -132,7 +132,6 @@ static inline void pass_on(const Step &step, const Strip &strip, const float *ow
     }
 }
 
-// A group is convolved only after the next one's sums: what was just written is not yet to be had at other alignments.
 static void run_nodes(const Step &step, float *memory, float *scratch, int task, const Callers &callers) {
     const Strip &strip = step.strip[task / step.chunk_count];
     const int chunk = task % step.chunk_count, top = top_of(step, strip), bottom = bottom_of(step, strip);
@@ -148,16 +147,14 @@ static void run_nodes(const Step &step, float *memory, float *scratch, int task,
     float *out = memory + strip.out_band * step.band_floats;
     const int64_t each = map_of(step);
     const Convolve convolved = convolution(step);
-    float *rows[2][BLOCK];
-    for (int b = 0; b < 2 * step.block; b++) rows[b / step.block][b % step.block] = scratch + b * each + MARGIN;
-    const int first = step.chunks[chunk], last = step.chunks[chunk + 1];
-    for (int group = first; group <= last; group++) {
-        if (group < last) sum_group(step, group, in, rows[group % 2], nullptr, vectors);
-        if (group == first) continue;
+    float *rows[BLOCK];
+    for (int b = 0; b < step.block; b++) rows[b] = scratch + b * each + MARGIN;
+    for (int group = step.chunks[chunk]; group < step.chunks[chunk + 1]; group++) {
+        sum_group(step, group, in, rows, nullptr, vectors);
         for (int b = 0; b < step.block; b++) {
-            const int row = (group - 1) * step.block + b;
+            const int row = group * step.block + b;
             if (step.out[row] < 0) continue;
-            const float *map = rows[(group - 1) % 2][b] - start - at(0, origin, step.pitch);
+            const float *map = rows[b] - start - at(0, origin, step.pitch);
             float *to = out + step.out[row] - at(0, strip.out_first, step.out_pitch);
             convolved(step, map, step.kernels + 9 * row, step.kernel_bias[row], to, strip.from, strip.to);
             if (step.kept) pass_on(step, strip, to, memory, step.out[row]);

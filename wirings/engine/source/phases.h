@@ -12,14 +12,22 @@ static inline void deal_out(const float *row, int width, int stride, float *cons
         memcpy(to[0], row, sizeof(float) * width);
         return;
     }
-    int x = 0;
-    if (stride == 2)
-        for (; x + 2 * LANES <= width; x += 2 * LANES) {
+    if (stride == 2) {
+        int x = 0, half = 0;
+        for (; x + 2 * LANES <= width; x += 2 * LANES, half += LANES) {
             const V a = load(row + x), b = load(row + x + LANES);
-            store(to[0] + x / 2, evens(a, b));
-            store(to[1] + x / 2, odds(a, b));
+            store(to[0] + half, evens(a, b));
+            store(to[1] + half, odds(a, b));
         }
-    for (; x < width; x++) to[x % stride][x / stride] = row[x];
+        for (; x + 2 <= width; x += 2, half++) {
+            to[0][half] = row[x];
+            to[1][half] = row[x + 1];
+        }
+        if (x < width) to[0][half] = row[x];
+        return;
+    }
+    for (int phase = 0; phase < stride; phase++)
+        for (int x = phase, i = 0; x < width; x += stride, i++) to[phase][i] = row[x];
 }
 
 // The phases of an input of the caller's, as far as rows `top` to `bottom` of a convolution take them, with zeros around

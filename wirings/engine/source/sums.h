@@ -138,7 +138,7 @@ static inline float mean_of(const Step &step, const float *map) {
     return sum * step.scale;
 }
 
-// Where `flag` is set only the mean over each map is kept, and the maps go to scratch memory.
+// Where `flag` is set only the mean over each map is kept; the maps go to scratch memory, with zeros between the rows.
 static void run_sums(const Step &step, float *memory, float *scratch, int task) {
     const int strip = task / step.chunk_count, chunk = task % step.chunk_count;
     const int vectors = ceil_div(step.length, LANES);
@@ -151,6 +151,6 @@ static void run_sums(const Step &step, float *memory, float *scratch, int task) 
             to[b] = out[b] < 0 ? nullptr : step.flag ? scratch + b * vectors * LANES : memory + out[b] + from;
         sum_group(step, group, memory + from, to, mask, last - first);
         for (int b = 0; step.flag && b < step.block; b++)
-            if (to[b]) memory[out[b]] = mean_of(step, to[b]);
+            if (to[b]) memory[out[b]] = sum_of(to[b], vectors * LANES) * step.scale;
     }
 }

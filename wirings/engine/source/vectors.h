@@ -53,9 +53,11 @@ static inline void store_part(float *p, V v, int n) {
 }
 
 static inline float total(V v) {
-    float sum = 0;
-    for (int i = 0; i < LANES; i++) sum += v[i];
-    return sum;
+    float sums[LANES];
+    memcpy(sums, &v, sizeof sums);
+    UNROLLED for (int half = LANES / 2; half; half /= 2)
+        UNROLLED for (int i = 0; i < half; i++) sums[i] += sums[i + half];
+    return sums[0];
 }
 
 static inline I count_up() {
