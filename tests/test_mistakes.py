@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations, weight_norm
+from torch.nn.utils import parametrizations, prune, weight_norm
 
 import wirings
 from wirings import WiringError, finalize_, unwire_, wire_
@@ -122,8 +122,42 @@ def test_skipping_what_another_parametrization_holds() -> None:
 @pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
 def test_the_older_weight_norm_has_no_weight_to_wire() -> None:
     model = nn.Sequential(weight_norm(nn.Linear(4, 4)))
-    with pytest.raises(WiringError, match="no layer to wire"):
+    with pytest.raises(WiringError, match=r"0\.weight is no parameter: a hook computes it from weight_g, weight_v"):
         wire_(model, density=0.5)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+def test_what_a_hook_computes_is_not_left_dense_silently() -> None:
+    model = nn.Sequential(
+        nn.Linear(4, 4), weight_norm(nn.Linear(4, 4)), prune.l1_unstructured(nn.Linear(4, 4), "weight", 3)
+    )
+    with pytest.raises(WiringError, match=r"1\.weight is no parameter.*remove_weight_norm.*or give skip=\['1'\]"):
+        wire_(model, density=0.5)
+    with pytest.raises(WiringError, match=r"2\.weight is no parameter: a hook computes it from weight_orig"):
+        wire_(model, density=0.5, skip=["1"])
+    assert [layer.name for layer in wire_(model, density=0.5, skip=["1", "2"]).layers] == ["0.weight"]
+    unwire_(model)
+    assert [layer.name for layer in wire_(model, density=0.5, include=["0"]).layers] == ["0.weight"]
+    recurrent = weight_norm(nn.LSTM(4, 4), "weight_hh_l0")
+    with pytest.raises(WiringError, match=r"weight_hh_l0 is no parameter.*from weight_hh_l0_g, weight_hh_l0_v"):
+        wire_(recurrent, density=0.5)
+
+
+def test_different_parameters_in_the_same_memory_cannot_be_wired() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+    model[2].weight = nn.Parameter(model[0].weight.detach().t())  # tied, but transposed: two parameters
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(WiringError, match=r"2\.weight shares its memory with 0\.weight.*a\.weight = b\.weight.*clone"):
+        wire_(model, density=0.5)
+    with pytest.raises(WiringError, match=r"0\.weight shares its memory with 2\.weight"):
+        wire_(model, density=0.5, skip=["2"])
+    assert all(torch.equal(p, was) for p, was in zip(model.parameters(), before, strict=True))
+    assert not any(hasattr(module, "parametrizations") for module in model)
+    model[2].weight = nn.Parameter(model[0].weight.detach().t().clone())
+    finalize_(wire_(model, density=0.5).model)
+    first, second = torch.randn(64).split(32)
+    model[0].weight, model[2].weight = nn.Parameter(first.view(8, 4)), nn.Parameter(second.view(4, 8))
+    assert len(wire_(model, density=0.5).layers) == 2, "beside each other in one piece of memory is fine"
 
 
 @pytest.mark.parametrize("call", [finalize_, unwire_])

@@ -43,6 +43,7 @@ def find(model: nn.Module, include: Sequence[str] | None, skip: Sequence[str]) -
         target = places.setdefault(id(weight), Target(weight))
         target.places.append((name, module, attribute))
     everything = list(places.values())
+    _check_none_computed(model, include, skip)
     known = [t for t in everything if any(attribute in wired_by_default(module) for _, module, attribute in t.places)]
     if not known and include is None:
         raise WiringError(
@@ -65,7 +66,64 @@ def find(model: nn.Module, include: Sequence[str] | None, skip: Sequence[str]) -
     if not chosen:
         names = ", ".join(target.name for target in everything)
         raise WiringError(f"include= and skip= together leave no layer to wire, of {names}. Skip less.")
+    _check_memory(model, chosen)
     return chosen
+
+
+def _check_none_computed(model: nn.Module, include: Sequence[str] | None, skip: Sequence[str]) -> None:
+    """Raise if a layer's weight is no parameter but computed from others by a hook, as older weight norms do."""
+    for prefix, module in model.named_modules():
+        for attribute in wired_by_default(module):
+            name = f"{prefix}.{attribute}" if prefix else attribute
+            asked = include is None or any(matches(name, pattern) for pattern in include)
+            if not isinstance(module.__dict__.get(attribute), Tensor) or not asked:
+                continue
+            if any(matches(name, pattern) for pattern in skip):
+                continue
+            others = ", ".join(n for n in module._parameters if n.startswith(f"{attribute}_"))
+            remedy = f", or give skip=[{prefix!r}]" if prefix else ""
+            raise WiringError(
+                f"{name} is no parameter: a hook computes it from {others or 'something else'} (weight norm, spectral "
+                "norm or pruning of torch.nn.utils), so its edges have no weights of their own. Remove that first "
+                f"(remove_weight_norm, remove_spectral_norm, prune.remove){remedy}."
+            )
+
+
+def _check_memory(model: nn.Module, chosen: list[Target]) -> None:
+    """Raise if a weight to wire lies in the same memory as another parameter: each would have edges of its own."""
+    wanted = {id(target.weight): target.name for target in chosen}
+    taken: list[tuple[int, int, str, int]] = []
+    for name, parameter in model.named_parameters():
+        start = _start(parameter)
+        if start is not None:
+            taken.append((start, start + _span(parameter), name, id(parameter)))
+    taken.sort()
+    last = taken[:1]  # the one that reaches furthest so far
+    for here in taken[1:]:
+        if here[0] < last[0][1] and (here[3] in wanted or last[0][3] in wanted):
+            mine, other = (here, last[0]) if here[3] in wanted else (last[0], here)
+            raise WiringError(
+                f"{wanted[mine[3]]} shares its memory with {other[2]}, which is another parameter: what one makes zero "
+                "the other would lose. Let both be one parameter (a.weight = b.weight), which is wired once, or give "
+                f"each memory of its own (.clone()), or skip={[wanted[mine[3]]]!r}."
+            )
+        last = [here] if here[1] > last[0][1] else last
+
+
+def _start(parameter: Tensor) -> int | None:
+    """The address of the first entry; None where there is no memory to share."""
+    if isinstance(parameter, nn.parameter.UninitializedParameter) or parameter.is_meta or not parameter.numel():
+        return None
+    try:
+        return parameter.data_ptr() or None
+    except RuntimeError:  # a tensor of another kind, which has no memory of its own
+        return None
+
+
+def _span(parameter: Tensor) -> int:
+    """Bytes from the first entry to the end of the last."""
+    last = sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True))
+    return (last + 1) * parameter.element_size()
 
 
 def _named(target: Target, include: Sequence[str], known: list[Target]) -> bool:
@@ -110,9 +168,10 @@ def wired_by_default(module: nn.Module) -> tuple[str, ...]:
     """The names of the weights that `wire_` takes from a module of this kind; biases and norms stay dense."""
     if isinstance(module, (nn.Linear, nn.Bilinear, *_CONVOLUTIONS)):
         return ("weight",)
-    if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
-        names = [*module._parameters, *held(module)]
-        return tuple(name for name in names if name.startswith("weight_"))
+    if isinstance(module, nn.RNNBase):
+        return tuple(name for name in module._flat_weights_names if name.startswith("weight_"))
+    if isinstance(module, nn.RNNCellBase):
+        return ("weight_ih", "weight_hh")
     if isinstance(module, nn.MultiheadAttention):
         return _ATTENTION
     return getattr(module, "wired_weights", ())  # a neural graph names its own
