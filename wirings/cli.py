@@ -210,6 +210,44 @@ def profile(
 
 
 @app.command()
+def show(
+    run: Annotated[
+        str, typer.Argument(help="A run's folder, a history's file, or a trained network that comes with the package.")
+    ],
+    html: Annotated[bool, typer.Option("--html", help="Write one HTML page that plays the history.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The page's file; by default RUN/history.html.")
+    ] = None,
+    pictures: Annotated[Path | None, typer.Option(help="Write pictures to this folder.")] = None,
+    svg: Annotated[bool, typer.Option("--svg", help="Pictures as SVG instead of PNG.")] = False,
+    whole: Annotated[bool, typer.Option("--whole", help="Draw node by node what is too large for it, too.")] = False,
+) -> None:
+    """How a run's wiring looks, and how it came to be."""
+    from wirings import draw
+    from wirings.train.showing import look_at
+
+    if (out is not None or whole) and not html:
+        raise WiringError("--out and --whole belong to the page: give --html as well.")
+    if svg and pictures is None:
+        raise WiringError("--svg belongs to pictures: give --pictures FOLDER as well.")
+    history, title, note = look_at(run)
+    if not html and pictures is None:
+        typer.echo(draw.summary(history, title))
+    if note:
+        typer.echo(f"\n{note}" if not html and pictures is None else note)
+    if html:
+        if note:
+            history.about["note"] = note
+        folder = Path(run)
+        usual = folder / "history.html" if folder.is_dir() else Path(f"{run.strip('./').replace('/', '-')}.html")
+        path = draw.write_page(history, out or usual, title, whole)
+        typer.echo(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB): open it in a browser")
+    if pictures is not None:
+        for path in draw.album(history, pictures, "svg" if svg else "png", title):
+            typer.echo(f"wrote {path}")
+
+
+@app.command()
 def data(
     name: Annotated[str, typer.Argument(help="Which data: cifar10.")],
     directory: Annotated[Path | None, typer.Option(help="A folder that holds it already, in any known layout.")] = None,

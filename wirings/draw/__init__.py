@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 from wirings.draw.common import save
 from wirings.draw.html import page, write_page
+from wirings.draw.terminal import summary
 
 if TYPE_CHECKING:
     from wirings.draw.by_layer import density, layers
     from wirings.draw.columns import layered
     from wirings.draw.curves import Point, accuracy_against_mult_adds, births_and_deaths, degrees, progress
+    from wirings.draw.gallery import album
     from wirings.draw.nodes import adjacency, blocks, circle, spring
 
 __all__ = [
     "Point",
     "accuracy_against_mult_adds",
     "adjacency",
+    "album",
     "births_and_deaths",
     "blocks",
     "circle",
@@ -30,10 +33,12 @@ __all__ = [
     "progress",
     "save",
     "spring",
+    "summary",
     "write_page",
 ]
 
 _WHERE = {
+    "gallery": ("album",),
     "curves": ("Point", "accuracy_against_mult_adds", "births_and_deaths", "degrees", "progress"),
     "columns": ("layered",),
     "by_layer": ("density", "layers"),
