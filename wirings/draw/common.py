@@ -15,6 +15,7 @@ from wirings.history import History, State, still
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 POSITIVE, NEGATIVE = "#0068a8", "#c85200"
 ALIVE, DEAD, SOFT = "#2a2c30", "#c4c7cb", "#66696e"
@@ -56,16 +57,11 @@ def save(
         how: further arguments of the function.
     """
     from matplotlib import rc_context
-    from matplotlib.figure import Figure
 
     path = Path(path)
     if path.suffix not in (".png", ".svg"):
         raise WiringError(f"a picture is a .png or an .svg file, but {path.name} came.")
-    figure = Figure(figsize=size, layout="constrained")
-    if getattr(draw, "whole_figure", False):
-        draw(figure, *what, **how)
-    else:
-        draw(figure.add_subplot(), *what, **how)
+    figure = figure_of(draw, *what, size=size, **how)
     # The same picture is the same file: no date in it, and no random names.
     with rc_context({"svg.hashsalt": "wirings"}):
         try:
@@ -75,6 +71,15 @@ def save(
         except OSError as error:
             raise WiringError(f"{path} could not be written: {error.strerror}. Give another path.") from error
     return path
+
+
+def figure_of(draw: Callable[..., Any], *what: Any, size: tuple[float, float] = (8, 5), **how: Any) -> Figure:
+    """One picture as a matplotlib Figure. Arguments as for `save`."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    draw(figure if getattr(draw, "whole_figure", False) else figure.add_subplot(), *what, **how)
+    return figure
 
 
 def say(ax: Axes, title: str, note: str = "") -> None:

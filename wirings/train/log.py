@@ -6,16 +6,18 @@ import csv
 import importlib.util
 import io
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from wirings.data.base import Data
 from wirings.errors import WiringError
+from wirings.history import History, still
 from wirings.train.checkpoint import write
+from wirings.train.recording import HISTORY
 from wirings.train.settings import Settings
 from wirings.wiring import Wiring
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class Log:
@@ -108,8 +110,11 @@ class Shown(Log):
         for name, value in line.items():
             if isinstance(value, (int, float)) and name not in ("epoch", "steps", "images"):
                 self.writer.add_scalar(name, value, line["epoch"])
-        for name, mask in {} if wiring is None else wiring.masks().items():
-            self.writer.add_image(f"wiring/{name}", picture(mask), line["epoch"], dataformats="HW")
+        # Pictures take longer than an epoch may: those of epochs 1, 2, 4, 8, … and the last show how it goes.
+        epoch = line["epoch"]
+        if wiring is not None and (epoch & (epoch - 1) == 0 or epoch == self._epochs):
+            for name, figure in figures(wiring, out / HISTORY).items():
+                self.writer.add_figure(f"wiring/{name}", figure, epoch)
         self.writer.flush()
 
     def end(self) -> None:
@@ -120,8 +125,11 @@ class Shown(Log):
             self.writer = None  # the next phase has a folder of its own
 
 
-def picture(mask: Tensor, most: int = 512) -> Tensor:
-    """A wiring as a grey picture, a row for each node that edges lead to; what is larger is shrunk to the density."""
-    rows = mask.detach().reshape(len(mask), -1).float()
-    size = (min(most, rows.shape[0]), min(most, rows.shape[1]))
-    return torch.nn.functional.adaptive_avg_pool2d(rows[None], size)[0].cpu()
+def figures(wiring: Wiring, recorded: Path) -> dict[str, Figure]:
+    """The pictures that `wirings show --pictures` makes: of a wiring as it is now, and of what is recorded of it."""
+    from wirings.draw.gallery import over_time, pictures
+
+    found = pictures(still(wiring.model))
+    if recorded.exists():
+        found |= over_time(History.load(recorded, whole=False))
+    return {name: picture.figure() for name, picture in found.items()}
