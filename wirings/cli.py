@@ -210,6 +210,38 @@ def profile(
 
 
 @app.command()
+def compact(
+    run: Annotated[str, typer.Argument(help="A run's folder, or a trained network that comes with the package.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The file to write: .onnx, .pt2 or .safetensors.")
+    ] = None,
+    best: Annotated[bool, typer.Option(help="The best epoch's checkpoint instead of the last.")] = False,
+    image_size: Annotated[int | None, typer.Option(help="For square images of so many pixels a side.")] = None,
+) -> None:
+    """A trained run without dead nodes, norms folded, as a file that runs without wirings."""
+    from wirings.compaction import compact as made_compact
+    from wirings.export import check_path, export
+    from wirings.train.runs import open_run
+
+    if out is not None:
+        check_path(out)
+    model, settings, name, _ = open_run(run, best, device="cpu")
+    shape = getattr(model, "input_shape", None)
+    if shape is None:
+        raise WiringError(
+            f"the model {settings.model.name!r} of {run} does not say what it takes (input_shape), so there is no "
+            "example to compact it with; do it in Python: wirings.compact(model, example_input)."
+        )
+    sides = shape[1:] if image_size is None else (image_size,) * len(shape[1:])
+    example = torch.randn(2, shape[0], *sides, generator=torch.Generator().manual_seed(0))
+    small = made_compact(model, example)
+    small.notes["recipe"] = name
+    typer.echo(str(small.report))
+    if out is not None:
+        typer.echo(f"wrote {export(small, out)}")
+
+
+@app.command()
 def show(
     run: Annotated[
         str, typer.Argument(help="A run's folder, a history's file, or a trained network that comes with the package.")

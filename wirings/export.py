@@ -30,22 +30,25 @@ from wirings.files import whole_file
 
 def export(small: CompactModel, path: str | Path) -> Path:
     """Write a compact model to a file; its ending says how: ``.onnx``, ``.pt2`` or ``.safetensors``."""
-    place = Path(path)
     if not isinstance(small, CompactModel):
         raise WiringError(
             f"export takes what wirings.compact(model, example_input) gives, not {type(small).__name__}; compact it "
             "first."
         )
-    writers: dict[str, Callable[[Program, Path], None]] = {
-        ".onnx": _write_onnx, ".pt2": _write_exported, ".safetensors": _write_program,
-    }  # fmt: skip
-    if place.suffix not in writers:
-        raise WiringError(f"{path} must end in {', '.join(writers)}, which says what kind of file it is to be.")
-    if not place.parent.is_dir():
-        raise WiringError(f"the folder {place.parent} of {path} does not exist; make it first.")
+    place = check_path(path)
     program = small.program.to("cpu")
     with whole_file(place) as part:
-        writers[place.suffix](program, part)
+        _WRITERS[place.suffix](program, part)
+    return place
+
+
+def check_path(path: str | Path) -> Path:
+    """Raise unless the ending is known and the folder is there, before any work is done."""
+    place = Path(path)
+    if place.suffix not in _WRITERS:
+        raise WiringError(f"{path} must end in {', '.join(_WRITERS)}, which says what kind of file it is to be.")
+    if not place.parent.is_dir():
+        raise WiringError(f"the folder {place.parent} of {path} does not exist; make it first.")
     return place
 
 
@@ -144,3 +147,10 @@ def _traced_onnx(program: Program, path: Path, why: str) -> None:
 def _need(module: str, package: str, extra: str) -> None:
     if importlib.util.find_spec(module) is None:
         raise WiringError(f'this file needs the package {package!r}: pip install "wirings[{extra}]" or {package}.')
+
+
+_WRITERS: dict[str, Callable[[Program, Path], None]] = {
+    ".onnx": _write_onnx,
+    ".pt2": _write_exported,
+    ".safetensors": _write_program,
+}

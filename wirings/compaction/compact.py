@@ -83,6 +83,12 @@ def lower(model: nn.Module, inputs: Sequence[Tensor]) -> Program:
     builder = Builder([torch.cat([x, x])[:2] for x in inputs])
     if model in leaves:  # a graph alone, nothing to trace
         return builder.program([leaves[model](builder, model, "graph", *builder.inputs)])
+    try:
+        return builder.program(trace(model, builder, builder.inputs, leaves))
+    except Exception:
+        if all(len(x) == 2 for x in inputs):
+            raise
+    builder = Builder(list(inputs))  # perhaps the model takes no other number of images
     return builder.program(trace(model, builder, builder.inputs, leaves))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +38,14 @@ class _Step(nn.Module):
 class CompactModel(nn.Module):
     """A network without what is dead or constant in it. Takes and gives what the network did, in evaluation.
 
-    ``program`` is the network as a list of operations, ``report`` what compaction did.
+    ``program`` is the network as a list of operations, ``report`` what compaction did, ``notes`` what is saved with it.
     """
 
     def __init__(self, program: Program, report: Report | None = None) -> None:
         super().__init__()
         self.steps = nn.ModuleList(_Step(operation) for operation in program.operations)
         self._inputs, self._outputs = dict(program.inputs), program.outputs
-        self._notes = program.notes
+        self.notes = program.notes
         self._fixed = any(
             (isinstance(o, (AddMap, Constant)) and o.map.dim() > 1) or isinstance(o, Opaque) for o in program.operations
         )
@@ -53,15 +54,13 @@ class CompactModel(nn.Module):
     @property
     def program(self) -> Program:
         """The operations, with the weights that the module has now."""
-        import dataclasses
-
         operations = []
         for step in self._steps():
             own: dict[str, Any] = {**step._parameters, **step._buffers}
             own = {name: None if x is None else x.detach() for name, x in own.items()}
             fields = {"held": tuple(own.values())} if isinstance(step.operation, Opaque) else own
             operations.append(dataclasses.replace(step.operation, **fields))
-        return Program(dict(self._inputs), operations, self._outputs, self._notes)
+        return Program(dict(self._inputs), operations, self._outputs, self.notes)
 
     def _steps(self) -> list[_Step]:
         return list(self.steps)  # type: ignore[arg-type]
@@ -73,7 +72,7 @@ class CompactModel(nn.Module):
             taken = [values[name] for name in step.operation.inputs]
             values[step.operation.output] = step(*taken)
         results = tuple(values[name] for name in self._outputs)
-        return results[0] if self._notes.get("one_output", True) else results
+        return results[0] if self.notes.get("one_output", True) else results
 
     def _check(self, inputs: tuple[Tensor, ...]) -> None:
         if len(inputs) != len(self._inputs):
@@ -90,7 +89,7 @@ class CompactModel(nn.Module):
                     f"{name} of this compact model is (batch, {', '.join(map(str, shape))}), but {tuple(x.shape)} "
                     f"came.{why}"
                 )
-            batch = self._notes.get("batch")
+            batch = self.notes.get("batch")
             if batch is not None and x.shape[0] != batch:
                 raise WiringError(
                     f"the model could be traced for one number of images only, {batch}, but {x.shape[0]} came; compact "

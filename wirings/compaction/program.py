@@ -85,7 +85,11 @@ class Program:
                 return None
             return x.to(*args, **kwargs) if x.is_floating_point() else x.to(x.new_empty(0).to(*args, **kwargs).device)
 
-        return self.changed(moved)
+        made = self.changed(moved)
+        asked = torch.zeros(0, dtype=torch.uint8).to(*args, **kwargs).dtype
+        if asked.is_floating_point:  # operators that name a type of their own follow
+            made.operations = [_retyped(o, asked) if isinstance(o, Opaque) else o for o in made.operations]
+        return made
 
     def changed(self, change: Any) -> Program:
         """The same program with ``change`` done to every weight."""
@@ -175,6 +179,17 @@ def stored(x: Tensor) -> dict[str, Tensor]:
     if few.numel() < SPARSE_BELOW * x.numel():
         return {"few": few.contiguous(), **along}
     return {"": x.contiguous().clone()}
+
+
+def _retyped(o: Opaque, dtype: torch.dtype) -> Opaque:
+    """The same operator where it names single or double precision, in another one."""
+
+    def changed(x: Any) -> Any:
+        if isinstance(x, tuple):
+            return tuple(changed(item) for item in x)
+        return dtype if x in (torch.float32, torch.float64) else x
+
+    return dataclasses.replace(o, arguments=changed(o.arguments), options=changed(o.options))
 
 
 def _described(operation: Operation) -> dict[str, Any]:

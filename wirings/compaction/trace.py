@@ -153,13 +153,14 @@ class _Tracer:
                     self.found[node] = Value(next(waiting))
                     size = node.meta["val"].shape[0]
                     self.batch = self.batch or str(size)
-                    if isinstance(size, int):
-                        self.builder.batch = size
+                    if str(size).isdigit():  # a symbol that can only be one number is a number
+                        self.builder.batch = int(size)
                 else:
                     store = self.exported.state_dict if target in self.exported.state_dict else self.exported.constants
                     self.found[node], self.origin[node] = store[target].detach(), target.removeprefix("model.")
             elif node.op == "call_function":
-                self.found[node] = self._call(node)
+                if node.users:  # else it is an assertion, or of no use
+                    self.found[node] = self._call(node)
             elif node.op == "output":
                 return self._outputs(node)
         raise AssertionError("a trace ends with its output")
@@ -193,19 +194,19 @@ class _Tracer:
         arguments = [self._known(x) for x in node.args]
         options = {name: self._known(x) for name, x in node.kwargs.items()}
         target: Any = node.target
-        if not _depends([*arguments, *options.values()]):  # on no input: computed now, once and for all
-            return target(*arguments, **options)
         name = _operator_name(target)
-        if name == "getitem" and isinstance(arguments[0], tuple):
-            return arguments[0][arguments[1]]
-        if name == "wirings::whole":
-            leaf, lower = self.leaves[arguments[1]]
-            return Value(lower(self.builder, leaf, self._hint(node, "graph"), arguments[0].name))
         if hasattr(target, "tags") and torch.Tag.nondeterministic_seeded in target.tags:
             raise WiringError(
                 f"the model draws random numbers in evaluation ({name}), so it has no outputs to keep; make it "
                 "deterministic in eval()."
             )
+        if not _depends([*arguments, *options.values()]):  # on no input: computed now, once and for all
+            return target(*arguments, **options)
+        if name == "getitem" and isinstance(arguments[0], tuple):
+            return arguments[0][arguments[1]]
+        if name == "wirings::whole":
+            leaf, lower = self.leaves[arguments[1]]
+            return Value(lower(self.builder, leaf, self._hint(node, "graph"), arguments[0].name))
         short = name.removeprefix("aten::").partition(".")[0]
         first = all(self._batch_first(x) for x in node.all_input_nodes)
         if short in TABLE and first:
@@ -288,10 +289,10 @@ class _Tracer:
         moved = operation.run(numbers, *(values[x] for x in operation.inputs[1:]))
         self.places[made] = root, moved
         now = self._shape(node)
-        if now is None or moved.shape != values[root].shape:
+        if now is None or moved.shape != values[root].shape or not moved.numel():
             return Value(made)
-        index = moved[0].flatten(1)[:, 0] // max(1, moved[0, 0].numel())
-        if not torch.equal(_numbered(moved.shape).index_select(1, index), moved):
+        index = moved[0].reshape(moved.shape[1], -1)[:, 0] // moved[0, 0].numel()
+        if int(index.max()) >= moved.shape[1] or not torch.equal(_numbered(moved.shape)[:, index], moved):
             return Value(made)
         return Value(self.builder.add(Select, (root,), node.name, index=index))
 
