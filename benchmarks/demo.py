@@ -3,6 +3,7 @@ shows.
 
 python -m benchmarks.demo [--out results/demo.json] [--picture docs/images/demo.png]
 python -m benchmarks.demo digits_sequence [--out results/examples/digits_sequence.json]
+python -m benchmarks.demo pretrained_digits [--out results/examples/pretrained_digits.json]
 """
 
 from __future__ import annotations
@@ -23,14 +24,24 @@ from benchmarks.common import machine, save
 from wirings.demo import Settings, compare, draw, perceptron
 
 
+CHOICES = ["demo", "digits_sequence", "digits_static", "pretrained_digits"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("what", nargs="?", default="demo", choices=["demo", "digits_sequence", "digits_static"])
+    parser.add_argument("what", nargs="?", default="demo", choices=CHOICES)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--picture", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
     settings, make = Settings(), perceptron
+    if options.what == "pretrained_digits":
+        example = runpy.run_path(str(Path(__file__).parents[1] / "examples" / f"{options.what}.py"))
+        started = time.perf_counter()
+        found = example["compare"]()
+        seconds = time.perf_counter() - started
+        save(options.out, {"benchmark": options.what, **machine("cpu"), "seconds": seconds, **found})
+        return
     if options.what != "demo":
         example = runpy.run_path(str(Path(__file__).parents[1] / "examples" / f"{options.what}.py"))
         settings, make = example["SETTINGS"], example["network"]
