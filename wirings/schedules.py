@@ -129,7 +129,9 @@ RAMP = {"kind": "cubic", "start": 1.0, "begin": 0.0, "end": 0.5, "every": 1}
 
 @dataclass(frozen=True)
 class Ramp:
-    """How every layer comes down (or up) to its budget: a rule's ``schedule``, in plain values.
+    """How every layer comes down to its budget: a rule's ``schedule``, in plain values.
+
+    A layer whose budget is more than where it would start has its budget from the beginning.
 
     >>> ramp = Ramp.of({"kind": "linear", "end": 1.0}).planned(4)
     >>> [ramp.count(20, 100, step) for step in range(5)]
@@ -163,7 +165,7 @@ class Ramp:
 
     def count(self, k: int, allowed: int, step: int) -> int:
         """The number of edges after ``step`` steps of a layer whose budget is ``k`` of ``allowed``."""
-        first = floor_of(self.way.start, allowed)
+        first = max(floor_of(self.way.start, allowed), k)
         return k + math.floor((first - k) * self.way.left_at(step) + 1e-6)
 
 

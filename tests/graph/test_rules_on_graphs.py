@@ -32,12 +32,17 @@ KINDS = {
     "adjoint": (lambda **b: ContinuousGraph(10, solver="rk4", steps=2, adjoint=True, **DYNAMIC, **b), (4, 3, 5, 5)),
 }
 # So that rules with a schedule act within the few steps of a test.
-OPTIONS = {"l1_anneal": {"every": 1}, "sparse_momentum": {"every": 2}}
+OPTIONS = {
+    "gmp": {"every": 1},
+    "l1_anneal": {"every": 1},
+    "rigl": {"every": 2},
+    "set": {"every": 2},
+    "sparse_momentum": {"every": 2},
+}
 # New edges start from a weight of zero, and stay there where no gradient comes: in nodes that are cut off.
-FROM_ZERO = {"sparse_momentum"}
-every_rule_and_kind = pytest.mark.parametrize(
-    ("rule", "kind"), [(rule, kind) for rule in rules.names() for kind in KINDS]
-)
+FROM_ZERO = {"rigl", "set", "sparse_momentum"}
+RULES = [name for name in rules.names() if not rules.get(name).layers_only]
+every_rule_and_kind = pytest.mark.parametrize(("rule", "kind"), [(rule, kind) for rule in RULES for kind in KINDS])
 
 
 def make(rule: str, kind: str, seed: int = 0) -> tuple[Graph, Tensor]:

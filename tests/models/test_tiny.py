@@ -9,7 +9,7 @@ from wirings import WiringError, models, rules
 from wirings.graph import StaticGraph
 
 GRAPHS = [name for name in models.names() if name.startswith(("tiny", "digits"))]
-EVERY = [(name, rule) for name in GRAPHS for rule in rules.names()]
+EVERY = [(name, rule) for name in GRAPHS for rule in rules.names() if not rules.get(rule).layers_only]
 
 
 @pytest.mark.parametrize("name", [n for n in models.names() if n.startswith("tiny")])
@@ -70,8 +70,9 @@ def test_every_model_trains_with_every_rule(name: str, rule: str) -> None:
         model.wiring.step(optimizer)
         losses.append(loss.item())
     assert losses[-1] < losses[0]
-    wirings.finalize_(model)
-    assert int(model.graph.weight.count_nonzero()) == k
+    assert sum(report.edges for report in model.wiring.look()) == k
+    nonzero = int(wirings.finalize_(model).graph.weight.count_nonzero())
+    assert nonzero == k or (nonzero < k and rule == "set"), "edges that it has grown at random may lead nowhere"
     expected = 200 if name.startswith("digits") else 32_000
     assert k == (model.graph.allowed if rule == "dense" else expected)
 

@@ -2,6 +2,7 @@
 
 import copy
 import shutil
+from typing import Any
 
 import pytest
 import torch
@@ -13,17 +14,26 @@ from wirings.rules import Rule
 
 LAYERS = {
     "linear": (lambda: nn.Linear(12, 10), (6, 12)),
-    "conv": (lambda: nn.Conv2d(4, 8, 3), (6, 4, 5, 5)),
-    "grouped": (lambda: nn.Conv2d(8, 8, 3, groups=4), (6, 8, 5, 5)),
+    "conv": (lambda: nn.Conv2d(4, 8, 3), (6, 4, 5, 6)),
+    "grouped": (lambda: nn.Conv2d(8, 8, 3, groups=4), (6, 8, 5, 6)),
 }
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 everywhere = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 each_layer = pytest.mark.parametrize("layer", LAYERS)
 each_rule = pytest.mark.parametrize("rule", rules.names())
-# So that rules with a schedule act within the few steps of a test.
+# So that rules with a schedule act within the few steps of a test, and groups of inputs fit every layer.
 STEPS = 6
-OPTIONS = {"l1_anneal": {"every": 1}, "sparse_momentum": {"every": 2}}
-FROM_ZERO = {"sparse_momentum"}  # the weight of new edges
+OPTIONS: dict[str, dict[str, Any]] = {
+    "gmp": {"every": 1},
+    "l1_anneal": {"every": 1},
+    "nm": {"n": 1, "m": 2},
+    "rigl": {"every": 2, "end": 1.0},
+    "set": {"every": 2},
+    "sparse_momentum": {"every": 2},
+    "top_kast": {"exploration": 0.01},
+}
+FROM_ZERO = {"rigl", "set", "sparse_momentum"}  # the weight of new edges
+TO_ZERO = {"soft_threshold", "str"}  # the weight of a real edge that is as strong as the next hallucinated one
 
 
 def make(layer: str, dtype: torch.dtype, seed: int = 0) -> tuple[nn.Module, Tensor]:
@@ -36,14 +46,18 @@ def make(layer: str, dtype: torch.dtype, seed: int = 0) -> tuple[nn.Module, Tens
 
 
 def wire(model: nn.Module, rule: str, **budget: object) -> wirings.Wiring:
-    made = rules.get(rule, **OPTIONS.get(rule, {}))
+    made = get(rule)
     wiring = wirings.wire_(model, made, **({} if made.own_budget else budget or {"density": 0.25}))
     wiring.plan(STEPS)
     return wiring
 
 
+def get(rule: str, **settings: Any) -> Rule:
+    return rules.get(rule, **OPTIONS.get(rule, {}), **settings)
+
+
 def expected_edges(rule: str, weight: Tensor, density: float = 0.25) -> int:
-    one = rules.get(rule)
+    one = get(rule)
     return one.budget(weight.numel(), tuple(weight.shape)) if one.own_budget else int(density * weight.numel())
 
 
@@ -65,7 +79,7 @@ def assert_edge_count(rule: str, wiring: wirings.Wiring) -> None:
         real = layer.edges.real(layer.weight)
         assert int(real.sum()) == k
         assert moves or k == expected_edges(rule, layer.weight)
-        assert rule in FROM_ZERO or int(used.count_nonzero()) == k, "weights are not zero by chance here"
+        assert rule in FROM_ZERO | TO_ZERO or int(used.count_nonzero()) == k, "weights are not zero by chance here"
         assert not used[~real].any()
     total = sum(expected_edges(rule, layer.weight) for layer in wiring.layers)
     assert sum(int(layer.edges.k) for layer in wiring.layers) == total
@@ -88,7 +102,7 @@ def test_exact_edge_count_after_every_step(rule: str, layer: str, dtype: torch.d
     train(model, wiring, x, 1)  # an edge that has just become real may have a weight of zero
     wirings.finalize_(model)
     for name, k in sizes.items():
-        assert int(model.get_parameter(name).count_nonzero()) == k
+        assert int(model.get_parameter(name).count_nonzero()) == k or (rule in TO_ZERO and dtype != torch.float32)
 
 
 @each_rule
@@ -268,3 +282,33 @@ def test_follows_a_schedule(rule: str) -> None:
         assert sum(counts.values()) == sum(expected.values()), step
         assert counts == expected or rules.get(rule).moves_budget, step
         train(model, wiring, x, 1)
+
+
+@each_rule
+@pytest.mark.parametrize("share", ["uniform", "erk", "global"])
+def test_a_schedule_of_the_rule_leads_to_the_budget(rule: str, share: str) -> None:
+    """In plain values and fractions of training, saved with the model, for any rule and any share of the budget."""
+    schedule = {"kind": "linear", "start": 0.8, "begin": 0.25, "end": 0.75}
+    model, x = make("conv", torch.float32)
+    if rules.get(rule).own_budget:
+        with pytest.raises(wirings.WiringError, match="fixes the number of edges itself; drop schedule="):
+            wirings.wire_(model, get(rule, schedule=schedule))
+        return
+    wiring = wirings.wire_(model, get(rule, schedule=schedule), k=81, share=share)
+    wiring.plan(4)
+    # Of 36 and 288 edges 28 and 230, or of all together 259, at first (by ERK 32 of the 36 are the first's budget);
+    # half-way to the 81 after two of four steps.
+    first = {"uniform": 258, "erk": 262, "global": 259}[share]
+    expected = [first, first, (first + 81) // 2, 81, 81]
+    for step, count in enumerate(expected):
+        assert abs(sum(report.edges for report in wiring.look()) - count) <= (step == 2), step
+        if step < 4:
+            train(model, wiring, x, 1)
+    other, _ = make("conv", torch.float32, seed=1)
+    again = wirings.wire_(other, get(rule, schedule=schedule), k=81, share=share)
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other.eval()(x), model.eval()(x)), "the number of edges came with the model"
+    again.load_state_dict(wiring.state_dict())
+    assert [r.edges for r in again.look()] == [r.edges for r in wiring.look()]
+    train(other.train(), again, x, 1)  # and how long the training is, with the handle
+    assert sum(report.edges for report in again.look()) == 81

@@ -20,7 +20,7 @@ def wired(rule: str | rules.Rule) -> tuple[wirings.Wiring, torch.optim.Optimizer
 
 
 def test_which() -> None:
-    assert PLANNED == ["l1_anneal", "sparse_momentum"]
+    assert PLANNED == ["decayed_gradient", "gmp", "l1_anneal", "rigl", "set", "sparse_momentum"]
 
 
 @pytest.mark.parametrize("rule", PLANNED)

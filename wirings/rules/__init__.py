@@ -1,20 +1,33 @@
 """Rules: how a wiring is chosen and how it changes. One small file a rule, found by name."""
 
 from wirings.rules.base import Edges, Layer, Pool, Rule, choose_together, get, names, register
+from wirings.rules.decayed_gradient import DecayedGradient
 from wirings.rules.dense import Dense
 from wirings.rules.dnw import DNW
 from wirings.rules.expander import Expander
 from wirings.rules.fine_tune import FineTune
+from wirings.rules.gmp import GMP
 from wirings.rules.l1_anneal import L1Anneal
 from wirings.rules.lottery import Lottery
+from wirings.rules.nm import NM
 from wirings.rules.no_update import NoUpdate
 from wirings.rules.planned import Planned
 from wirings.rules.random import Random
+from wirings.rules.rigl import RigL
+from wirings.rules.set import SET
+from wirings.rules.soft_threshold import SoftThreshold
 from wirings.rules.sparse_momentum import SparseMomentum
+from wirings.rules.str import STR
 from wirings.rules.targeted_dropout import TargetedDropout
+from wirings.rules.top_kast import TopKAST
 
 __all__ = [
     "DNW",
+    "GMP",
+    "NM",
+    "SET",
+    "STR",
+    "DecayedGradient",
     "Dense",
     "Edges",
     "Expander",
@@ -26,9 +39,12 @@ __all__ = [
     "Planned",
     "Pool",
     "Random",
+    "RigL",
     "Rule",
+    "SoftThreshold",
     "SparseMomentum",
     "TargetedDropout",
+    "TopKAST",
     "choose_together",
     "get",
     "names",

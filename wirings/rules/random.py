@@ -41,9 +41,9 @@ class Random(Rule):
         return edges.wiring  # type: ignore[return-value]
 
 
-def generator_of(layer: Layer) -> torch.Generator:
-    """The layer's own generator of random numbers, at its beginning."""
-    return torch.Generator().manual_seed(int(layer.edges.seed))  # type: ignore[arg-type]
+def generator_of(layer: Layer, step: int = 0) -> torch.Generator:
+    """The layer's own generator of random numbers, at its beginning, or another one for every step."""
+    return torch.Generator().manual_seed((int(layer.edges.seed) + step) % 2**62)  # type: ignore[arg-type]
 
 
 def scores_of(layer: Layer) -> Tensor:

@@ -1,0 +1,79 @@
+"""Gradual magnitude pruning: when edges go, and that they are gone for good. The schedule: see also test_l1_anneal."""
+
+import pytest
+import torch
+from torch import nn
+
+import wirings
+from wirings import rules
+from wirings.rules import GMP, L1Anneal
+
+
+def wired(rule: GMP, steps: int, k: int = 2) -> tuple[nn.Linear, wirings.Wiring]:
+    model = nn.Linear(10, 1, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.arange(1.0, 11.0))
+    wiring = wirings.wire_(model, rule, k=k)
+    wiring.plan(steps)
+    return model, wiring
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        # 2 + 8 (1 − t)³ in the first three of four quarters, rounded down: t = 1/3 and 2/3.
+        ({"every": 1}, [10, 4, 2, 2, 2]),
+        ({"every": 1, "kind": "linear"}, [10, 7, 4, 2, 2]),
+        ({"every": 1, "kind": "linear", "end": 1.0}, [10, 8, 6, 4, 2]),
+        ({"every": 1, "kind": "linear", "begin": 0.5, "end": 1.0}, [10, 10, 10, 6, 2]),
+        ({"every": 2, "kind": "linear", "end": 1.0}, [10, 10, 6, 6, 2]),
+        ({}, [10, 10, 10, 2, 2]),  # every 100 steps, but at the end of its schedule in any case
+    ],
+)
+def test_how_many_are_used(settings: dict[str, object], expected: list[int]) -> None:
+    model, wiring = wired(GMP(**settings), steps=4)  # type: ignore[arg-type]
+    used = []
+    for _ in expected:
+        used.append(int(model.weight.count_nonzero()))
+        assert wiring.look()[0].edges == 2, "what it is evaluated with"
+        wiring.step()
+    assert used == expected
+
+
+def test_gone_for_good_and_without_a_gradient() -> None:
+    model, wiring = wired(GMP(every=1, kind="linear", end=1.0), steps=4)
+    wiring.step()
+    assert model.weight.detach()[0].tolist() == [0, 0, *range(3, 11)], "the weakest"
+    with torch.no_grad():
+        wiring.layers[0].weight[0, 0] = 100.0
+    model.weight.sum().backward()
+    assert wiring.layers[0].weight.grad[0].tolist() == [0, 0, *[1] * 8]
+    wiring.step()
+    assert model.weight.detach()[0, :4].tolist() == [0, 0, 0, 0]
+
+
+def test_it_is_l1_anneal_without_the_term() -> None:
+    assert isinstance(L1Anneal(), GMP)
+    torch.manual_seed(0)
+    start, x, ends = torch.randn(4, 12), torch.randn(16, 12), []
+    for rule in (GMP(every=2), L1Anneal(coefficient=0, every=2)):
+        model = nn.Linear(12, 4, bias=False)
+        with torch.no_grad():
+            model.weight.copy_(start)
+        wiring = wirings.wire_(model, rule, density=0.25)
+        wiring.plan(10)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for _ in range(10):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            wiring.step()
+        ends.append(wirings.finalize_(model).weight.detach())
+    assert torch.equal(*ends)
+
+
+def test_mistakes() -> None:
+    with pytest.raises(wirings.WiringError, match=r"gmp: begin = 0\.9 must not be after end = 0\.75"):
+        rules.get("gmp", begin=0.9)
+    with pytest.raises(wirings.WiringError, match="unknown kind of annealing 'cubik'"):
+        GMP(kind="cubik")

@@ -1,0 +1,212 @@
+"""SET and RigL: what is lost, what grows, and that all else is forgotten."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import wirings
+from wirings import WiringError
+from wirings.rules import SET, RigL
+
+# 2 × 4 edges, of which the left half is real.
+LEFT = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0]]).bool()
+WEIGHT = torch.tensor([[5.0, -1.0, 0, 0], [2.0, -4.0, 0, 0]])
+GRADIENT = torch.tensor([[0.1, 0.2, 0.3, -0.9], [0.8, 0.1, 0.7, 0.5]])
+
+
+def wired(rule: SET, **settings: object) -> tuple[nn.Linear, wirings.Wiring]:
+    model = nn.Linear(4, 2, bias=False)
+    wiring = wirings.wire_(model, rule, **{"k": 4, **settings})
+    with torch.no_grad():
+        wiring.layers[0].weight.copy_(WEIGHT)
+        for name in ("wiring", "reach"):
+            if name in wiring.layers[0].edges._buffers:
+                getattr(wiring.layers[0].edges, name).copy_(LEFT)
+    return model, wiring
+
+
+def train(model: nn.Linear, wiring: wirings.Wiring, optimizer: torch.optim.Optimizer, steps: int = 1) -> list[Tensor]:
+    """A loss whose gradient is known and no gradient too large to move an edge; the gradients that came."""
+    came = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (model.weight * GRADIENT).sum().backward()
+        came.append(wiring.layers[0].weight.grad.clone())
+        optimizer.step()
+        wiring.step(optimizer)
+    return came
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=1e-3),
+    "momentum": lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9, weight_decay=1e-4),
+    "adam": lambda p: torch.optim.Adam(p, lr=1e-3),
+}
+each_optimizer = pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+
+
+@each_optimizer
+def test_rigl_grows_where_the_gradient_is_largest(make: object) -> None:
+    """Half of 4 edges are lost, −1 and 2. Of the 4 others the gradient is largest where it is −0.9 and 0.7."""
+    model, wiring = wired(RigL(0.5, decay="constant", every=3, steps=9))
+    optimizer = make([wiring.layers[0].weight])
+    before = train(model, wiring, optimizer, 2)
+    assert wiring.masks()["weight"].tolist() == LEFT.tolist(), "not its turn yet"
+    (listening,) = train(model, wiring, optimizer)
+    assert wiring.masks()["weight"].tolist() == [[True, False, False, True], [False, True, True, False]]
+    used = wiring.layers[0].weight.detach()
+    torch.testing.assert_close(used, torch.tensor([[5.0, 0, 0, 0], [0, -4.0, 0, 0]]), atol=0.01, rtol=0)
+    assert used.count_nonzero() == 2, "exactly zero, but for those that stayed"
+    for name, state in optimizer.state[wiring.layers[0].weight].items():
+        assert name == "step" or state is None or not state[used == 0].any(), "without any momentum"
+    real = torch.where(LEFT, GRADIENT, 0.0)
+    assert [torch.equal(gradient, real) for gradient in before] == [True, True], "hallucinated edges have none"
+    assert torch.equal(listening, GRADIENT), "but for the step before the change"
+    (after,) = train(model, wiring, optimizer)
+    assert torch.equal(after, torch.where(wiring.masks()["weight"], GRADIENT, 0.0))
+
+
+@each_optimizer
+def test_set_grows_at_random(make: object) -> None:
+    seen = set()
+    for seed in range(20):
+        model, wiring = wired(SET(0.5, every=3, seed=seed, steps=9))
+        optimizer = make([wiring.layers[0].weight])
+        gradients = train(model, wiring, optimizer, 3)
+        assert all(torch.equal(gradient, torch.where(LEFT, GRADIENT, 0.0)) for gradient in gradients)
+        mask = wiring.masks()["weight"]
+        assert int(mask.sum()) == 4
+        assert mask[0, 0], "the two strongest stay"
+        assert mask[1, 1]
+        used = wiring.layers[0].weight.detach()
+        assert used.count_nonzero() == 2, "what has grown starts from zero"
+        seen.add(tuple(mask.flatten().tolist()))
+    assert len(seen) > 5
+
+
+def test_the_same_seed_grows_the_same_and_every_time_something_else() -> None:
+    masks = []
+    for _ in range(2):
+        model, wiring = wired(SET(1.0, every=1, seed=3, steps=20), k=3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        masks.append([])
+        for _ in range(5):
+            train(model, wiring, optimizer)
+            masks[-1].append(wiring.masks()["weight"].flatten().tolist())
+    assert masks[0] == masks[1]
+    assert len({tuple(mask) for mask in masks[0]}) > 1
+
+
+@pytest.mark.parametrize(
+    ("rule", "lost"),
+    [
+        (SET(0.8, every=1), [800] * 3),
+        (SET(0.8, decay="cosine", every=1), [int(800 * (1 + math.cos(math.pi * t / 4)) / 2) for t in (1, 2, 3)]),
+        (SET(0.8, every=2), [0, 800, 0]),
+        (SET(0.8, every=1, end=0.5), [800, 0, 0]),
+        (SET(0.8), [800] * 3),  # a hundredth of training is less than a step
+        (RigL(0.8, every=1, end=1.0), [682, 400, 117]),
+        (RigL(0.8, every=1, end=0.5), [400, 0, 0]),
+        (RigL(every=1, end=1.0), [256, 150, 43]),
+        (RigL(), [0, 0, 0]),  # every 100 steps
+    ],
+    ids=str,
+)
+def test_how_many_are_exchanged(rule: SET, lost: list[int]) -> None:
+    model = nn.Linear(100, 100, bias=False)
+    wiring = wirings.wire_(model, rule, k=1000)
+    wiring.plan(4)
+    layer, counts = wiring.layers[0], []
+    optimizer = torch.optim.SGD([layer.weight], lr=1e-6)
+    for _ in lost:
+        with torch.no_grad():
+            layer.weight.copy_(torch.where(layer.edges.wiring, torch.rand_like(layer.weight) + 1, 0.0))
+        optimizer.zero_grad()
+        (model.weight * torch.rand_like(layer.weight)).sum().backward()
+        optimizer.step()
+        wiring.step(optimizer)
+        counts.append(1000 - int(layer.weight.count_nonzero()))
+        assert wiring.look()[0].edges == 1000
+    assert counts == lost
+
+
+def test_only_allowed_edges_grow() -> None:
+    allowed = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 1]]).bool()
+    model, wiring = wired(RigL(0.5, decay="constant", every=2, steps=9), allowed={"weight": allowed})
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    _, came = train(model, wiring, optimizer, 2)
+    assert torch.equal(came, torch.where(allowed, GRADIENT, 0.0))
+    assert wiring.masks()["weight"].tolist() == [[True, False, True, False], [False, True, False, True]]
+
+
+def test_no_more_are_lost_than_can_grow() -> None:
+    model, wiring = wired(RigL(0.9, decay="constant", every=2, steps=9), k=7)
+    wiring.layers[0].edges.wiring.copy_(torch.arange(8).view(2, 4) != 3)
+    train(model, wiring, torch.optim.SGD(model.parameters(), lr=1e-3), 2)
+    assert wiring.look()[0].edges == 7
+    assert wiring.masks()["weight"][0, 3], "the one that was out"
+
+
+def test_a_step_without_gradients_changes_nothing() -> None:
+    """As fp16's scaler leaves it when it has skipped one."""
+    model, wiring = wired(RigL(0.5, every=1, steps=9))
+    wiring.step(torch.optim.SGD(model.parameters(), lr=0.1))
+    assert wiring.masks()["weight"].tolist() == LEFT.tolist()
+
+
+def test_a_schedule_takes_the_weakest_and_brings_others() -> None:
+    _, wiring = wired(SET(0.0, steps=9), k=None, density=wirings.LinearSchedule(0.5, 0.25, steps=2))
+    wiring.step()
+    assert wiring.masks()["weight"].tolist() == [[True, False, False, False], [True, True, False, False]]
+    assert wiring.layers[0].weight.tolist() == [[5, 0, 0, 0], [2, -4, 0, 0]]
+    _, wiring = wired(SET(0.0, steps=9), k=None, density=wirings.LinearSchedule(0.5, 1.0, steps=4))
+    for count in (5, 6, 7, 8):
+        wiring.step()
+        assert wiring.look()[0].edges == count
+        assert wiring.masks()["weight"][LEFT].all()
+        assert torch.equal(wiring.layers[0].weight, WEIGHT)
+
+
+def test_layers_that_share_a_budget_keep_their_numbers() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+    wiring = wirings.wire_(model, RigL(0.5, every=1, end=1.0), k=20, share="global")
+    wiring.plan(10)
+    numbers = [report.edges for report in wiring.look()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.randn(9, 8)).square().sum().backward()
+        optimizer.step()
+        wiring.step(optimizer)
+    reports = wiring.look()
+    assert [report.edges for report in reports] == numbers
+    assert sum(report.swapped for report in reports) > 0
+
+
+def test_goes_on_the_same_when_it_was_saved_between_listening_and_changing() -> None:
+    model, wiring = wired(RigL(0.5, every=3, steps=9, seed=1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    train(model, wiring, optimizer, 2)
+    saved = copy.deepcopy((model.state_dict(), wiring.state_dict()))
+    other, again = wired(RigL(0.5, every=3, steps=9, seed=2))
+    other.load_state_dict(saved[0])
+    again.load_state_dict(saved[1])
+    train(model, wiring, optimizer, 2)
+    train(other, again, torch.optim.SGD(other.parameters(), lr=1e-3), 2)
+    assert torch.equal(wiring.masks()["weight"], again.masks()["weight"])
+    assert not torch.equal(wiring.masks()["weight"], LEFT)
+
+
+def test_mistakes() -> None:
+    _, wiring = wired(RigL(steps=9))
+    with pytest.raises(WiringError, match=r"'rigl' reads gradients.*call wiring.step\(optimizer\)"):
+        wiring.step()
+    with pytest.raises(WiringError, match="set: fraction must be a number from 0 to 1, not 2"):
+        SET(2)
+    with pytest.raises(WiringError, match="unknown decay 'cosin'"):
+        RigL(decay="cosin")
+    with pytest.raises(WiringError, match="rigl: every must be a whole number"):
+        RigL(every=0)

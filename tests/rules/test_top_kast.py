@@ -1,0 +1,88 @@
+"""Top-KAST: which edges the gradient reaches, and how the others are left alone."""
+
+import pytest
+import torch
+from torch import nn
+
+import wirings
+from wirings import WiringError
+from wirings.rules import TopKAST
+
+WEIGHT = torch.tensor([[5.0, -1.0, 3.0, 2.0, -4.0]])
+
+
+def wired(rule: TopKAST, k: int = 1, **settings: object) -> tuple[nn.Linear, wirings.Wiring]:
+    model = nn.Linear(5, 1, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(WEIGHT)
+    return model, wirings.wire_(model, rule, k=k, **settings)
+
+
+@pytest.mark.parametrize(
+    ("reach", "k", "reached"),
+    [
+        (0.6, 1, [1, 0, 1, 0, 1]),
+        (0.5, 1, [1, 0, 0, 0, 1]),  # 2.5 edges are 2
+        (0.0, 1, [1, 0, 0, 0, 0]),
+        (1.0, 1, [1, 1, 1, 1, 1]),
+        (0.4, 3, [1, 0, 1, 0, 1]),  # the budget is more
+    ],
+)
+def test_a_superset_of_the_real_edges_gets_the_gradient(reach: float, k: int, reached: list[int]) -> None:
+    model, wiring = wired(TopKAST(reach), k)
+    assert int(model.weight.count_nonzero()) == k
+    model.weight.sum().backward()
+    assert wiring.layers[0].weight.grad.tolist() == [reached]
+
+
+def test_over_all_layers() -> None:
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 1, bias=False))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[6.0, 5.0], [4.0, 1.0]]))
+        model[1].weight.copy_(torch.tensor([[3.0, 2.0]]))
+    wiring = wirings.wire_(model, TopKAST(0.67), k=2, share="global")
+    for _ in range(2):
+        sum(module.weight.sum() for module in model).backward()
+    assert [layer.weight.grad.tolist() for layer in wiring.layers] == [[[2, 2], [2, 0]], [[2, 0]]]
+    with torch.no_grad():
+        wiring.layers[1].weight[0, 1] = 3.5
+        wiring.layers[0].weight.grad.zero_()
+    sum(module.weight.sum() for module in model).backward()
+    assert wiring.layers[1].weight.grad.tolist() == [[2, 1]], "found anew when a weight has changed"
+
+
+@pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)])
+def test_exploration(rate: object) -> None:
+    """The density is 1/5: real edges lose a twentieth, others within reach five times as much, the rest nothing."""
+    _, wiring = wired(TopKAST(0.6, exploration=0.5))
+    optimizer = torch.optim.SGD([wiring.layers[0].weight], lr=rate)
+    wiring.step(optimizer)
+    torch.testing.assert_close(wiring.layers[0].weight.detach(), torch.tensor([[4.75, -1.0, 2.25, 2.0, -3.0]]))
+
+
+def test_exploration_takes_off_no_more_than_there_is() -> None:
+    _, wiring = wired(TopKAST(0.6, exploration=100.0))
+    wiring.step(torch.optim.SGD([wiring.layers[0].weight], lr=0.1))
+    assert wiring.layers[0].weight.tolist() == [[0, -1, 0, 2, 0]]
+
+
+def test_exploration_needs_the_optimizer() -> None:
+    model, wiring = wired(TopKAST(exploration=0.1))
+    with pytest.raises(
+        WiringError, match=r"learning rate: call wiring.step\(optimizer\), or give the rule exploration=0"
+    ):
+        wiring.step()
+    with pytest.raises(WiringError, match="weight is not among the parameters of the optimizer"):
+        wiring.step(torch.optim.SGD([torch.zeros(1)], lr=0.1))
+    model.requires_grad_(False)
+    wiring.step(torch.optim.SGD([torch.zeros(1)], lr=0.1))
+    assert torch.equal(wiring.layers[0].weight, WEIGHT), "what is not trained is not shrunk"
+    wired(TopKAST())[1].step()
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"), [({"reach": 1.1}, "reach must be"), ({"exploration": -1}, "exploration")]
+)
+def test_mistakes(settings: dict[str, float], says: str) -> None:
+    with pytest.raises(WiringError, match=says):
+        TopKAST(**settings)

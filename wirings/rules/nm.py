@@ -1,0 +1,81 @@
+"""N:M wiring: of every m edges that lead to a node, n are real."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from wirings import edges as primitive
+from wirings._select_cpu import keys_of
+from wirings.errors import WiringError
+from wirings.rules.base import Edges, Layer, Rule, register
+from wirings.rules.checks import whole_number
+
+
+@register
+class NM(Rule):
+    """In every group of m neighbouring inputs, the n edges of largest magnitude are real; the rest get a gradient too.
+
+    It is `DNW` within groups, which is how Zhou and others ("Learning N:M Fine-grained Structured Sparse Neural
+    Networks From Scratch", ICLR 2021) begin before they add a decay of hallucinated weights of their own; ResNet50 in
+    2:4 reaches 77.0 % on ImageNet with that decay, as much as with all weights. Groups lie along the input dimension:
+    of a linear layer m inputs that follow one another, of a convolution m input channels at one place of the kernel.
+    GPUs multiply 2:4 matrices faster than dense ones of some shapes: `wirings.semi_structured_` finds out which.
+
+    Args:
+        n: real edges in a group.
+        m: edges of a group; must divide the number of inputs (in a grouped convolution, of a group).
+    """
+
+    name = "nm"
+    own_budget = True
+    layers_only = True
+
+    def __init__(self, n: int = 2, m: int = 4) -> None:
+        self.n, self.m = whole_number(self.name, "n", n), whole_number(self.name, "m", m)
+        if n > m:
+            raise WiringError(f"{self.name}: n = {n} edges of every m = {m} cannot be real; n must be at most m.")
+
+    def budget(self, allowed: int, shape: tuple[int, ...]) -> int:
+        return allowed // self.m * self.n
+
+    def setup(self, layers: Sequence[Layer]) -> None:
+        for layer in layers:
+            weight, what = layer.weight, f"rule {self.name!r} has {self.n} of every {self.m} inputs of a node"
+            remedy = f"Leave the layer dense: skip=[{layer.name!r}]."
+            if weight.dim() < 2 or layer.receivers().shape[1] > 1:
+                raise WiringError(
+                    f"{what}, and so takes layers whose weight has a row for every node and its inputs in dimension 1, "
+                    f"but {layer.name} is of shape {tuple(weight.shape)} in a {type(layer.module).__name__}. {remedy}"
+                )
+            if weight.shape[1] % self.m:
+                raise WiringError(
+                    f"{what}, but {layer.name} of shape {tuple(weight.shape)} has {weight.shape[1]} inputs, which are "
+                    f"no multiple of {self.m}. {remedy}"
+                )
+            if layer.edges.allowed is not None:
+                raise WiringError(
+                    f"{what}, and there would be fewer in some groups of {layer.name}, since allowed= rules edges out. "
+                    f"Drop allowed=, or skip=[{layer.name!r}]."
+                )
+
+    def real(self, weight: Tensor, edges: Edges) -> Tensor:
+        return strongest_of_groups(weight.detach(), self.n, self.m)
+
+    def forward(self, weight: Tensor, edges: Edges) -> Tensor:
+        return primitive.straight_through(weight, self.real(weight, edges))
+
+
+def strongest_of_groups(weight: Tensor, n: int, m: int) -> Tensor:
+    """A mask of the ``n`` entries of largest magnitude among every ``m`` along dimension 1; ties go to the earlier.
+
+    >>> strongest_of_groups(torch.tensor([[4.0, -1.0, 3.0, 2.0], [1.0, 1.0, 1.0, 1.0]]), 2, 4)
+    tensor([[ True, False,  True, False],
+            [ True,  True, False, False]])
+    """
+    keys = keys_of(weight.contiguous(), None).movedim(1, -1).unflatten(-1, (-1, m))
+    mine, other = keys.unsqueeze(-1), keys.unsqueeze(-2)
+    places = torch.arange(m, device=weight.device)
+    ahead = (other > mine) | ((other == mine) & (places < places.unsqueeze(-1)))
+    real = (ahead.sum(-1) < n).flatten(-2).movedim(-1, 1)
+    return torch.empty_like(weight, dtype=torch.bool).copy_(real)  # in the weight's own memory format

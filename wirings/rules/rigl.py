@@ -1,0 +1,81 @@
+"""RigL, "Rigging the Lottery" (Evci, Gale, Menick, Castro, Elsen, ICML 2020)."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from wirings import edges as primitive
+from wirings.errors import WiringError
+from wirings.rules.base import Edges, Layer, register
+from wirings.rules.optimizers import states
+from wirings.rules.set import SET, wiring_of
+
+
+@register
+class RigL(SET):
+    """`SET`, but the edges that grow are those with the largest gradient.
+
+    Hallucinated edges weigh zero, and their gradient is needed in no other steps than those that the wiring changes
+    after. In these it is passed straight through to all allowed edges; in all others to real ones alone. An edge that
+    weighs zero and has no momentum has, after the optimizer's step, its gradient for momentum: that is where it is
+    read, since the optimizer's memory is where a captured CUDA graph, fp16's scaler and DDP leave what they did. (With
+    an optimizer that has no momentum it is how far the step carried the edge from zero.) Then all hallucinated edges
+    are set to zero again.
+
+    ResNet50 with 10 % of its weights, shared out by ERK (``share="erk"``), reaches 73.07 % on ImageNet, and 76.42 %
+    when it trains five times as long. The paper changes the wiring every 100 steps of batches of 4,096 images; smaller
+    batches have noisier gradients, and may want fewer changes. That gradients are those of one step's batch is the
+    paper's; where they are read, and so that only edges that were hallucinated before can grow, is ours.
+
+    Args:
+        fraction, decay, every, end, seed, steps: as for `SET`, with the paper's values.
+
+    Needs ``wiring.step(optimizer)``.
+    """
+
+    name = "rigl"
+
+    def __init__(
+        self,
+        fraction: float = 0.3,
+        decay: str = "cosine",
+        every: int | None = 100,
+        end: float = 0.75,
+        seed: int | None = None,
+        steps: int | None = None,
+    ) -> None:
+        super().__init__(fraction, decay, every, end, seed, steps)
+
+    def setup(self, layers: Sequence[Layer]) -> None:
+        super().setup(layers)
+        for layer in layers:
+            # Where every step changes the wiring, the first is no exception.
+            layer.edges.remember("reach", _everything(layer) if self.every == 1 else wiring_of(layer).clone())
+
+    def forward(self, weight: Tensor, edges: Edges) -> Tensor:
+        return primitive.straight_through(weight, edges.wiring, edges.reach)  # type: ignore[arg-type]
+
+    @torch.no_grad()
+    def step(self, layers: Sequence[Layer], step: int, optimizer: torch.optim.Optimizer | None) -> None:
+        if optimizer is None:
+            raise WiringError(
+                f"rule {self.name!r} reads gradients from the optimizer's memory: call wiring.step(optimizer)."
+            )
+        changed = self._rebudgeted or self.due(layers, step)
+        super().step(layers, step, optimizer)
+        listens = self.due(layers, step + 1)
+        if changed or listens:
+            for layer in layers:
+                layer.edges.remember("reach", _everything(layer) if listens else wiring_of(layer))
+
+    def growth(self, layer: Layer, step: int, optimizer: torch.optim.Optimizer | None) -> Tensor | None:
+        held = states(layer, optimizer)
+        gradient = held.get("momentum_buffer", held.get("exp_avg", layer.weight.detach()))
+        # Nothing has come where fp16's scaler has skipped the step, or the layer was not used in it.
+        return gradient if gradient.masked_fill(wiring_of(layer), 0.0).any() else None
+
+
+def _everything(layer: Layer) -> Tensor:
+    allowed = layer.edges.allowed
+    return torch.ones_like(wiring_of(layer)) if allowed is None else allowed

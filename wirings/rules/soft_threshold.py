@@ -1,0 +1,86 @@
+"""Soft thresholds with a straight-through gradient: ST-3 and Feather."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from wirings.errors import WiringError
+from wirings.rules.base import Edges, Rule, register
+from wirings.rules.checks import number
+from wirings.rules.scaled import scaled_through
+
+POWERS = {"soft": 1.0, "feather": 3.0, "hard": math.inf}
+
+
+@register
+class SoftThreshold(Rule):
+    """The k edges of largest magnitude are real, but shrunk, so that an edge comes in from zero and goes out to zero.
+
+    A real weight w is used as sign(w) · (|w|ᵖ − tᵖ)^(1/p), where the threshold t is the magnitude of the strongest
+    hallucinated edge. With p = 1 all are shrunk by t, as ST-3 does; a larger p leaves strong edges almost as they are,
+    as Feather does with p = 3. In `DNW`, where p is infinite, an edge that is swapped in starts with the whole of its
+    weight, of which the network has known nothing. The gradient is passed straight through to real edges, as if they
+    had not been shrunk, and times ``factor`` to the others.
+
+    Both methods come down from all edges to k by a cubic schedule, so give one:
+
+        wire_(model, rules.get("soft_threshold", schedule="cubic"), density=0.1)
+
+    ST-3 is Vanderschueren and De Vleeschouwer, WACV 2023: ResNet50 with 10 % of its weights reaches 76.03 % on
+    ImageNet. Feather is Glentis Georgoulakis, Retsinas and Maragos, BMVC 2023: 76.93 %. Both rank the edges of all
+    layers together (``share="global"``). That t is the next edge's magnitude, which makes the number exact, and how
+    ``rescale`` is done, are ours.
+
+    Args:
+        shape: ``"feather"``, p = 3; ``"soft"``, p = 1; ``"hard"``, no shrinking; or p itself, at least 1.
+        factor: what the gradient to hallucinated edges is multiplied by, from 0 to 1. Feather lowers it where very few
+            edges are left.
+        rescale: multiply the shrunk weights of a layer so that the sum of their magnitudes is what it was. ST-3
+        rescales
+            what it has shrunk as well.
+    """
+
+    name = "soft_threshold"
+
+    def __init__(self, shape: str | float = "feather", factor: float = 1.0, rescale: bool = False) -> None:
+        power = POWERS.get(shape) if isinstance(shape, str) else shape
+        if isinstance(power, bool) or not isinstance(power, (int, float)) or not power >= 1:
+            raise WiringError(
+                f"{self.name}: shape must be one of {', '.join(map(repr, POWERS))}, or a power of at least 1, not "
+                f"{shape!r}."
+            )
+        self.shape, self._power = shape, float(power)
+        self.factor, self.rescale = number(self.name, "factor", factor), bool(rescale)
+
+    def real(self, weight: Tensor, edges: Edges) -> Tensor:
+        return edges.choose(weight)
+
+    def forward(self, weight: Tensor, edges: Edges) -> Tensor:
+        real = self.real(weight, edges)
+        return scaled_through(weight, self._shrunk(weight.detach(), real, edges), real, self.factor, edges.allowed)
+
+    def _shrunk(self, weight: Tensor, real: Tensor, edges: Edges) -> Tensor:
+        if self._power == math.inf:
+            return torch.where(real, weight, 0.0)
+        # In float32 at least: in half precision the difference of two powers has no digits left.
+        size = weight.abs().to(torch.promote_types(weight.dtype, torch.float32))
+        used = torch.where(real, shrunk(size, edges.next_out(weight, real).to(size.dtype), self._power), 0.0)
+        if self.rescale:
+            before, after = torch.where(real, size, 0.0).sum(), used.sum()
+            used = used * torch.where(after > 0, before / after, 1.0)
+        return used.to(weight.dtype).copysign(weight)
+
+
+def shrunk(size: Tensor, threshold: Tensor, power: float) -> Tensor:
+    """Magnitudes of at least ``threshold``, shrunk: (sizeᵖ − thresholdᵖ)^(1/p), from 0 at the threshold on.
+
+    Written with the threshold's ratio to the magnitude, which no power can carry out of range.
+
+    >>> shrunk(torch.tensor([1.0, 2.0]), torch.tensor(1.0), 3.0)
+    tensor([0.0000, 1.9129])
+    """
+    if power == 1:
+        return (size - threshold).clamp(min=0.0)
+    ratio = torch.where(size > threshold, threshold / size, 1.0)
+    return size * (1.0 - ratio**power) ** (1.0 / power)
