@@ -8,6 +8,7 @@ from wirings.errors import WiringError
 from wirings.export import load_compact
 from wirings.graph import Blocks, Complete, ContinuousGraph, Dag, DiscreteGraph, Graph, Matrix, StaticGraph
 from wirings.rewind import rewind_
+from wirings.semi_structured import semi_structured_
 from wirings.version import __version__
 from wirings.wire import finalize_, unwire_, wire_
 from wirings.wiring import LayerReport, Wiring
@@ -37,6 +38,7 @@ __all__ = [
     "real_edges",
     "rewind_",
     "rules",
+    "semi_structured_",
     "straight_through",
     "unwire_",
     "wire_",
