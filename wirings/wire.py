@@ -86,7 +86,7 @@ def wire_(
     if plan is not None:
         plan, sizes = _of_network(plan, model, targets, sizes, example_input)
         if plan.ranks_layers:
-            ranked = rank_layers([target.weight for target in targets], masks, sizes, plan.spent)
+            ranked = rank_layers([target.weight for target in targets], masks, sizes, plan.spent or 0)
     counts = (
         [rule.budget(size.allowed, size.shape) for size in sizes] if plan is None else plan.counts(sizes, 0, ranked)
     )

@@ -86,7 +86,7 @@ class Wiring:
         self.steps += 1
         if self._ranked is not None and self.steps % RANKED_EVERY == 0 and type(self.rule).rebudget is Rule.rebudget:
             weights, allowed = zip(*((layer.weight, layer.edges.allowed) for layer in self.layers), strict=True)
-            self._ranked = rank_layers(weights, allowed, self._sizes, self.budget.spent)  # type: ignore
+            self._ranked = rank_layers(weights, allowed, self._sizes, self.budget.spent or 0)  # type: ignore
         if self._follow_schedule():
             self.rule.rebudget(self.layers)
         self.rule.step(self.layers, self.steps, optimizer)
