@@ -22,7 +22,10 @@ from wirings.errors import WiringError
 from wirings.files import whole_file
 from wirings.history import History, stored
 
-SCRIPTS = ("film.js", "ink.js", "layout.js", "view.js", "over.js", "panel.js", "times.js", "controls.js", "main.js")
+SCRIPTS = (
+    *("film.js", "ink.js", "layout.js", "view.js", "zoom.js", "over.js", "panel.js"),
+    *("times.js", "finding.js", "controls.js", "main.js"),
+)
 
 
 def page(history: History, title: str, whole: bool = False) -> str:

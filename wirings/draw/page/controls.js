@@ -6,7 +6,8 @@ function controls({ view, film, seek, play, pick, moved, zoomTo, otherTheme, isP
   get("forth").addEventListener("click", () => seek(at() + 1));
   get("slider").addEventListener("input", () => seek(Number(get("slider").value)));
   get("theme").addEventListener("click", otherTheme);
-  for (const button of document.querySelectorAll("[data-zoom]")) button.addEventListener("click", () => zoomTo(button.dataset.zoom));
+  for (const button of document.querySelectorAll("[data-zoom]"))
+    button.addEventListener("click", () => zoomTo(button.dataset.zoom));
 
   const keys = {
     " ": () => play(!isPlaying()),
@@ -36,13 +37,18 @@ function controls({ view, film, seek, play, pick, moved, zoomTo, otherTheme, isP
     event.preventDefault();
   });
 
-  const { over } = view, fingers = new Map();
+  const { over } = view,
+    fingers = new Map();
   let begun = null;
-  over.addEventListener("wheel", (event) => {
-    event.preventDefault();
-    view.zoomBy(Math.exp(-event.deltaY * 0.0015), event.clientX, event.clientY);
-    moved();
-  }, { passive: false });
+  over.addEventListener(
+    "wheel",
+    (event) => {
+      event.preventDefault();
+      view.zoomBy(Math.exp(-event.deltaY * 0.0015), event.clientX, event.clientY);
+      moved();
+    },
+    { passive: false },
+  );
   over.addEventListener("pointerdown", (event) => {
     over.setPointerCapture(event.pointerId);
     fingers.set(event.pointerId, [event.clientX, event.clientY]);
@@ -64,7 +70,8 @@ function controls({ view, film, seek, play, pick, moved, zoomTo, otherTheme, isP
     moved();
   });
   const lifted = (event) => {
-    if (begun && event.type === "pointerup") pick(view.nodeAt(event.clientX, event.clientY, event.pointerType === "mouse" ? 12 : 24));
+    if (begun && event.type === "pointerup")
+      pick(view.nodeAt(event.clientX, event.clientY, event.pointerType === "mouse" ? 12 : 24));
     fingers.delete(event.pointerId);
     begun = null;
   };

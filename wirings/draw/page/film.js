@@ -1,14 +1,16 @@
 // The film: reads what the page carries, and gives the wiring at any record. The format of records is that of
 // wirings/history/stored.py.
 
-const CODE_ONE = 97, CODE_STEPS = 6;
+const CODE_ONE = 97,
+  CODE_STEPS = 6;
 const strengthOf = (code) => (code === 0 ? 0 : Math.sign(code) * 2 ** ((Math.abs(code) - CODE_ONE) / CODE_STEPS));
 
 async function inflate(text) {
   if (typeof DecompressionStream === "undefined") {
     throw new Error("This browser is too old for this page: it cannot decompress. Take one of 2023 or later.");
   }
-  const packed = atob(text.trim()), bytes = new Uint8Array(packed.length);
+  const packed = atob(text.trim()),
+    bytes = new Uint8Array(packed.length);
   for (let i = 0; i < packed.length; i++) bytes[i] = packed.charCodeAt(i);
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
@@ -16,13 +18,16 @@ async function inflate(text) {
 
 class Film {
   constructor(bytes) {
-    const view = new DataView(bytes.buffer), words = new TextDecoder();
+    const view = new DataView(bytes.buffer),
+      words = new TextDecoder();
     this.notes = [];
     this.records = [];
-    for (let at = 0; at < bytes.length; ) {
-      const kind = words.decode(bytes.subarray(at, at + 4)), length = view.getUint32(at + 4, true);
+    for (let at = 0; at < bytes.length;) {
+      const kind = words.decode(bytes.subarray(at, at + 4)),
+        length = view.getUint32(at + 4, true);
       const content = bytes.subarray(at + 8, at + 8 + length);
-      if (kind === "HEAD") Object.assign(this, JSON.parse(words.decode(content))); // structure, about, bounds;
+      if (kind === "HEAD")
+        Object.assign(this, JSON.parse(words.decode(content))); // structure, about, bounds;
       else if (kind === "NOTE") this.notes.push(JSON.parse(words.decode(content)));
       else this.records.push(this._record(view, at + 8, bytes));
       at += 8 + length;
@@ -48,11 +53,18 @@ class Film {
   }
 
   _record(view, at, bytes) {
-    const step = view.getUint32(at, true), was = view.getUint32(at + 4, true), born = view.getUint32(at + 8, true);
-    const start = at + 12, low = start + was + born;
+    const step = view.getUint32(at, true),
+      was = view.getUint32(at + 4, true),
+      born = view.getUint32(at + 8, true);
+    const start = at + 12,
+      low = start + was + born;
     const places = new Uint32Array(born);
     for (let i = 0, place = 0; i < born; i++) {
-      place += bytes[low + i] | (bytes[low + born + i] << 8) | (bytes[low + 2 * born + i] << 16) | (bytes[low + 3 * born + i] << 24);
+      place +=
+        bytes[low + i] |
+        (bytes[low + born + i] << 8) |
+        (bytes[low + 2 * born + i] << 16) |
+        (bytes[low + 3 * born + i] << 24);
       places[i] = place;
     }
     const signed = new Int8Array(bytes.buffer, start + was, born);
@@ -66,30 +78,49 @@ class Film {
   }
 
   _empty() {
-    return { all: 0, count: 0, places: new Uint32Array(0), codes: new Int8Array(0), born: new Uint16Array(0), to: new Uint32Array(0), of: new Uint32Array(0) };
+    return {
+      all: 0,
+      count: 0,
+      places: new Uint32Array(0),
+      codes: new Int8Array(0),
+      born: new Uint16Array(0),
+      to: new Uint32Array(0),
+      of: new Uint32Array(0),
+    };
   }
 
   // The node that an edge leads to and the one it comes from, from its place.
   ends(place) {
-    let low = 0, high = this.tiles.length - 1;
+    let low = 0,
+      high = this.tiles.length - 1;
     while (low < high) {
       const middle = (low + high + 1) >> 1;
       if (this.tiles[middle].start <= place) low = middle;
       else high = middle - 1;
     }
-    const tile = this.tiles[low], within = place - tile.start;
+    const tile = this.tiles[low],
+      within = place - tile.start;
     if (tile.pairs) return [tile.pairs[0][within], tile.pairs[1][within]];
-    const pair = Math.floor(within / tile.inner), row = Math.floor(pair / tile.cols), col = pair - row * tile.cols;
+    const pair = Math.floor(within / tile.inner),
+      row = Math.floor(pair / tile.cols),
+      col = pair - row * tile.cols;
     return tile.flip ? [tile.targets + col, tile.sources + row] : [tile.targets + row, tile.sources + col];
   }
 
   // One record further: a new state, edges in the order of their places.
   _next(state, index) {
     const { delta, places: fresh, codes: freshCodes } = this.records[index];
-    const most = state.all + fresh.length, out = {
-      places: new Uint32Array(most), codes: new Int8Array(most), born: new Uint16Array(most), to: new Uint32Array(most), of: new Uint32Array(most),
-    };
-    let n = 0, j = 0, gone = 0;
+    const most = state.all + fresh.length,
+      out = {
+        places: new Uint32Array(most),
+        codes: new Int8Array(most),
+        born: new Uint16Array(most),
+        to: new Uint32Array(most),
+        of: new Uint32Array(most),
+      };
+    let n = 0,
+      j = 0,
+      gone = 0;
     const died = [];
     const take = () => {
       out.places[n] = fresh[j];
@@ -118,7 +149,16 @@ class Film {
     let count = n;
     while (count && out.places[count - 1] >= this.edges) count--;
     const dead = Uint32Array.from(died);
-    return { ...out, all: n, count, died: { to: dead.map((i) => state.to[i]), of: dead.map((i) => state.of[i]), codes: Int8Array.from(dead, (i) => state.codes[i]) } };
+    return {
+      ...out,
+      all: n,
+      count,
+      died: {
+        to: dead.map((i) => state.to[i]),
+        of: dead.map((i) => state.of[i]),
+        codes: Int8Array.from(dead, (i) => state.codes[i]),
+      },
+    };
   }
 
   // The state at a record; a few are kept, so that it is never far from one of them.
@@ -142,7 +182,8 @@ class Film {
   kernel(node, state) {
     const found = this.kernels.get(node);
     if (!found) return null;
-    let low = state.count, high = state.all;
+    let low = state.count,
+      high = state.all;
     while (low < high) {
       const middle = (low + high) >> 1;
       if (state.places[middle] < found.start) low = middle + 1;

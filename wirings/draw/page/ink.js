@@ -1,6 +1,6 @@
-// Ink: tens of thousands of lines on a plain canvas, without a graphics card. Each pixel holds how much positive and how
-// much negative ink is on it, as whole numbers. So a line can be taken off again exactly, and from one record to the next
-// only what changed is drawn. What the eye sees is a function of the two amounts, looked up in a table.
+// Ink: tens of thousands of lines on a plain canvas, without a graphics card. Each pixel holds how much positive and
+// how much negative ink is on it, as whole numbers. So a line can be taken off again exactly, and from one record to
+// the next only what changed is drawn. What the eye sees is a function of the two amounts, looked up in a table.
 
 const FULL = 16; // of a pixel that a line covers
 const LEVEL_INK = [0, 1, 2, 4, 8];
@@ -32,10 +32,12 @@ class Ink {
   colours(ground, positive, negative) {
     for (let p = 0; p < 256; p++) {
       for (let n = 0; n < 256; n++) {
-        const cover = 1 - Math.exp(-(p + n) / 48), share = p + n ? p / (p + n) : 0;
+        const cover = 1 - Math.exp(-(p + n) / 48),
+          share = p + n ? p / (p + n) : 0;
         let colour = 255 << 24;
         for (let i = 0; i < 3; i++) {
-          colour |= Math.round(ground[i] + cover * (share * positive[i] + (1 - share) * negative[i] - ground[i])) << (8 * i);
+          colour |=
+            Math.round(ground[i] + cover * (share * positive[i] + (1 - share) * negative[i] - ground[i])) << (8 * i);
         }
         this.table[(p << 8) | n] = colour;
       }
@@ -44,8 +46,10 @@ class Ink {
 
   // So that a picture of few lines has full ones, and one of many shows where they are dense.
   expose() {
-    let total = 0, covered = 0;
-    const [plus, minus] = this.amounts, count = plus.length;
+    let total = 0,
+      covered = 0;
+    const [plus, minus] = this.amounts,
+      count = plus.length;
     for (let i = 0; i < count; i += 3) {
       const amount = plus[i] + minus[i];
       if (amount) {
@@ -58,15 +62,19 @@ class Ink {
   }
 
   show() {
-    const { pixels, table } = this, [plus, minus] = this.amounts, count = pixels.length;
+    const { pixels, table } = this,
+      [plus, minus] = this.amounts,
+      count = pixels.length;
     const gain = Math.max(1, Math.round(this.exposure * 1024));
     for (let i = 0; i < count; i++) {
-      const a = plus[i], b = minus[i];
+      const a = plus[i],
+        b = minus[i];
       if ((a | b) === 0) {
         pixels[i] = table[0];
         continue;
       }
-      let p = (a * gain) >> 10, n = (b * gain) >> 10;
+      let p = (a * gain) >> 10,
+        n = (b * gain) >> 10;
       if (p > 255) p = 255;
       if (n > 255) n = 255;
       pixels[i] = table[(p << 8) | n];
@@ -76,34 +84,48 @@ class Ink {
 
   // Adds (or, with a negative amount, takes off) a line, cut to the canvas first. Makes no objects: it is called often.
   line(x0, y0, x1, y1, width, sign, amount) {
-    const dx = x1 - x0, dy = y1 - y0, right = this.width - 1.05, bottom = this.height - 1.05;
-    let from = 0, to = 1;
+    const dx = x1 - x0,
+      dy = y1 - y0,
+      right = this.width - 1.05,
+      bottom = this.height - 1.05;
+    let from = 0,
+      to = 1;
     if (dx === 0 ? x0 < 0.05 || x0 > right : false) return;
     if (dy === 0 ? y0 < 0.05 || y0 > bottom : false) return;
     if (dx !== 0) {
-      const a = (0.05 - x0) / dx, b = (right - x0) / dx;
+      const a = (0.05 - x0) / dx,
+        b = (right - x0) / dx;
       from = Math.max(from, Math.min(a, b));
       to = Math.min(to, Math.max(a, b));
     }
     if (dy !== 0) {
-      const a = (0.05 - y0) / dy, b = (bottom - y0) / dy;
+      const a = (0.05 - y0) / dy,
+        b = (bottom - y0) / dy;
       from = Math.max(from, Math.min(a, b));
       to = Math.min(to, Math.max(a, b));
     }
     if (from >= to) return;
-    const flat = Math.abs(dx) >= Math.abs(dy), target = this.amounts[sign > 0 ? 0 : 1];
+    const flat = Math.abs(dx) >= Math.abs(dy),
+      target = this.amounts[sign > 0 ? 0 : 1];
     if (flat ? dx < 0 : dy < 0) [from, to] = [to, from];
-    const ax = x0 + from * dx, ay = y0 + from * dy, bx = x0 + to * dx, by = y0 + to * dy;
+    const ax = x0 + from * dx,
+      ay = y0 + from * dy,
+      bx = x0 + to * dx,
+      by = y0 + to * dy;
     if (width <= 1.01) thin(target, this.width, ax, ay, bx, by, flat, amount);
     else this.thick(target, ax, ay, bx, by, flat, width, amount);
   }
 
   thick(target, x0, y0, x1, y1, flat, width, amount) {
-    const stride = this.width, [a0, b0, a1, b1] = flat ? [x0, y0, x1, y1] : [y0, x0, y1, x1];
-    const slope = a1 > a0 ? (b1 - b0) / (a1 - a0) : 0, half = (width / 2) * Math.hypot(1, slope);
+    const stride = this.width,
+      [a0, b0, a1, b1] = flat ? [x0, y0, x1, y1] : [y0, x0, y1, x1];
+    const slope = a1 > a0 ? (b1 - b0) / (a1 - a0) : 0,
+      half = (width / 2) * Math.hypot(1, slope);
     const last = flat ? this.height - 1 : this.width - 1;
     for (let a = Math.ceil(a0); a <= a1; a++) {
-      const middle = b0 + (a - a0) * slope + 0.5, top = middle - half, low = middle + half;
+      const middle = b0 + (a - a0) * slope + 0.5,
+        top = middle - half,
+        low = middle + half;
       for (let b = Math.max(0, Math.floor(top)); b <= Math.min(last, Math.floor(low)); b++) {
         const cover = Math.round(FULL * (Math.min(low, b + 1) - Math.max(top, b)));
         target[flat ? b * stride + a : a * stride + b] += cover * amount;
@@ -113,32 +135,40 @@ class Ink {
 
   rectangle(x, y, width, height, sign, amount) {
     const target = this.amounts[sign > 0 ? 0 : 1];
-    const left = Math.max(0, Math.floor(x)), right = Math.min(this.width, Math.max(Math.floor(x) + 1, Math.floor(x + width)));
-    const top = Math.max(0, Math.floor(y)), low = Math.min(this.height, Math.max(Math.floor(y) + 1, Math.floor(y + height)));
+    const left = Math.max(0, Math.floor(x)),
+      right = Math.min(this.width, Math.max(Math.floor(x) + 1, Math.floor(x + width)));
+    const top = Math.max(0, Math.floor(y)),
+      low = Math.min(this.height, Math.max(Math.floor(y) + 1, Math.floor(y + height)));
     for (let row = top; row < low; row++) {
       for (let i = row * this.width + left; i < row * this.width + right; i++) target[i] += FULL * amount;
     }
   }
 }
 
-// A line of one pixel's width, shared by two pixels at every step. A function of its own, in whole numbers: it is where a
-// frame's time goes.
+// A line of one pixel's width, shared by two pixels at every step. A function of its own, in whole numbers: it is where
+// a frame's time goes.
 function thin(target, stride, x0, y0, x1, y1, flat, amount) {
-  const first = flat ? x0 : y0, last = flat ? x1 : y1, across = flat ? y0 : x0;
+  const first = flat ? x0 : y0,
+    last = flat ? x1 : y1,
+    across = flat ? y0 : x0;
   const slope = last > first ? ((flat ? y1 : x1) - across) / (last - first) : 0;
-  const start = Math.ceil(first) | 0, end = Math.floor(last) | 0, full = (amount * FULL) | 0;
+  const start = Math.ceil(first) | 0,
+    end = Math.floor(last) | 0,
+    full = (amount * FULL) | 0;
   const turn = Math.round(slope * 65536) | 0;
   let b = Math.round((across + (start - first) * slope) * 65536) | 0;
   if (flat) {
     for (let a = start; a <= end; a = (a + 1) | 0) {
-      const i = (Math.imul(b >> 16, stride) + a) | 0, part = Math.imul(amount, (b >> 12) & 15);
+      const i = (Math.imul(b >> 16, stride) + a) | 0,
+        part = Math.imul(amount, (b >> 12) & 15);
       target[i] += full - part;
       target[i + stride] += part;
       b = (b + turn) | 0;
     }
   } else {
     for (let a = start; a <= end; a = (a + 1) | 0) {
-      const i = (Math.imul(a, stride) + (b >> 16)) | 0, part = Math.imul(amount, (b >> 12) & 15);
+      const i = (Math.imul(a, stride) + (b >> 16)) | 0,
+        part = Math.imul(amount, (b >> 12) & 15);
       target[i] += full - part;
       target[i + 1] += part;
       b = (b + turn) | 0;

@@ -1,12 +1,17 @@
-// Puts the page together: the player, filters, search, keys and touch.
+// Puts the page together: the player, picking, zoom and themes.
 
 const get = (id) => document.getElementById(id);
 
 function start(film) {
-  const view = new View(film, get("ink"), get("marks"), get("over")), { structure } = film;
-  const panel = new Panel(film, get("node"), pick), times = new Times(film, get("times"), (i) => seek(i));
+  const view = new View(film, get("ink"), get("marks"), get("over")),
+    { structure } = film;
+  const panel = new Panel(film, get("node"), pick),
+    times = new Times(film, get("times"), (i) => seek(i));
   const frames = []; // times of the last frames, for whoever measures
-  let position = 0, playing = false, last = 0, stale = false;
+  let position = 0,
+    playing = false,
+    last = 0,
+    stale = false;
   const speed = Math.max(3, Math.min(12, film.length / 20)); // records a second
 
   // ---- time ----
@@ -26,7 +31,8 @@ function start(film) {
   function said(at) {
     get("slider").value = at;
     get("where").textContent = `step ${count(film.steps[at])} · ${at + 1} of ${film.length}`;
-    get("shown").textContent = `${count(view.shown)} of ${count(film.now.count)} ${film.about.grouped ? "lines" : "edges"}`;
+    get("shown").textContent =
+      `${count(view.shown)} of ${count(film.now.count)} ${film.about.grouped ? "lines" : "edges"}`;
   }
 
   function play(on) {
@@ -75,7 +81,8 @@ function start(film) {
 
   // ---- zoom ----
   let waiting = 0;
-  function moved() { // while it moves only now and then, and once when it rests
+  function moved() {
+    // while it moves only now and then, and once when it rests
     if (!waiting) {
       waiting = setTimeout(() => {
         waiting = 0;
@@ -86,7 +93,8 @@ function start(film) {
   }
 
   function zoomTo(what) {
-    const box = view.over.getBoundingClientRect(), middle = [box.left + box.width / 2, box.top + box.height / 2];
+    const box = view.over.getBoundingClientRect(),
+      middle = [box.left + box.width / 2, box.top + box.height / 2];
     if (what === "in") view.zoomBy(1.5, ...middle);
     else if (what === "out") view.zoomBy(1 / 1.5, ...middle);
     else if (what === "all") Object.assign(view.zoom, { scale: 1, x: 0, y: 0 });
@@ -123,59 +131,19 @@ function start(film) {
   dark.addEventListener("change", () => theme(dark.matches ? "dark" : "light"));
   const otherTheme = () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
 
-  // ---- filters ----
-  const reach = Math.max(1, film.steps[film.length - 1] - film.steps[0]);
-  const ages = (value) => Math.round((value / 1000) ** 2 * reach); // finer where edges are young
-  for (const id of ["from", "to"]) {
-    get(id).append(new Option("all", -1), ...structure.groups.map(([name], i) => new Option(name, i)));
-  }
-  function filter() {
-    const number = (id) => Number(get(id).value), strength = number("strength");
-    const youngest = ages(number("youngest")), oldest = number("oldest") === 1000 ? Infinity : ages(number("oldest"));
-    view.filter = { from: number("from"), to: number("to"), sign: number("sign"), strength, youngest, oldest };
-    get("strength-is").textContent = strength ? short(strengthOf(strength)) : "all";
-    get("youngest-is").textContent = youngest ? count(youngest) : "all";
-    get("oldest-is").textContent = oldest < Infinity ? count(oldest) : "all";
-    view.show(film.now);
-    view.changed();
-    said(film.at);
-    draw();
-  }
-  get("filters").addEventListener("input", filter);
-  get("clear").addEventListener("click", () => {
-    for (const [id, value] of [["from", -1], ["to", -1], ["sign", 0], ["strength", 0], ["youngest", 0], ["oldest", 1000]]) get(id).value = value;
-    filter();
+  const filter = finding({ view, film, said, draw, pick, zoomToGroup });
+  controls({
+    view,
+    film,
+    seek,
+    play,
+    pick,
+    moved,
+    zoomTo,
+    otherTheme,
+    isPlaying: () => playing,
+    at: () => Math.floor(position),
   });
-
-  // ---- search ----
-  function matches() {
-    const text = get("search").value.trim().toLowerCase(), list = [];
-    const number = /^(?:node )?(\d+)$/.exec(text);
-    if (number && Number(number[1]) < structure.nodes) list.push([`node ${Number(number[1])}`, () => pick(Number(number[1]))]);
-    if (text) {
-      structure.groups.forEach(([name, begin, end], i) => {
-        if (name.toLowerCase().includes(text)) list.push([`${name}: nodes ${begin} to ${end - 1}`, () => zoomToGroup(i)]);
-      });
-    }
-    return list.slice(0, 8);
-  }
-  get("search").addEventListener("input", () => {
-    const list = matches();
-    const rows = list.map(([text, act]) => {
-      const button = element("button", text);
-      button.type = "button";
-      button.addEventListener("click", act);
-      return element("li", "", button);
-    });
-    if (get("search").value.trim() && !rows.length) rows.push(element("li", `nothing of that name: nodes are 0 to ${structure.nodes - 1}`));
-    get("found").replaceChildren(...rows);
-  });
-  get("find").addEventListener("submit", (event) => {
-    event.preventDefault();
-    matches()[0]?.[1]();
-  });
-
-  controls({ view, film, seek, play, pick, moved, zoomTo, otherTheme, isPlaying: () => playing, at: () => Math.floor(position) });
   new ResizeObserver(() => {
     view.resize();
     draw();
@@ -184,7 +152,9 @@ function start(film) {
   // ---- begin ----
   const rule = film.about.rule ? `rule ${film.about.rule} · ` : "";
   film.seek(0);
-  const nodes = film.about.grouped ? `${count(film.about.nodes)} nodes as ${count(structure.nodes)} dots` : `${count(structure.nodes)} nodes`;
+  const nodes = film.about.grouped
+    ? `${count(film.about.nodes)} nodes as ${count(structure.nodes)} dots`
+    : `${count(structure.nodes)} nodes`;
   const [real, possible] = film.about.edges ?? [film.now.count, film.edges];
   get("summary").textContent = `${rule}${nodes} · ${count(real)} of ${count(possible)} possible edges`;
   get("unused-text").textContent = structure.sure ? "on no path" : "without an edge";
@@ -199,14 +169,30 @@ function start(film) {
   theme(dark.matches ? "dark" : "light");
   view.resize();
   filter();
-  return { film, view, seek, play, pick, frames, get playing() { return playing; }, get resting() { return !stale && !playing && !waiting; } };
+  return {
+    film,
+    view,
+    seek,
+    play,
+    pick,
+    frames,
+    get playing() {
+      return playing;
+    },
+    get resting() {
+      return !stale && !playing && !waiting;
+    },
+  };
 }
 
-inflate(get("data").textContent).then((bytes) => {
-  window.wirings = start(new Film(bytes));
-  requestAnimationFrame(() => requestAnimationFrame((now) => (window.wirings.drawn = now))); // ms since the page was asked for
-}).catch((error) => {
-  get("note").textContent = `This page cannot be shown: ${error.message}`;
-  get("note").hidden = false;
-  console.error(error);
-});
+inflate(get("data").textContent)
+  .then((bytes) => {
+    window.wirings = start(new Film(bytes));
+    // When the first drawing was on the screen, in ms since the page was asked for.
+    requestAnimationFrame(() => requestAnimationFrame((now) => (window.wirings.drawn = now)));
+  })
+  .catch((error) => {
+    get("note").textContent = `This page cannot be shown: ${error.message}`;
+    get("note").hidden = false;
+    console.error(error);
+  });

@@ -18,7 +18,8 @@ Object.assign(View.prototype, {
     context.beginPath();
     for (const [of, to] of pairs) {
       if (this.matrix) {
-        const [x, y, side] = this.cell(of, to), wide = Math.max(side, 3 * this.ratio);
+        const [x, y, side] = this.cell(of, to),
+          wide = Math.max(side, 3 * this.ratio);
         context.rect(x - (wide - side) / 2, y - (wide - side) / 2, wide, wide);
       } else {
         context.moveTo(this.px[of], this.py[of]);
@@ -29,7 +30,8 @@ Object.assign(View.prototype, {
     context.restore();
   },
 
-  strongest(list) { // of equally strong ones any, not those of the first block
+  strongest(list) {
+    // of equally strong ones any, not those of the first block
     const any = ([of, to]) => Math.imul(of * 7919 + to, 0x9e3779b1) >>> 0;
     return list.sort((a, b) => Math.abs(b[2]) - Math.abs(a[2]) || any(a) - any(b)).slice(0, MARKED);
   },
@@ -37,8 +39,12 @@ Object.assign(View.prototype, {
   // The strongest new and dying edges of this record, as far as the filters show them. New ones have an outline; dying
   // ones are dashed, if there are not so many. The canvas fades until the next record.
   drawMarks() {
-    const { film } = this, state = film.now, { from, to, sign, strength, youngest } = this.filter;
-    const context = this.marksCanvas.getContext("2d"), fresh = [], gone = [];
+    const { film } = this,
+      state = film.now,
+      { from, to, sign, strength, youngest } = this.filter;
+    const context = this.marksCanvas.getContext("2d"),
+      fresh = [],
+      gone = [];
     context.clearRect(0, 0, this.over.width, this.over.height);
     if (this.picked) return;
     for (let i = 0; film.at > 0 && i < state.count; i++) {
@@ -51,7 +57,9 @@ Object.assign(View.prototype, {
       if (code * sign < 0 || Math.abs(code) < strength) continue;
       gone.push([died.of[i], died.to[i], code]);
     }
-    const { few } = this, wide = few ? this.lineWidth / this.ratio : 0.9, shown = this.strongest(fresh);
+    const { few } = this,
+      wide = few ? this.lineWidth / this.ratio : 0.9,
+      shown = this.strongest(fresh);
     this.paths(context, this.colour.dying, wide, 0.85, few ? [6, 4] : [], this.strongest(gone));
     this.paths(context, this.colour.new, wide + (few ? 3 : 1.4), 0.75, [], shown);
     for (const way of [1, -1]) {
@@ -61,14 +69,24 @@ Object.assign(View.prototype, {
   },
 
   pickedEdges() {
-    const { node, paths } = this.picked, state = this.film.now, levels = this.drawn.levels;
+    const { node, paths } = this.picked,
+      state = this.film.now,
+      levels = this.drawn.levels;
     for (const way of [1, -1]) {
       for (const level of [1, 2, 3, 4]) {
         const pairs = [];
         for (let i = 0; i < state.count; i++) {
-          if ((state.of[i] === node || state.to[i] === node) && levels[i] === way * level) pairs.push([state.of[i], state.to[i]]);
+          if ((state.of[i] === node || state.to[i] === node) && levels[i] === way * level)
+            pairs.push([state.of[i], state.to[i]]);
         }
-        this.paths(this.context, this.colour[way > 0 ? "positive" : "negative"], 0.6 + 0.5 * level, 0.45 + 0.13 * level, [], pairs);
+        this.paths(
+          this.context,
+          this.colour[way > 0 ? "positive" : "negative"],
+          0.6 + 0.5 * level,
+          0.45 + 0.13 * level,
+          [],
+          pairs,
+        );
       }
     }
     for (const path of paths) {
@@ -79,12 +97,16 @@ Object.assign(View.prototype, {
   },
 
   arrow(of, to) {
-    const { context, px, py } = this, angle = Math.atan2(py[to] - py[of], px[to] - px[of]), size = 8 * this.ratio;
-    const x = px[of] + 0.6 * (px[to] - px[of]), y = py[of] + 0.6 * (py[to] - py[of]);
+    const { context, px, py } = this,
+      angle = Math.atan2(py[to] - py[of], px[to] - px[of]),
+      size = 8 * this.ratio;
+    const x = px[of] + 0.6 * (px[to] - px[of]),
+      y = py[of] + 0.6 * (py[to] - py[of]);
     context.fillStyle = this.colour.text;
     context.beginPath();
     context.moveTo(x + size * Math.cos(angle), y + size * Math.sin(angle));
-    for (const turn of [2.5, -2.5]) context.lineTo(x + size * Math.cos(angle + turn), y + size * Math.sin(angle + turn));
+    for (const turn of [2.5, -2.5])
+      context.lineTo(x + size * Math.cos(angle + turn), y + size * Math.sin(angle + turn));
     context.fill();
   },
 
@@ -94,7 +116,9 @@ Object.assign(View.prototype, {
   },
 
   nodes() {
-    const { context, px, py, used } = this, radius = this.radius(), count = this.film.structure.nodes;
+    const { context, px, py, used } = this,
+      radius = this.radius(),
+      count = this.film.structure.nodes;
     for (const alive of [0, 1]) {
       context.fillStyle = alive ? this.colour.node : this.colour.unused;
       context.beginPath();
@@ -110,7 +134,8 @@ Object.assign(View.prototype, {
     }
     context.strokeStyle = this.colour.node;
     context.lineWidth = this.ratio;
-    for (const v of this.loops ?? []) { // an edge from a node to itself
+    for (const v of this.loops ?? []) {
+      // an edge from a node to itself
       context.beginPath();
       context.arc(px[v] + 1.6 * radius, py[v], 1.3 * radius, 0, 2 * Math.PI);
       context.stroke();
@@ -128,16 +153,26 @@ Object.assign(View.prototype, {
   text(text, x, y, align = "center") {
     const { context } = this;
     context.font = `${12 * this.ratio}px system-ui, sans-serif`;
-    Object.assign(context, { textAlign: align, textBaseline: "middle", lineWidth: 4 * this.ratio, strokeStyle: this.colour.ground });
+    Object.assign(context, {
+      textAlign: align,
+      textBaseline: "middle",
+      lineWidth: 4 * this.ratio,
+      strokeStyle: this.colour.ground,
+    });
     context.strokeText(text, x, y); // readable above lines
     context.fillStyle = this.colour.soft;
     context.fillText(text, x, y);
   },
 
   groupNames() {
-    const { context } = this, { scale, x, y } = this.zoom, { width, height } = this.over;
+    const { context } = this,
+      { scale, x, y } = this.zoom,
+      { width, height } = this.over;
     context.font = `${12 * this.ratio}px system-ui, sans-serif`;
-    const labels = this.layout.labels.map((label) => ({ ...label, at: [(label.x * scale + x) * width, (label.y * scale + y) * height] }));
+    const labels = this.layout.labels.map((label) => ({
+      ...label,
+      at: [(label.x * scale + x) * width, (label.y * scale + y) * height],
+    }));
     const inside = (from, half, size) => Math.max(half, Math.min(size - half, from));
     if (labels.some((label) => label.round)) {
       for (const { name: text, at, round } of labels) {
@@ -149,19 +184,31 @@ Object.assign(View.prototype, {
       return;
     }
     // The longest kind of name that leaves room between all of them; if none does, every other one, or fewer.
-    const placed = (kind, nth) => labels.filter((_, i) => i % nth === 0).map((label) => {
-      const text = labelTexts(label)[kind] || label.name, half = context.measureText(text).width / 2 + 4 * this.ratio;
-      return { text, half, x: scale === 1 ? inside(label.at[0], half, width) : label.at[0], y: Math.max(9 * this.ratio, label.at[1]) };
-    });
-    const fits = (list) => list.every((label, i) => i === 0 || label.x - label.half >= list[i - 1].x + list[i - 1].half);
+    const placed = (kind, nth) =>
+      labels
+        .filter((_, i) => i % nth === 0)
+        .map((label) => {
+          const text = labelTexts(label)[kind] || label.name,
+            half = context.measureText(text).width / 2 + 4 * this.ratio;
+          return {
+            text,
+            half,
+            x: scale === 1 ? inside(label.at[0], half, width) : label.at[0],
+            y: Math.max(9 * this.ratio, label.at[1]),
+          };
+        });
+    const fits = (list) =>
+      list.every((label, i) => i === 0 || label.x - label.half >= list[i - 1].x + list[i - 1].half);
     let list = null;
     for (let nth = 1; !list; nth *= 2) list = [0, 1, 2].map((kind) => placed(kind, nth)).find(fits) ?? null;
     for (const label of list) this.text(label.text, label.x, label.y);
   },
 
   axes() {
-    const { context } = this, { groups, nodes } = this.film.structure;
-    const [left, top] = this.cell(0, 0), [right, low] = this.cell(nodes, nodes);
+    const { context } = this,
+      { groups, nodes } = this.film.structure;
+    const [left, top] = this.cell(0, 0),
+      [right, low] = this.cell(nodes, nodes);
     context.strokeStyle = this.colour.line;
     context.lineWidth = this.ratio;
     context.beginPath();
@@ -174,35 +221,5 @@ Object.assign(View.prototype, {
     }
     context.stroke();
     this.text("columns send, rows receive", (left + right) / 2, Math.max(9 * this.ratio, top - 10 * this.ratio));
-  },
-
-  // The node nearest to a point of the page, within reach; in the matrix, the one of the row.
-  nodeAt(clientX, clientY, reach) {
-    const box = this.over.getBoundingClientRect(), x = (clientX - box.left) * this.ratio, y = (clientY - box.top) * this.ratio;
-    const count = this.film.structure.nodes;
-    if (this.matrix) {
-      const [, top, side] = this.cell(0, 0), row = Math.floor((y - top) / side);
-      return row >= 0 && row < count ? row : -1;
-    }
-    let best = -1, least = (reach * this.ratio) ** 2;
-    for (let v = 0; v < count; v++) {
-      const far = (this.px[v] - x) ** 2 + (this.py[v] - y) ** 2;
-      if (far < least) [best, least] = [v, far];
-    }
-    return best;
-  },
-
-  zoomBy(factor, clientX, clientY) {
-    const box = this.over.getBoundingClientRect(), { zoom } = this;
-    const ax = (clientX - box.left) / box.width, ay = (clientY - box.top) / box.height;
-    const scale = Math.max(1, Math.min(60, zoom.scale * factor)), by = scale / zoom.scale;
-    Object.assign(zoom, { scale, x: ax - (ax - zoom.x) * by, y: ay - (ay - zoom.y) * by });
-    this.moveBy(0, 0);
-  },
-
-  moveBy(dx, dy) {
-    const { zoom } = this, clamp = (value) => Math.max(1 - zoom.scale, Math.min(0, value));
-    zoom.x = clamp(zoom.x + dx / this.width);
-    zoom.y = clamp(zoom.y + dy / this.height);
   },
 });

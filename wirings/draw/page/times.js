@@ -12,7 +12,8 @@ class Times {
     this.first = film.steps[0];
     this.last = Math.max(film.steps[film.length - 1], this.first + 1);
     const drag = (event) => {
-      const box = canvas.getBoundingClientRect(), share = (event.clientX - box.left - this.left) / (box.width - this.left - 8);
+      const box = canvas.getBoundingClientRect(),
+        share = (event.clientX - box.left - this.left) / (box.width - this.left - 8);
       seek(this.nearest(this.first + share * (this.last - this.first)));
     };
     canvas.addEventListener("pointerdown", (event) => {
@@ -31,13 +32,19 @@ class Times {
   }
 
   draw(colour, position) {
-    const box = this.canvas.getBoundingClientRect(), ratio = Math.min(window.devicePixelRatio || 1, 2), { context } = this;
-    const wide = Math.round(box.width * ratio), high = Math.round(box.height * ratio);
+    const box = this.canvas.getBoundingClientRect(),
+      ratio = Math.min(window.devicePixelRatio || 1, 2),
+      { context } = this;
+    const wide = Math.round(box.width * ratio),
+      high = Math.round(box.height * ratio);
     if (!wide || !high) return; // hidden: there is nothing to play
-    if (this.canvas.width !== wide || this.canvas.height !== high || this.painted !== colour) this.paint(colour, wide, high, ratio, box);
+    if (this.canvas.width !== wide || this.canvas.height !== high || this.painted !== colour)
+      this.paint(colour, wide, high, ratio, box);
     context.clearRect(0, 0, wide, high);
     context.drawImage(this.picture, 0, 0);
-    const low = Math.floor(position), high_ = Math.min(low + 1, this.film.length - 1), { steps } = this.film;
+    const low = Math.floor(position),
+      high_ = Math.min(low + 1, this.film.length - 1),
+      { steps } = this.film;
     const x = ratio * this.x(steps[low] + (position - low) * (steps[high_] - steps[low]), box.width);
     context.strokeStyle = colour.text;
     context.lineWidth = 1.5 * ratio;
@@ -57,14 +64,18 @@ class Times {
     this.picture = Object.assign(document.createElement("canvas"), { width: wide, height: high });
     this.painted = colour;
     this.left = box.width < 500 ? 76 : 120;
-    const context = this.picture.getContext("2d"), each = (box.height - 16) / Math.max(1, this.rows.length);
+    const context = this.picture.getContext("2d"),
+      each = (box.height - 16) / Math.max(1, this.rows.length);
     context.scale(ratio, ratio);
     context.font = "11px system-ui, sans-serif";
     context.textBaseline = "middle";
     const paints = { accuracy: colour.positive, loss: colour.negative, swapped: colour.soft };
     this.rows.forEach((row, i) => {
-      const top = i * each + 4, low = (i + 1) * each - 4, values = row.points.map(([, value]) => value);
-      const least = row.bars ? 0 : Math.min(...values), most = Math.max(...values, least + 1e-9);
+      const top = i * each + 4,
+        low = (i + 1) * each - 4,
+        values = row.points.map(([, value]) => value);
+      const least = row.bars ? 0 : Math.min(...values),
+        most = Math.max(...values, least + 1e-9);
       const y = (value) => low - ((value - least) / (most - least)) * (low - top);
       context.strokeStyle = colour.line;
       context.beginPath();
@@ -85,13 +96,15 @@ class Times {
       context.lineWidth = 1.5;
       if (row.bars) {
         const width = Math.max(1, Math.min(24, (box.width - this.left - 8) / this.film.length - 0.5));
-        for (const [step, value] of row.points) context.fillRect(this.x(step, box.width) - width / 2, y(value), width, low - y(value));
+        for (const [step, value] of row.points)
+          context.fillRect(this.x(step, box.width) - width / 2, y(value), width, low - y(value));
         return;
       }
       context.beginPath();
       row.points.forEach(([step, value], k) => context[k ? "lineTo" : "moveTo"](this.x(step, box.width), y(value)));
       context.stroke();
-      if (row.points.length < 3) for (const [step, value] of row.points) context.fillRect(this.x(step, box.width) - 2, y(value) - 2, 4, 4);
+      if (row.points.length < 3)
+        for (const [step, value] of row.points) context.fillRect(this.x(step, box.width) - 2, y(value) - 2, 4, 4);
     });
     context.fillStyle = colour.soft;
     context.textAlign = "left";

@@ -11,7 +11,13 @@ class View {
     this.filter = { from: -1, to: -1, sign: 0, strength: 0, youngest: 0, oldest: Infinity };
     this.picked = null; // { node, edges, paths }
     this.fade = 0; // how far from this record to the next, 0 to 1
-    this.drawn = { count: 0, places: new Uint32Array(0), levels: new Int8Array(0), to: new Uint32Array(0), of: new Uint32Array(0) };
+    this.drawn = {
+      count: 0,
+      places: new Uint32Array(0),
+      levels: new Int8Array(0),
+      to: new Uint32Array(0),
+      of: new Uint32Array(0),
+    };
     this.queue = null;
     this.levels = this._levels();
     this.used = new Uint8Array(film.structure.nodes);
@@ -19,7 +25,8 @@ class View {
 
   // Four levels of strength; the page says where they begin.
   _levels() {
-    const { bounds } = this.film, table = new Uint8Array(129);
+    const { bounds } = this.film,
+      table = new Uint8Array(129);
     for (let m = 1; m < 129; m++) table[m] = bounds.length ? 1 + bounds.filter((bound) => m > bound).length : 3;
     return table;
   }
@@ -37,7 +44,8 @@ class View {
   resize() {
     const box = this.over.getBoundingClientRect();
     if (this.layout && box.width === this.width && box.height === this.height) return;
-    const most = 1.6e6, asked = Math.min(window.devicePixelRatio || 1, 2);
+    const most = 1.6e6,
+      asked = Math.min(window.devicePixelRatio || 1, 2);
     this.ratio = Math.min(asked, Math.sqrt(most / Math.max(1, box.width * box.height)));
     this.width = box.width;
     this.height = box.height;
@@ -53,34 +61,27 @@ class View {
     this.redraw();
   }
 
-  // From node positions to pixels of the canvas.
-  place() {
-    const { scale, x, y } = this.zoom, { width, height } = this.over, count = this.film.structure.nodes;
-    this.px = new Float32Array(count);
-    this.py = new Float32Array(count);
-    for (let v = 0; v < count; v++) {
-      this.px[v] = (this.layout.x[v] * scale + x) * width;
-      this.py[v] = (this.layout.y[v] * scale + y) * height;
-    }
-  }
-
-  cell(of, to) {
-    const { scale, x, y } = this.zoom, { width, height } = this.over, count = this.film.structure.nodes;
-    const side = 0.9 * Math.min(width, height), left = (width - side) / 2, top = 0.07 * height;
-    return [left * scale + x * width + (of / count) * side * scale, top * scale + y * height + (to / count) * side * scale, (side * scale) / count];
-  }
-
   // Signed levels of all edges of a state, 0 for those that the filters hide.
   levelsOf(state) {
-    const { from, to, sign, strength, youngest, oldest } = this.filter, { group, steps } = this.film;
-    const levels = new Int8Array(state.count), now = steps[this.film.at];
+    const { from, to, sign, strength, youngest, oldest } = this.filter,
+      { group, steps } = this.film;
+    const levels = new Int8Array(state.count),
+      now = steps[this.film.at];
     let shown = 0;
     for (let i = 0; i < state.count; i++) {
-      const code = state.codes[i], size = code < 0 ? -code : code, age = now - steps[state.born[i]];
+      const code = state.codes[i],
+        size = code < 0 ? -code : code,
+        age = now - steps[state.born[i]];
       if (
-        (from >= 0 && group[state.of[i]] !== from) || (to >= 0 && group[state.to[i]] !== to) ||
-        (sign > 0 && code < 0) || (sign < 0 && code > 0) || size < strength || age < youngest || age > oldest
-      ) continue;
+        (from >= 0 && group[state.of[i]] !== from) ||
+        (to >= 0 && group[state.to[i]] !== to) ||
+        (sign > 0 && code < 0) ||
+        (sign < 0 && code > 0) ||
+        size < strength ||
+        age < youngest ||
+        age > oldest
+      )
+        continue;
       levels[i] = code < 0 ? -this.levels[size] : this.levels[size];
       shown++;
     }
@@ -89,7 +90,8 @@ class View {
   }
 
   stroke(of, to, level, way) {
-    const size = level < 0 ? -level : level, amount = way * LEVEL_INK[size];
+    const size = level < 0 ? -level : level,
+      amount = way * LEVEL_INK[size];
     if (this.matrix) {
       const [x, y, side] = this.cell(of, to);
       this.ink.rectangle(x, y, side, side, level, way * Math.max(4, LEVEL_INK[size]));
@@ -104,7 +106,8 @@ class View {
     if (!this.layout) return;
     this.place();
     this.ink.clear();
-    const state = this.film.now, levels = this.levelsOf(state);
+    const state = this.film.now,
+      levels = this.levelsOf(state);
     for (let i = 0; i < state.count; i++) if (levels[i]) this.stroke(state.of[i], state.to[i], levels[i], 1);
     this.drawn = { ...state, levels };
     this.queue = null;
@@ -123,7 +126,8 @@ class View {
   paint() {
     if (this.wet) this.ink.show();
     const marks = `${this.film.at} ${this.stamp}`;
-    if (this.marked !== marks && !this.wet) { // not in the same frame as the ink
+    if (this.marked !== marks && !this.wet) {
+      // not in the same frame as the ink
       this.marked = marks;
       this.drawMarks();
     }
@@ -141,10 +145,15 @@ class View {
   // To another state: only what is different is taken off and drawn.
   show(state) {
     if (this.queue) this.work(Infinity);
-    const before = this.drawn, levels = this.levelsOf(state), off = [], on = [];
-    let i = 0, j = 0;
+    const before = this.drawn,
+      levels = this.levelsOf(state),
+      off = [],
+      on = [];
+    let i = 0,
+      j = 0;
     while (i < before.count || j < state.count) {
-      const a = i < before.count ? before.places[i] : Infinity, b = j < state.count ? state.places[j] : Infinity;
+      const a = i < before.count ? before.places[i] : Infinity,
+        b = j < state.count ? state.places[j] : Infinity;
       if (a === b && before.levels[i] === levels[j]) {
         i++;
         j++;
@@ -167,7 +176,9 @@ class View {
   // Draws for so many milliseconds; false if there is nothing left to draw.
   work(budget) {
     if (!this.queue) return false;
-    const { before, off, on } = this.queue, until = performance.now() + budget, all = off.length + on.length;
+    const { before, off, on } = this.queue,
+      until = performance.now() + budget,
+      all = off.length + on.length;
     const { drawn } = this;
     while (this.queue.at < all) {
       const stop = Math.min(all, this.queue.at + 128);
@@ -188,7 +199,8 @@ class View {
 
   // Which nodes lie on a path from an input to an output; where paths are a guess, which have an edge.
   nodesOf(state) {
-    const { structure } = this.film, { of, to, count } = state;
+    const { structure } = this.film,
+      { of, to, count } = state;
     this.used = new Uint8Array(structure.nodes);
     this.loops = [];
     for (let i = 0; i < count; i++) if (of[i] === to[i]) this.loops.push(of[i]);
@@ -196,14 +208,15 @@ class View {
       for (let i = 0; i < count; i++) this.used[of[i]] = this.used[to[i]] = 1;
       return;
     }
-    const fed = new Uint8Array(structure.nodes), leads = new Uint8Array(structure.nodes);
+    const fed = new Uint8Array(structure.nodes),
+      leads = new Uint8Array(structure.nodes);
     for (const v of structure.inputs) fed[v] = 1;
     for (const v of structure.outputs) leads[v] = 1;
-    for (let more = true; more; ) {
+    for (let more = true; more;) {
       more = false;
       for (let i = 0; i < count; i++) if (fed[of[i]] && !fed[to[i]]) more = Boolean((fed[to[i]] = 1));
     }
-    for (let more = true; more; ) {
+    for (let more = true; more;) {
       more = false;
       for (let i = count - 1; i >= 0; i--) if (leads[to[i]] && !leads[of[i]]) more = Boolean((leads[of[i]] = 1));
     }
