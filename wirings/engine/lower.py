@@ -19,7 +19,7 @@ from wirings.compaction.program import Program
 from wirings.engine.bands import cut
 from wirings.engine.layout import EMPTY, Maps, Memory
 from wirings.engine.parts import INFINITY, Caller, Dense, Lowered, Nodes, Pending, Sum, Term
-from wirings.engine.steps import FUNCTIONS, POOLS, Kind
+from wirings.engine.steps import FUNCTIONS, MAPS, MEANS, PHASES, POOLS, Kind
 
 FEW_KINDS = 33
 """Constant maps with no more kinds of pixels are put together from as many maps."""
@@ -73,28 +73,31 @@ class Lowering:
         self.steps.append(step)
         return step
 
-    def _close(self, pending: Pending, mean: Maps | None = None) -> Maps:
+    def _close(self, pending: Pending) -> Maps:
         """Make a step of what is open."""
         if isinstance(pending, Dense):
             out = self.memory.new(len(pending.bias), 1, 1, packed=True)
             work = int(np.count_nonzero(pending.weight))
             self._emit(Lowered(pending.name, Kind.LINEAR, out, pending=pending, work=work))
             return out
-        sums = pending.sums if isinstance(pending, Nodes) else pending
-        if not any(len(maps) for maps in sums.sources()):  # nothing but biases
-            sums.terms = []
-        self.memory.join(*sums.sources())
         if isinstance(pending, Nodes):
+            sums = pending.sums
+            self.memory.join(*sums.sources())
             out = self.memory.new(len(pending.bias), pending.height, pending.width)
             work = sums.edges * sums.height * sums.width + 9 * len(pending.bias) * pending.height * pending.width
             self._emit(Lowered(pending.name, Kind.NODES, out, pending=pending, work=work))
             return out
-        out = self.memory.new(len(sums.bias), sums.height, sums.width) if mean is None else mean
-        if mean is None:
-            self.memory.join(*sums.sources(), out)
-        work = sums.edges * sums.height * sums.width
-        self._emit(Lowered(sums.name, Kind.SUMS, out, pending=sums, work=work, numbers={"flag": int(mean is not None)}))
+        out = self.memory.new(len(pending.bias), pending.height, pending.width)
+        self.memory.join(*pending.sources(), out)
+        self._close_sums(pending, out, {"flag": MAPS})
         return out
+
+    def _close_sums(self, sums: Sum, out: Maps, numbers: dict[str, int]) -> Lowered:
+        """A step of sums; ``numbers`` say what becomes of them."""
+        self.memory.join(*sums.sources())
+        work = sums.edges * sums.height * sums.width
+        numbers = {"stride_y": 1, "stride_x": 1, **numbers}
+        return self._emit(Lowered(sums.name, Kind.SUMS, out, pending=sums, work=work, numbers=numbers))
 
     def _input(self, name: str) -> Maps:
         """A tensor of the caller's, copied."""
@@ -113,6 +116,10 @@ class Lowering:
         sy, sx = stride
         out = self.memory.new(channels * sy * sx, -(-height // sy), -(-width // sx))
         self.memory.buffers[out.buffers[0]].own = True  # a phase may be smaller than the others
+        made = self.values.get(name)
+        if isinstance(made, Sum) and self._all_take(name, stride):
+            self.phases[(name, *stride)] = self._close_sums(made, out, {"flag": PHASES, "stride_y": sy, "stride_x": sx})
+            return out
         outside = name in self.program.inputs and name not in self.values
         source = None if outside else self._solid(self._ready(name))
         number = list(self.program.inputs).index(name) if outside else -1
@@ -120,6 +127,12 @@ class Lowering:
         copy = self._emit(Lowered(f"{name} by {sy} × {sx}", Kind.COPY, out, source, numbers=numbers))
         self.phases[(name, *stride)] = copy
         return out
+
+    def _all_take(self, name: str, stride: tuple[int, int]) -> bool:
+        """Whether a tensor is taken by convolutions of this stride alone, so that it need not be there otherwise."""
+        users = self.program.users()[name]
+        strided = all(isinstance(o, ops.Conv) and o.stride == stride and not _is_node(o) for o in users)
+        return strided and name not in self.program.outputs
 
     def _from_caller(self, sums: Sum) -> Caller | None:
         """If sums are over an input of the caller's alone, that input; and the copy of it is taken back."""
@@ -158,8 +171,7 @@ class Lowering:
     def _conv(self, o: ops.Conv) -> Pending:
         weight, bias = _array(o.weight), _array(o.bias, len(o.weight))
         _, height, width = self._shape(o.output)
-        square = o.weight.shape[2:] == (3, 3) and o.padding == (1, 1) and o.dilation == (1, 1)
-        if o.depthwise and square and o.stride in ((1, 1), (2, 2)):
+        if _is_node(o):
             sums = self.values.get(o.inputs[0])
             if not (isinstance(sums, Sum) and self.users[o.inputs[0]] == 1):
                 term, shape = self._identity(o.inputs[0]), self._shape(o.inputs[0])
@@ -287,7 +299,8 @@ class Lowering:
         out = self.memory.new(channels, 1, 1, packed=len(self.shapes[o.output]) == 1)
         value = self.values.get(name)
         if isinstance(value, Sum) and self.users[name] == 1:
-            return self._close(replace(value, name=o.output), mean=out)
+            self._close_sums(replace(value, name=o.output), out, {"flag": MEANS})
+            return out
         source = self._solid(self._ready(name))
         numbers = {"scale": 1 / (height * width), **_size(source)}
         self._emit(Lowered(o.output, Kind.MEAN, out, source, numbers=numbers))
@@ -345,6 +358,12 @@ class Lowering:
         numbers = {"source": -1, "stride_y": 1, "stride_x": 1, "height": source.height, "width": source.width}
         self._emit(Lowered(name, Kind.COPY, out, source, numbers=numbers))
         return out
+
+
+def _is_node(o: ops.Conv) -> bool:
+    """Whether the kernel of nodes can do it: depthwise, 3 × 3, with a border of one pixel."""
+    square = o.weight.shape[2:] == (3, 3) and o.padding == (1, 1) and o.dilation == (1, 1)
+    return o.depthwise and square and o.stride in ((1, 1), (2, 2))
 
 
 def _out(step: Lowered) -> Maps:

@@ -43,15 +43,17 @@ class Part:
     def run(self, values: dict[str, Tensor], threads: int) -> None:
         """Add what it gives to the tensors by name."""
         if self.plan is None:
-            for operation in self.operations:
-                values[operation.output] = operation.run(*(values[name] for name in operation.inputs))
+            with torch.no_grad():
+                for operation in self.operations:
+                    values[operation.output] = operation.run(*(values[name] for name in operation.inputs))
             return
         taken = [values[name].contiguous() for name in self.inputs]
-        batch = len(taken[0])
-        many = batch - batch % threads if self.apart is not None else 0
-        given = []
-        if self.apart is not None and many:
-            given.append(self.apart.run([x[:many] for x in taken]))
+        batch = taken[0].shape[0]
+        if batch == 1 or self.apart is None:
+            values.update(zip(self.outputs, self.plan.run(taken), strict=True))
+            return
+        many = batch - batch % threads
+        given = [self.apart.run([x[:many] for x in taken])] if many else []
         if many < batch or not many:
             given.append(self.plan.run([x[many:] for x in taken]))
         results = given[0] if len(given) == 1 else [torch.cat(both) for both in zip(*given, strict=True)]
@@ -130,7 +132,6 @@ class EngineModel(nn.Module):
 
     # ---- running ----------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def forward(self, *inputs: Tensor) -> Any:
         self._check(inputs)
         values: dict[str, Tensor] = dict(zip(self.program.inputs, inputs, strict=True))
@@ -144,12 +145,12 @@ class EngineModel(nn.Module):
         if len(inputs) != len(shapes):
             raise WiringError(f"this network takes {len(shapes)} inputs, but {len(inputs)} came.")
         for (name, shape), x in zip(shapes.items(), inputs, strict=True):
-            if tuple(x.shape[1:]) != shape or x.dim() != len(shape) + 1:
+            if x.shape[1:] != shape or x.dim() != len(shape) + 1:
                 raise WiringError(
                     f"{name} is (batch, {', '.join(map(str, shape))}) in this compiled network, but {tuple(x.shape)} "
                     "came. Compile it with an example of this size."
                 )
-            if x.dtype != torch.float32 or x.device.type != "cpu":
+            if x.dtype != torch.float32 or not x.is_cpu:
                 raise WiringError(
                     f"a compiled network takes float32 on the CPU, but {name} is {x.dtype} on {x.device}; convert it."
                 )
@@ -164,8 +165,7 @@ class EngineModel(nn.Module):
             values = {name: torch.zeros(1, *shape) for name, shape in self.program.inputs.items()}
             for part in self._parts:
                 steps += self._look(part, values)
-                with torch.no_grad():
-                    part.run(values, self.threads)
+                part.run(values, self.threads)
             self._report = EngineReport(self.engine if self.compiled else "torch", self.threads, steps)
         return self._report
 

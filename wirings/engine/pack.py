@@ -13,7 +13,7 @@ from wirings.engine.layout import LINE, Maps
 from wirings.engine.lower import Lowering
 from wirings.engine.parts import Caller, Dense, Lowered, Nodes, Sum
 from wirings.engine.records import filled, grouped, sliced
-from wirings.engine.steps import Kind, Step
+from wirings.engine.steps import MAPS, PHASES, Kind, Step
 
 SPEED = 30_000
 """Multiply-adds a microsecond and thread, roughly: how fine the work is cut goes by it."""
@@ -127,9 +127,10 @@ class Packed:
         block = 1 if self.choice.way == "sparse" else machine.block
         groups = -(-len(sums.bias) // block)
         starts, records = grouped(row, place, value, block, groups)
-        out = np.full(groups * block, -1)
         assert self.lowered.out is not None
-        out[: len(sums.bias)] = memory.offsets(self.lowered.out)
+        to = memory.offsets(self.lowered.out)
+        out = np.full(groups * block * (len(to) // len(sums.bias)), -1)
+        out[: len(to)] = to
         self.step.activation.low, self.step.activation.high = sums.low, sums.high
         return {
             "block": block,
@@ -199,7 +200,8 @@ class Packed:
         """Zeros between the rows, where the next convolution reads them, or the mean does; 0 if nobody does."""
         assert out is not None
         (buffer,) = self.memory.of(out)
-        if not buffer.zeros and not self.lowered.numbers.get("flag"):
+        what = self.lowered.numbers["flag"]
+        if what == PHASES or (what == MAPS and not buffer.zeros):
             return 0
         places = np.arange(height * pitch + 2 * self.machine.lanes)
         return np.where((places % pitch < width) & (places < height * pitch), -1, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import threading
 from collections.abc import Iterable, Sequence
@@ -16,7 +17,7 @@ from wirings.compaction.program import Program
 from wirings.engine.lower import Lowering
 from wirings.engine.pack import Choice, Machine, Packed
 from wirings.engine.parts import Dense, Lowered, Nodes, Sum
-from wirings.engine.steps import Kind, Step
+from wirings.engine.steps import MAPS, Kind, Step
 
 NEAR = 24 * 1024
 """Bytes of maps between sums and convolution that stay in the nearest cache."""
@@ -28,10 +29,12 @@ if hasattr(os, "register_at_fork"):
 
 def pool(library: ctypes.CDLL, threads: int) -> int:
     """The threads that all networks share which run on so many."""
-    with _pools_lock:
-        if threads not in _pools:
-            _pools[threads] = library.wirings_pool(threads)
-        return _pools[threads]
+    found = _pools.get(threads)
+    if found is None:
+        with _pools_lock:
+            found = _pools.setdefault(threads, 0) or library.wirings_pool(threads)
+            _pools[threads] = found
+    return found
 
 
 class Arena:
@@ -76,6 +79,10 @@ class Plan:
         self._arenas: list[Arena] = []
         self._scratch: list[Arena] = []
         self._lock = threading.Lock()
+        # What a call hands over, made once.
+        self._inputs, self._outputs = (c_void_p * len(program.inputs))(), (c_void_p * len(program.outputs))()
+        self._input_sizes = _sizes(program.inputs.values())
+        self._output_sizes = _sizes(self.output_shapes)
         self.choices: list[Choice] = []
         self.choose([self.usual(step) for step in self.steps])
 
@@ -116,7 +123,7 @@ class Plan:
             if isinstance(pending, Nodes):
                 least = self._split(step)
                 counts += [least * n for n in (1, 2, 4, 8, 16) if least * n <= max(pending.height // 3, least)]
-            elif not step.numbers.get("flag"):
+            elif step.numbers["flag"] == MAPS:
                 vectors = sums.height * sums.width // self.machine.lanes
                 counts += [self.threads * n for n in (1, 2, 4) if self.threads * n <= vectors // 4]
             sources = sum(len(np.unique(term.channel * 1000 + term.dy * 30 + term.dx)) for term in sums.terms)
@@ -137,6 +144,7 @@ class Plan:
         need = max((self.library.wirings_scratch(ctypes.byref(p.step)) for p in packed), default=0)
         if not self._scratch or len(self._scratch[0].values) < need:
             self._scratch = [Arena(self.library, need) for _ in range(self.threads)]
+        self._scratches = _pointers(self._scratch)
 
     def settle(self) -> None:
         """Forget the ways that were not chosen."""
@@ -144,14 +152,15 @@ class Plan:
 
     # ---- running ----------------------------------------------------------------------------------------------------
 
-    def _memories(self) -> list[Arena]:
-        while len(self._arenas) < (1 if self.together else self.threads):
+    def _remember(self) -> None:
+        """Make the memory for maps, when it is first needed."""
+        for _ in range(1 if self.together else self.threads):
             arena = Arena(self.library, self.lowering.floats * self.lowering.bands)
             for buffer in self.lowering.memory.buffers:
                 for place, row in buffer.constants(self.lowering.floats):
                     arena.values[place : place + len(row)] = row
             self._arenas.append(arena)
-        return self._arenas
+        self._memories = _pointers(self._arenas)
 
     @property
     def bytes(self) -> int:
@@ -160,30 +169,40 @@ class Plan:
 
     def run(self, inputs: Sequence[Tensor], times: np.ndarray | None = None) -> list[Tensor]:
         """The outputs for inputs, contiguous float32 tensors on the CPU; ``times`` gets each step's seconds added."""
-        batch = len(inputs[0])
+        batch = inputs[0].shape[0]
         outputs = [torch.empty(batch, *shape) for shape in self.output_shapes]
         if batch == 0:
             return outputs
         with self._lock:
+            if not self._arenas:
+                self._remember()
+            for i, x in enumerate(inputs):
+                self._inputs[i] = x.data_ptr()
+            for i, x in enumerate(outputs):
+                self._outputs[i] = x.data_ptr()
             self.library.wirings_run(
                 pool(self.library, self.threads),
                 self._steps,
                 len(self._steps),
-                _pointers(arena.address for arena in self._memories()),
-                _pointers(arena.address for arena in self._scratch),
-                _pointers(x.data_ptr() for x in inputs),
-                (c_int64 * len(inputs))(*(x.numel() // batch for x in inputs)),
+                self._memories,
+                self._scratches,
+                self._inputs,
+                self._input_sizes,
                 len(inputs),
-                _pointers(x.data_ptr() for x in outputs),
-                (c_int64 * len(outputs))(*(x.numel() // batch for x in outputs)),
+                self._outputs,
+                self._output_sizes,
                 len(outputs),
                 batch,
-                int(not self.together),
+                not self.together,
                 None if times is None else times.ctypes.data_as(POINTER(c_double)),
             )
         return outputs
 
 
-def _pointers(values: Iterable[int | None]) -> ctypes.Array[c_void_p]:
-    listed = list(values)
-    return (c_void_p * len(listed))(*listed)
+def _pointers(arenas: Sequence[Arena]) -> ctypes.Array[c_void_p]:
+    return (c_void_p * len(arenas))(*(arena.address for arena in arenas))
+
+
+def _sizes(shapes: Iterable[tuple[int, ...]]) -> ctypes.Array[c_int64]:
+    sizes = [math.prod(shape) for shape in shapes]
+    return (c_int64 * len(sizes))(*sizes)

@@ -29,6 +29,9 @@ FUNCTIONS = (
 )  # fmt: skip
 """Functions of single numbers, by the number that they have there. A relu is a clamp."""
 
+MAPS, MEANS, PHASES = range(3)
+"""What becomes of sums: maps, means over maps, or maps for a strided convolution."""
+
 POOLS = ("max", "avg", "avg inside", "adaptive_avg", "adaptive_max")
 
 

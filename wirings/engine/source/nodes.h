@@ -2,7 +2,6 @@
 // the nearest cache. A task is a strip of rows and a chunk of channels.
 #pragma once
 
-#include "phases.h"
 #include "sums.h"
 
 enum { MARGIN = 2 * LINE };  // floats before and after a map in scratch memory that may be read and are not used

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <limits>
 
-#include "phases.h"
 #include "sums.h"
 
 // Maps to another layout. With strides, pixels (y, x) with the same remainders make a map of their own, so that a strided
@@ -12,16 +11,12 @@
 static void run_copy(const Step &step, float *memory, float *, int task, const Callers &callers) {
     const int strip = task / step.chunk_count, chunk = task % step.chunk_count;
     const float *source = step.source < 0 ? memory : callers.inputs[step.source];
-    const int most = ceil_div(step.height, step.stride_y), sx = step.stride_x;
+    const int most = ceil_div(step.height, step.stride_y);
     const int from = most * strip / step.strips, to = most * (strip + 1) / step.strips;
     for (int c = step.chunks[chunk]; c < step.chunks[chunk + 1]; c++) {
-        const int32_t *out = step.out + c * step.stride_y * sx;
-        for (int y = from * step.stride_y; y < to * step.stride_y && y < step.height; y++) {
-            float *to[LARGEST_STRIDE];
-            for (int x = 0; x < sx; x++)
-                to[x] = memory + at(out[y % step.stride_y * sx + x], y / step.stride_y, step.out_pitch);
-            deal_out(source + at(step.in[c], y, step.pitch), step.width, sx, to);
-        }
+        const int32_t *out = step.out + c * step.stride_y * step.stride_x;
+        for (int y = from * step.stride_y; y < to * step.stride_y && y < step.height; y++)
+            deal_out(source + at(step.in[c], y, step.pitch), y, step.width, step, memory, out);
     }
 }
 

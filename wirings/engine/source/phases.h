@@ -30,6 +30,14 @@ static inline void deal_out(const float *row, int width, int stride, float *cons
         for (int x = phase, i = 0; x < width; x += stride, i++) to[phase][i] = row[x];
 }
 
+// Row y of a map to the phases that lie at `out`.
+static inline void deal_out(const float *row, int y, int width, const Step &step, float *memory, const int32_t *out) {
+    float *to[LARGEST_STRIDE];
+    for (int x = 0; x < step.stride_x; x++)
+        to[x] = memory + at(out[y % step.stride_y * step.stride_x + x], y / step.stride_y, step.out_pitch);
+    deal_out(row, width, step.stride_x, to);
+}
+
 // The phases of an input of the caller's, as far as rows `top` to `bottom` of a convolution take them, with zeros around
 // them, in scratch memory: `flag` floats each, whose first row is `pad_y` above `top`.
 static void make_phases(const Step &step, const float *input, float *scratch, int top, int bottom) {

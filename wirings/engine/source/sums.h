@@ -5,7 +5,7 @@
 // code with another list of records.
 #pragma once
 
-#include "step.h"
+#include "phases.h"
 
 enum {
     BLOCK = REGISTERS == 32 ? 8 : 4,       // rows of a dense group
@@ -138,19 +138,28 @@ static inline float mean_of(const Step &step, const float *map) {
     return sum * step.scale;
 }
 
-// Where `flag` is set only the mean over each map is kept; the maps go to scratch memory, with zeros between the rows.
+// What becomes of the sums: maps; or only the mean over each; or maps for a strided convolution. The latter two go by
+// scratch memory.
+enum { MAPS, MEANS, PHASES };
+
 static void run_sums(const Step &step, float *memory, float *scratch, int task) {
     const int strip = task / step.chunk_count, chunk = task % step.chunk_count;
-    const int vectors = ceil_div(step.length, LANES);
+    const int vectors = ceil_div(step.length, LANES), phases = step.stride_y * step.stride_x;
     const int first = vectors * strip / step.strips, last = vectors * (strip + 1) / step.strips, from = first * LANES;
     const int32_t *mask = step.mask ? step.mask + from : nullptr;
     float *to[BLOCK];
     for (int group = step.chunks[chunk]; group < step.chunks[chunk + 1]; group++) {
-        const int32_t *out = step.out + group * step.block;
+        const int32_t *out = step.out + group * step.block * phases;
         for (int b = 0; b < step.block; b++)
-            to[b] = out[b] < 0 ? nullptr : step.flag ? scratch + b * vectors * LANES : memory + out[b] + from;
+            to[b] = out[b * phases] < 0 ? nullptr : step.flag ? scratch + b * vectors * LANES : memory + out[b] + from;
         sum_group(step, group, memory + from, to, mask, last - first);
-        for (int b = 0; step.flag && b < step.block; b++)
-            if (to[b]) memory[out[b]] = sum_of(to[b], vectors * LANES) * step.scale;
+        for (int b = 0; step.flag && b < step.block; b++) {
+            if (!to[b]) continue;
+            if (step.flag == MEANS)
+                memory[out[b]] = sum_of(to[b], vectors * LANES) * step.scale;
+            else
+                for (int y = 0; y < step.height; y++)
+                    deal_out(to[b] + at(0, y, step.pitch), y, step.width, step, memory, out + b * phases);
+        }
     }
 }

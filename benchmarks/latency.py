@@ -1,0 +1,280 @@
+"""How long one network takes on a CPU: our engine, ONNX Runtime and PyTorch, in one process on the same threads.
+
+- ``mobilenet``: MobileNetV1-DNW ×0.225 on one image of 224 pixels: compiled by `wirings.engine`, exported and run by
+  ONNX Runtime, and as it was trained, in PyTorch; beside it MobileNetV1 ×0.25 and ×0.5, in ONNX Runtime and compiled.
+- ``batches``: the same network on 1, 8 and 64 images.
+- ``resnet``: ResNet18 for CIFAR-10, finalized at 5 and 2 % of its weights, on 1, 8 and 64 images; ONNX Runtime
+  multiplies by the zeros, too.
+
+The wiring is drawn, not trained: see `draw_wiring`. Sides take turns. Threads that spin after a call would take the
+next side's cores (ONNX Runtime's do for 40 ms), so every turn begins with a pause and some calls that are not counted.
+
+    python -m benchmarks.latency [mobilenet|batches|resnet] [--threads 2] [--seconds 4] [--out RECORD.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).parents[1])
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks.common import machine, save, summary
+from wirings import compact, engine, finalize_, models
+from wirings.compaction.module import CompactModel
+from wirings.models.mobilenet import STAGES, MobileNetV1DNW
+
+WIDTH = 0.225
+PAPER = 42.1e6
+"""Multiply-adds of MobileNetV1-DNW ×0.225 in the paper's Table 3."""
+PIXELS = 224
+PAUSE = 0.06
+BLOCK = 0.03
+"""Seconds between turns, and of a turn."""
+BATCHES = (1, 8, 64)
+
+
+# ---- networks -------------------------------------------------------------------------------------------------------
+
+
+def draw_wiring(model: MobileNetV1DNW, share: float, seed: int = 0) -> int:
+    """Give a network a wiring in which ``share`` of the nodes live; its multiply-adds as the paper counts them.
+
+    In trained networks many nodes are dead, while a wiring that is drawn from all edges leaves hardly any. So a share
+    of the nodes of every block is drawn first, then the edges of the budget among them, all alike. Real edges get
+    weights, all others next to none.
+    """
+    random = np.random.default_rng(seed)
+    pixels, work, live = (PIXELS // 2) ** 2, 0, _drawn(random, STAGES[0].before, share)
+    work += 27 * int(live.sum()) * pixels
+    assert model.wiring is not None
+    budgets = [report.edges for report in model.wiring.look()]
+    for graph, stage, k in zip(model.stages, STAGES, budgets, strict=False):
+        nodes = np.concatenate([live, *(_drawn(random, stage.channels, share) for _ in range(stage.blocks))])
+        ends = [tile.edge_list() for tile in graph.tiles]  # type: ignore[union-attr]
+        targets, sources = (np.concatenate(side) for side in zip(*ends, strict=True))
+        real = random.choice(np.flatnonzero(nodes[targets] & nodes[sources]), k, replace=False)
+        weights = np.full(len(targets), 1e-9)
+        fan_in = np.bincount(targets[real], minlength=len(nodes)).clip(1)
+        weights[real] = random.uniform(0.5, 1.5, k) * random.choice([-1, 1], k) / fan_in[targets[real]] ** 0.5
+        with torch.no_grad():
+            graph.all_weights().copy_(torch.from_numpy(weights))  # type: ignore[operator]
+        sending = np.zeros(len(nodes), bool)
+        sending[sources[real]] = True
+        pixels //= stage.stride**2
+        work += k * pixels + 9 * int(sending.sum()) * pixels
+        live = nodes[-stage.channels :]
+    return work + int(live.sum()) * model.head.out_features
+
+
+def _drawn(random: np.random.Generator, count: int, share: float) -> np.ndarray:
+    live = np.zeros(count, bool)
+    live[random.permutation(count)[: round(count * share)]] = True
+    return live
+
+
+def dnw() -> tuple[MobileNetV1DNW, dict[str, Any]]:
+    """The network with the paper's number of multiply-adds, and how it was made."""
+    torch.manual_seed(0)
+    model = models.get("mobilenetv1_dnw", rule="dnw", width=WIDTH, classes=1000, image_size=PIXELS)
+    assert isinstance(model, MobileNetV1DNW)
+    low, high = 0.2, 1.0
+    for _ in range(12):
+        share = (low + high) / 2
+        work = draw_wiring(model, share)
+        low, high = (share, high) if work < PAPER else (low, share)
+    assert abs(work / PAPER - 1) < 0.02, f"{work:,} multiply-adds"
+    settle(model)
+    about = {"wiring": "drawn", "seed": 0, "live_share": share, "mult_adds": work, "paper_mult_adds": PAPER}
+    return model, about
+
+
+def settle(model: nn.Module) -> None:
+    """Norms that have seen some images."""
+    with torch.no_grad():
+        for _ in range(6):
+            model.train()(torch.randn(2, *model.input_shape))  # type: ignore[arg-type]
+    model.eval()
+
+
+def resnet(density: float) -> nn.Module:
+    torch.manual_seed(0)
+    model = models.get("resnet18", rule="dnw", density=density, classes=10, image_size=32)
+    settle(model)
+    return finalize_(model)
+
+
+# ---- timing ---------------------------------------------------------------------------------------------------------
+
+
+def onnx_runtime(small: CompactModel, threads: int) -> Callable[[Tensor], Any]:
+    """The exported model, run by ONNX Runtime."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    with tempfile.TemporaryDirectory() as folder:
+        path = small.save(Path(folder) / "model.onnx")
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+    return lambda x: torch.from_numpy(session.run(None, {name: x.numpy()})[0])
+
+
+def in_turn(sides: dict[str, Callable[[], Any]], seconds: float) -> dict[str, dict[str, float]]:
+    """Median, quartiles and minimum of a call of each side, all sides in turn, about ``seconds`` of calls for each."""
+    taken: dict[str, list[float]] = {name: [] for name in sides}
+    spent = dict.fromkeys(sides, 0.0)
+    while unfinished := [name for name in sides if spent[name] < seconds or len(taken[name]) < 5]:
+        for name in unfinished:
+            run = sides[name]
+            time.sleep(PAUSE)
+            start = time.perf_counter()
+            run()
+            once = time.perf_counter() - start
+            for _ in range(min(4, int(BLOCK / once))):
+                run()
+            calls = max(1, int(BLOCK / once))
+            start = time.perf_counter()
+            for _ in range(calls):
+                run()
+            block = time.perf_counter() - start
+            taken[name].append(block / calls)
+            spent[name] += block
+    return {name: {**summary(times), "min_s": min(times)} for name, times in taken.items()}
+
+
+@torch.no_grad()
+def measure(
+    networks: dict[str, Callable[[Tensor], Any]], x: Tensor, seconds: float, same: Iterable[str] = ()
+) -> dict[str, dict[str, float]]:
+    """Times of networks on images; those in ``same`` must give the same outputs."""
+    outputs = [networks[name](x) for name in same]
+    for output in outputs[1:]:
+        scale = outputs[0].abs().max()
+        assert (output - outputs[0]).abs().max() < 1e-4 * scale, f"outputs differ: {list(same)}"
+    times = in_turn({name: (lambda run=run: run(x)) for name, run in networks.items()}, seconds)  # type: ignore[misc]
+    for name, taken in times.items():
+        print(
+            f"  {name:44} median {1e3 * taken['median_s']:8.3f} ms, quartiles {1e3 * taken['q1_s']:.3f} to "
+            f"{1e3 * taken['q3_s']:.3f}, fastest {1e3 * taken['min_s']:.3f}, n = {taken['n']}"
+        )
+    return times
+
+
+# ---- the three parts ------------------------------------------------------------------------------------------------
+
+
+def mobilenet(threads: int, seconds: float) -> dict[str, Any]:
+    model, about = dnw()
+    print(
+        f"MobileNetV1-DNW ×{WIDTH}, a drawn wiring (seed {about['seed']}, {100 * about['live_share']:.1f} % of the "
+        f"nodes live): {about['mult_adds'] / 1e6:.2f}M multiply-adds as the paper counts, {PAPER / 1e6:.1f}M there"
+    )
+    x = torch.randn(1, 3, PIXELS, PIXELS)
+    small = compact(model, x)
+    print(small.report)
+    fast = engine.compile(small, threads=threads)
+    plain = finalize_(copy.deepcopy(model)).eval()
+    networks: dict[str, Callable[[Tensor], Any]] = {
+        "DNW x0.225, engine": fast,
+        "DNW x0.225, ONNX Runtime": onnx_runtime(small, threads),
+        "DNW x0.225, PyTorch, not compact": plain,
+        "DNW x0.225, PyTorch, compact": small,
+    }
+    same = list(networks)
+    for width in (0.25, 0.5):
+        torch.manual_seed(0)
+        dense = models.get("mobilenetv1", width=width, classes=1000, image_size=PIXELS)
+        settle(dense)
+        smaller = compact(dense, x)
+        networks[f"MobileNetV1 x{width}, ONNX Runtime"] = onnx_runtime(smaller, threads)
+        networks[f"MobileNetV1 x{width}, engine"] = engine.compile(smaller, threads=threads)
+    times = measure(networks, x, seconds, same)
+    report = fast.report
+    print(report)
+    mine = times["DNW x0.225, engine"]["median_s"]
+    ratio = times["DNW x0.225, PyTorch, not compact"]["median_s"] / mine
+    print(f"engine: {1e3 * mine:.2f} ms; {ratio:.1f}× faster than the network that is not compact, in PyTorch")
+    return {
+        **about,
+        "compact": small.report.as_mapping() if small.report else None,
+        "times": times,
+        "steps": report.as_mapping()["steps"],
+        "memory_bytes": fast.bytes,
+    }
+
+
+def batches(threads: int, seconds: float) -> dict[str, Any]:
+    model, about = dnw()
+    x = torch.randn(max(BATCHES), 3, PIXELS, PIXELS)
+    small = compact(model, x[:1])
+    networks = {"engine": engine.compile(small, threads=threads), "ONNX Runtime": onnx_runtime(small, threads)}
+    rows = []
+    for batch in BATCHES:
+        print(f"MobileNetV1-DNW ×{WIDTH}, {batch} images")
+        rows.append({"batch": batch, "times": measure(networks, x[:batch], seconds, list(networks))})
+    return {**about, "rows": rows}
+
+
+def resnets(threads: int, seconds: float) -> dict[str, Any]:
+    rows = []
+    for density in (0.05, 0.02):
+        model = resnet(density)
+        x = torch.randn(max(BATCHES), 3, 32, 32)
+        small = compact(model, x[:1])
+        networks = {
+            "engine": engine.compile(small, threads=threads),
+            "ONNX Runtime": onnx_runtime(small, threads),
+            "PyTorch, not compact": model,
+        }
+        print(f"ResNet18 for CIFAR-10, {100 * density:g} % of the weights")
+        print(small.report)
+        for batch in BATCHES:
+            print(f"{batch} images")
+            times = measure(networks, x[:batch], seconds, list(networks))
+            rows.append({"density": density, "batch": batch, "times": times})
+        fast = networks["engine"]
+        assert isinstance(fast, engine.EngineModel)
+        print(fast.report)
+    return {"rows": rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", nargs="*", choices=["mobilenet", "batches", "resnet"], default=[])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of calls, for each side")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    import onnxruntime
+
+    torch.set_num_threads(given.threads)
+    parts = {"mobilenet": mobilenet, "batches": batches, "resnet": resnets}
+    record: dict[str, Any] = {"benchmark": "latency"}
+    if given.out is not None and given.out.exists():
+        record = json.loads(given.out.read_text())
+    for name in given.part or parts:
+        about = machine("cpu")
+        about["versions"]["onnxruntime"] = onnxruntime.__version__
+        print(f"{about['hardware']}, {given.threads} threads, {about['versions']}")
+        before = os.getloadavg()[0]
+        found = parts[name](given.threads, given.seconds)
+        record[name] = {**about, "load_before": before, **found}
+    save(given.out, record)
+
+
+if __name__ == "__main__":
+    main()
