@@ -23,7 +23,6 @@ import torch
 from benchmarks.common import machine, save
 from wirings.demo import Settings, compare, draw, perceptron
 
-
 CHOICES = ["demo", "digits_sequence", "digits_static", "pretrained_digits"]
 
 

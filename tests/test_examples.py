@@ -9,7 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+import wirings.demo
 from wirings.demo import compare
 
 ROOT = Path(__file__).parents[1]
@@ -42,7 +44,26 @@ def test_dnw_is_ahead_by_more_than_two_pooled_standard_deviations(name: str) -> 
     assert mean - other_mean > 2 * ((std**2 + other_std**2) / 2) ** 0.5
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.slow
+def test_a_pretrained_network_goes_on_with_a_tenth_of_its_weights() -> None:
+    record = json.loads((ROOT / "results" / "examples" / "pretrained_digits.json").read_text())
+    recorded = {outcome["way"]: outcome for outcome in record["outcomes"]}
+    assert all(len(outcome["accuracies"]) == 5 for outcome in recorded.values())
+    example = runpy.run_path(str(ROOT / "examples" / "pretrained_digits.py"))
+    _, test = wirings.demo.splits()
+    dense = example["pretrained"](test, 0)
+    before = {name: value.clone() for name, value in dense.state_dict().items()}
+    found = {way: example["go_on"](way, dense, test, recorded[way]["lr"], 0) for way in ("cut", "fine_tune", "dnw")}
+    assert {edges for _, edges in found.values()} == {882} == {recorded["dnw"]["edges"]}
+    assert found["dnw"][0] > found["cut"][0] + 20
+    assert found["dnw"][0] > example["accuracy"](dense, test) - 2
+    assert all(torch.equal(dense.state_dict()[name], value) for name, value in before.items()), "copies were wired"
+    means = {way: statistics.mean(outcome["accuracies"]) for way, outcome in recorded.items()}
+    assert means["dnw"] > means["dense"] - 1
+    assert means["dnw"] > means["fine_tune"] > means["cut"]
+
+
+@pytest.mark.parametrize("name", [*EXAMPLES, "pretrained_digits"])
 def test_an_example_tells_how_it_is_run(name: str) -> None:
     command = [sys.executable, str(ROOT / "examples" / f"{name}.py"), "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
