@@ -32,7 +32,7 @@ def choose(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
     if count == 0:
         return out.zero_()
     key = KEYS[weight.dtype]
-    keys = _row(weight, key) & MAGNITUDE[key]
+    keys = _row(torch.bitwise_and(weight.view(key), MAGNITUDE[key]))
     if allowed is not None:
         keys[~_row(out.copy_(allowed))] = -1
     next_out = _next_out(keys.copy(), count) if count < keys.size else -1
@@ -67,14 +67,17 @@ def real_edges(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
     missing = int(np.count_nonzero(keys[-count:] == next_out))  # of the k largest: ties at the boundary
     torch.ops.aten.hardshrink.out(weight, _value(next_out, weight.dtype), out=out)  # zero up to there
     if missing and next_out:
-        row = _row(weight, key)
+        row = _row(weight.clone(), key)
         places = _first(weight, row & MAGNITUDE[key] == next_out, missing)
         _row(out, key)[places] = row[places]
     return out
 
 
 def _row(tensor: Tensor, dtype: torch.dtype | None = None) -> np.ndarray:
-    """All entries as one row in the order of memory; no copy where they fill their memory, as in any usual layout."""
+    """All entries as one row in the order of memory; no copy where they fill their memory, as in any usual layout.
+
+    Not of a parameter: once NumPy has looked at its memory it cannot be freed and taken again, as FSDP does.
+    """
     if not tensor.is_contiguous():
         tensor = tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
     row = tensor.reshape(-1)

@@ -14,20 +14,23 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from wirings import fsdp, sharded
 from wirings.rules.base import Edges, held
 
 
-def attach(module: nn.Module, attribute: str, edges: Edges) -> None:
-    """Wire one weight of a module."""
+def attach(module: nn.Module, attribute: str, edges: Edges, model: nn.Module) -> None:
+    """Wire one weight of a module that is in ``model``."""
     module.__dict__.setdefault("_wirings_order", list(module._parameters))
-    if parametrize.is_parametrized(module):
-        _own_class(module)
-    parametrize.register_parametrization(module, attribute, edges, unsafe=True)
+    with fsdp.below(module):
+        if parametrize.is_parametrized(module):
+            _own_class(module)
+        parametrize.register_parametrization(module, attribute, edges, unsafe=True)
+        if isinstance(module, nn.RNNBase):
+            _compute_flat_weights(module)
+    fsdp.move(model, (module, attribute), (held(module)[attribute], "original"))
     if _keep_names not in module._state_dict_hooks.values():
         module.register_state_dict_post_hook(_keep_names)
         module.register_load_state_dict_pre_hook(_take_names)
-    if isinstance(module, nn.RNNBase):
-        _compute_flat_weights(module)
 
 
 def detach(model: nn.Module, only: Collection[Edges] | None = None) -> None:
@@ -35,8 +38,11 @@ def detach(model: nn.Module, only: Collection[Edges] | None = None) -> None:
     before = wired(model)
     for _, module, attribute, edges in before:
         if only is None or edges in only:
-            _own_class(module)
-            parametrize.remove_parametrizations(module, attribute, leave_parametrized=False)
+            holder = held(module)[attribute]
+            with fsdp.below(module):
+                _own_class(module)
+                parametrize.remove_parametrizations(module, attribute, leave_parametrized=False)
+            fsdp.move(model, (holder, "original"), (module, attribute))
     left = wired(model)
     still = {id(module) for _, module, _, _ in left}
     for module in model.modules():
@@ -114,6 +120,10 @@ def _take_names(module: nn.Module, state: dict[str, Any], prefix: str, *args: An
         _rename(state, f"{plain}.wiring.", f"{inner}.0.")
         if not any(key.startswith(f"{inner}.0.") for key in state):
             state.update({f"{inner}.0.{name}": value for name, value in edges.memory().items()})
+        ours = {"original": held(module)[attribute].original, **{f"0.{name}": b for name, b in edges.memory().items()}}
+        for name, value in ours.items():  # a whole state for a sharded model: every process takes its rows
+            if (given := state.get(f"{inner}.{name}")) is not None and sharded.is_sharded(value):
+                state[f"{inner}.{name}"] = sharded.rows_like(given, value)
 
 
 def _rename(state: dict[str, Any], old: str, new: str) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wirings import _select_cpu
+from wirings import _select_cpu, sharded
 from wirings._select_cpu import KEYS, out_of_range
 from wirings.errors import WiringError
 
@@ -39,7 +39,10 @@ def choose(weight: Tensor, k: int | Tensor, allowed: Tensor | None = None) -> Te
     tensor([[ True, False],
             [ True, False]])
     """
-    return torch.ops.wirings.choose(weight.detach(), _count(weight, k, allowed), allowed)
+    k = _count(weight, k, allowed)
+    if sharded.is_sharded(weight):
+        return sharded.choose(weight, k, allowed)
+    return torch.ops.wirings.choose(weight.detach(), k, allowed)
 
 
 def real_edges(weight: Tensor, k: int | Tensor, allowed: Tensor | None = None) -> Tensor:
@@ -53,7 +56,10 @@ def real_edges(weight: Tensor, k: int | Tensor, allowed: Tensor | None = None) -
     >>> real_edges(w, 2).sum().backward(); w.grad
     tensor([1., 1., 1.])
     """
-    return _RealEdges.apply(weight, _count(weight, k, allowed), allowed)
+    k = _count(weight, k, allowed)
+    if sharded.is_sharded(weight):
+        return straight_through(weight, sharded.choose(weight, k, allowed), allowed)
+    return _RealEdges.apply(weight, k, allowed)
 
 
 def real_edges_of(weights: Sequence[Tensor], ks: Sequence[Tensor], allowed: Sequence[Tensor | None]) -> list[Tensor]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from wirings import edges as primitive
+from wirings import sharded
 from wirings.attach import wired
 from wirings.rules.base import Edges, held
 
@@ -45,11 +46,13 @@ class Together:
         """The real edges of a layer, zeros elsewhere; None if it had better choose them by itself."""
         if torch.compiler.is_compiling():
             return self._compiled(edges, weight)
-        if weight.device.type not in DEVICES or primitive.in_transform(weight):
+        if weight.device.type not in DEVICES or primitive.in_transform(weight) or sharded.is_sharded(weight):
             return None
         if self._begun:
             self._begun = False
             members = [(e, _weight(module, name)) for module, name, e in self.members]
+            # With FSDP, what is whole at this moment; other layers' weights are when their own module runs.
+            members = [(e, w) for e, w in members if not sharded.is_sharded(w)]
             ks, allowed = [e.k for e, _ in members], [e.allowed for e, _ in members]
             for (e, w), kept in zip(
                 members, primitive.real_edges_of([w for _, w in members], ks, allowed), strict=True

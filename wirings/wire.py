@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wirings import pixels, rules
+from wirings import fsdp, pixels, rules
 from wirings.attach import attach, detach, forget_choice, wired
 from wirings.budget import Amount, Budget, Density, Ramp, Size
 from wirings.errors import WiringError
 from wirings.layers import Target, edge_shape, find, receivers
 from wirings.rules import Edges, Layer, Pool, Rule
 from wirings.rules.base import held
+from wirings.sharded import is_sharded, on_shards, place_of
 from wirings.together import Together
 from wirings.wiring import Wiring, rank_layers
 
@@ -79,7 +80,7 @@ def wire_(
             _some_match("budget", pattern, targets)
         targets = [t for t in targets if plan.amount_for(t.names) is not None]
     for target in targets:
-        _check(target)
+        _check(target, model)
     masks = _allowed(targets, allowed or {})
     sizes = [_size(target, mask) for target, mask in zip(targets, masks, strict=True)]
     ranked = None
@@ -101,7 +102,7 @@ def wire_(
             edges = Edges(rule, k_here, sizes[i].allowed, mask, pool, saved).to(target.weight.device)
             edges.train(target.places[0][1].training)
             for _, module, attribute in target.places:
-                attach(module, attribute, edges)
+                attach(module, attribute, edges, model)
             layers.append(Layer(target.name, *target.places[0][1:], edges, receivers))
         if pool is None and len(layers) > 1:
             together = Together()
@@ -112,7 +113,8 @@ def wire_(
             pool.layers = layers
             if forget_choice not in model._forward_pre_hooks.values():
                 model.register_forward_pre_hook(forget_choice)
-        rule.setup(layers)
+        with on_shards(any(is_sharded(target.weight) for target in targets)):
+            rule.setup(layers)
         return Wiring(model, rule, layers, plan, sizes, ranked)
     except BaseException:
         detach(model, only=[edges for _, _, _, edges in wired(model) if edges not in before])
@@ -130,13 +132,13 @@ def finalize_(model: nn.Module) -> nn.Module:
     for name, module, attribute, edges in places:
         weight = held(module)[attribute].original
         layers.setdefault(id(weight), (name, weight, edges))
-    with torch.no_grad():
+    with torch.no_grad(), on_shards(any(is_sharded(weight) for _, weight, _ in layers.values())):
         for name, weight, edges in layers.values():  # all of them before the first is written
             _check_finite(name, weight)
-            _final_weight(name, weight, edges)
-        for name, weight, edges in layers.values():  # each anew: together they may take as much memory as the model
+            _check_final(name, weight, edges)
+        for _, weight, edges in layers.values():  # each anew: together they may take as much memory as the model
             # As data, so that layers that share a budget do not rank it anew after each of them.
-            weight.data.copy_(_final_weight(name, weight, edges))
+            weight.data.copy_(_final_weight(weight, edges))
         torch.autograd.graph.increment_version([weight for _, weight, _ in layers.values()])
     detach(model)
     return model
@@ -151,6 +153,7 @@ def unwire_(model: nn.Module) -> nn.Module:
 
 def _whole_wiring(model: nn.Module, what: str) -> list[tuple[str, nn.Module, str, Edges]]:
     """All wired places of a model, checked to be whole: nothing put on top of them, no layer of a pool elsewhere."""
+    fsdp.reshard(fsdp.sharded_modules(model))
     places = wired(model)
     if not places:
         raise WiringError(
@@ -177,7 +180,8 @@ def _check_totals(places: list[tuple[str, nn.Module, str, Edges]]) -> None:
     """Layers that share one budget must meet it together; what is checked is the choice of this moment."""
     for pool, (name, edges) in {e.pool: (name, e) for name, _, _, e in places if e.pool is not None}.items():
         pool.forget()
-        count = sum(int(torch.count_nonzero(layer.edges.real(layer.weight))) for layer in pool.layers)
+        with on_shards(any(is_sharded(layer.weight) for layer in pool.layers)):
+            count = sum(int(torch.count_nonzero(layer.edges.real(layer.weight))) for layer in pool.layers)
         if count != int(edges.k):
             raise WiringError(
                 f"{name} and the layers that share its budget should have {int(edges.k)} real edges in all, but "
@@ -186,13 +190,18 @@ def _check_totals(places: list[tuple[str, nn.Module, str, Edges]]) -> None:
             )
 
 
-def _final_weight(name: str, weight: Tensor, edges: Edges) -> Tensor:
+def _final_weight(weight: Tensor, edges: Edges) -> Tensor:
+    """The weight that the forward pass uses in evaluation."""
     training = edges.training
     edges.eval()
     try:
-        value, real = edges(weight), edges.real(weight)
+        return edges(weight)
     finally:
         edges.train(training)
+
+
+def _check_final(name: str, weight: Tensor, edges: Edges) -> None:
+    value, real = _final_weight(weight, edges), edges.real(weight)
     count, outside = int(torch.count_nonzero(real)), int(torch.count_nonzero(value.masked_fill(real, 0.0)))
     if outside or (edges.pool is None and count != int(edges.k)):
         raise WiringError(
@@ -200,7 +209,6 @@ def _final_weight(name: str, weight: Tensor, edges: Edges) -> Tensor:
             f"{count} and {outside} other weights that are not zero. Either the rule is broken, or a checkpoint of "
             "another budget was loaded without the handle's own (wiring.load_state_dict). The model was left as it is."
         )
-    return value
 
 
 # ---- checks, all before anything is changed -------------------------------------------------------------------
@@ -264,7 +272,7 @@ def _some_match(argument: str, pattern: str, targets: list[Target]) -> list[Targ
     return hits
 
 
-def _check(target: Target) -> None:
+def _check(target: Target, model: nn.Module) -> None:
     for name, module, attribute in target.places:
         holder = held(module).get(attribute)
         if holder is not None:
@@ -283,11 +291,15 @@ def _check(target: Target) -> None:
         raise WiringError(
             f"{target.name} is on the meta device and has no values to rank; give it values, then wire it."
         )
+    if is_sharded(target.weight):
+        place_of(target.weight, target.name)  # an error for layouts that we do not know
+        fsdp.check_within(model, target.weight, target.name)
     _check_finite(target.name, target.weight)
 
 
 def _check_finite(name: str, weight: Tensor) -> None:
-    bad = int(torch.count_nonzero(torch.isnan(weight)))
+    with on_shards(is_sharded(weight)):
+        bad = int(torch.count_nonzero(torch.isnan(weight)))
     if bad:
         raise WiringError(
             f"{name} holds {bad} NaN among its {weight.numel()} weights, and NaN has no magnitude to rank by. Find "

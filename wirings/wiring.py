@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from wirings import fsdp, sharded
 from wirings.budget import Budget, Size
 from wirings.errors import WiringError
 from wirings.history import Recorder
@@ -64,6 +65,7 @@ class Wiring:
         self.steps = 0
         self._counts = [int(layer.edges.k) for layer in layers]
         self._seen: list[np.ndarray] = []
+        self._fsdp: list[Any] = []
         self.look()
 
     def plan(self, steps: int) -> None:
@@ -84,6 +86,11 @@ class Wiring:
             optimizer: for the rules that read its state; they say so if it is missing.
         """
         self.steps += 1
+        with sharded.on_shards(self._sharded()):
+            self._act(optimizer)
+
+    def _act(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """What is to be done after an optimizer step."""
         if self._ranked is not None and self.steps % RANKED_EVERY == 0 and type(self.rule).rebudget is Rule.rebudget:
             weights, allowed = zip(*((layer.weight, layer.edges.allowed) for layer in self.layers), strict=True)
             self._ranked = rank_layers(weights, allowed, self._sizes, self.budget.spent or 0)  # type: ignore
@@ -121,9 +128,24 @@ class Wiring:
                 "handle."
             )
 
-    def masks(self) -> dict[str, Tensor]:
-        """The wiring: for every wired weight a boolean mask of its real edges."""
-        return {layer.name: real.clone() for layer, real in zip(self.layers, self._real(), strict=True)}
+    def masks(self, full: bool = False) -> dict[str, Tensor]:
+        """The wiring: for every wired weight a boolean mask of its real edges.
+
+        Args:
+            full: of weights that are sharded (FSDP), the whole mask on every process; else it is sharded as they are.
+        """
+        masks = zip(self.layers, self._real(), strict=True)
+        return {layer.name: (sharded.whole(real) if full else real).clone() for layer, real in masks}
+
+    def _sharded(self) -> bool:
+        """Whether weights are sharded over processes now. Those that FSDP has left whole are sharded again first."""
+        if not any(fsdp.manages(layer.module) for layer in self.layers):
+            return False
+        if not self._fsdp:
+            self._fsdp = fsdp.sharded_modules(self.model)
+            fsdp.check(self._fsdp, self.layers, self._ranked is not None)
+        fsdp.reshard(self._fsdp)
+        return any(sharded.is_sharded(layer.weight) for layer in self.layers)
 
     def _real(self) -> list[Tensor]:
         """Every layer's wiring as it is now; the rule's own tensors, not to be changed."""
@@ -141,12 +163,14 @@ class Wiring:
                 )
             if layer.edges.pool is not None:
                 layer.edges.pool.forget()
+        self._sharded()
 
     def look(self) -> list[LayerReport]:
         """A report on every layer; edges swapped are counted from one look to the next."""
         self._check_total()
         reports, seen = [], []
-        for i, (layer, size, real) in enumerate(zip(self.layers, self._sizes, self._real(), strict=True)):
+        for i, (layer, size, mask) in enumerate(zip(self.layers, self._sizes, self._real(), strict=True)):
+            real = sharded.whole(mask)
             seen.append(np.packbits(real.cpu().numpy()))
             receives, sends = joined(layer.module, layer.attribute, real)
             reports.append(
@@ -170,6 +194,11 @@ class Wiring:
             every: steps from one record to the next.
             path: a file that records are added to whenever the recorder's ``flush()`` is called; else ``save(path)``.
         """
+        if self._sharded():
+            raise WiringError(
+                "a history is recorded in one process, but this model is sharded over several; train it without "
+                "fully_shard, or keep wiring.masks(full=True) yourself."
+            )
         return Recorder(self, every, path=path)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
@@ -180,6 +209,11 @@ class Wiring:
         layers out of the norm; all gradients, theirs included, are then scaled alike. Returns the norm.
         """
         self._start_afresh()
+        with sharded.on_shards(self._sharded()):
+            norm = self._clip(max_norm, norm_type)
+        return norm.full_tensor() if sharded.is_sharded(norm) else norm  # type: ignore[attr-defined]
+
+    def _clip(self, max_norm: float, norm_type: float) -> Tensor:
         with torch.no_grad():
             used = {id(layer.weight): self.rule.used(layer.weight.detach(), layer.edges) for layer in self.layers}
         parameters = [p for p in self.model.parameters() if p.grad is not None]

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from wirings import edges as primitive
+from wirings import sharded
 from wirings.errors import WiringError, unknown
 
 
@@ -118,9 +119,15 @@ class Edges(nn.Module):
         self.register_buffer("left", None)
 
     def forward(self, weight: Tensor) -> Tensor:
-        used = self.rule.forward(weight, self)
+        if sharded.is_sharded(weight):  # somebody looks at it outside of the forward pass, where weights are whole
+            with sharded.on_shards():
+                used = self.rule.forward(weight, self)
+        else:
+            used = self.rule.forward(weight, self)
         if used is not weight and not torch.compiler.is_compiling() and not primitive.in_transform(weight):
             used._all_edges = weight.detach()  # type: ignore[attr-defined]  # for right_inverse
+            # `torch.distributed.checkpoint` follows the names in a state_dict, such as fc.weight.wiring.seed.
+            used.wiring = self  # type: ignore[attr-defined]
         return used
 
     def right_inverse(self, weight: Tensor) -> Tensor:
@@ -133,15 +140,19 @@ class Edges(nn.Module):
 
     def real(self, weight: Tensor) -> Tensor:
         """The wiring that the rule gives this weight: a boolean mask."""
-        with torch.no_grad():
+        with torch.no_grad(), sharded.on_shards(sharded.is_sharded(weight)):
             return self.rule.real(weight.detach(), self)
 
     def remember(self, name: str, value: Tensor, saved: bool = True) -> None:
         """Keep ``value`` as the rule's memory: saved and loaded with the model, moved with it to a device.
 
         What is called ``left`` are the edges that can still be chosen, for rules that remove edges for good. What
-        follows from the call that wired the model need not be ``saved``.
+        follows from the call that wired the model need not be ``saved``. A mask is whole on every process, even of a
+        sharded weight, since the forward pass sees whole weights; other memory is sharded if it is so at first.
         """
+        now = self._buffers.get(name)
+        if value.dtype == torch.bool or (now is not None and not sharded.is_sharded(now)):
+            value = sharded.whole(value)
         if name in self._buffers and self._buffers[name] is not None:
             getattr(self, name).copy_(value)
         else:
@@ -233,6 +244,7 @@ class Pool:
         self._stamp: list[tuple[Tensor, int, int]] = []
         self._masks: list[Tensor] = []
         self._more: dict[Any, tuple[Any, Any]] = {}
+        self._cut: sharded.Cut | None = None
 
     def choose(self, edges: Edges) -> Tensor:
         """The wiring of ``edges``, one of the pool's."""
@@ -242,6 +254,8 @@ class Pool:
             # A compiler drops the repeated calls by itself; under torch.func there is no version to go by.
             return choose_together(self.layers, weights)[place]
         left = [layer.edges.left for layer in self.layers if layer.edges.left is not None]
+        if any(sharded.is_sharded(w) for w in weights):
+            return self._choose_sharded(place, weights, left)
         stamp = [(x, x._version, x.data_ptr()) for x in (self.layers[0].edges.k, *weights, *left)]
         if len(stamp) != len(self._stamp) or any(
             a is not b or rest != others for (a, *rest), (b, *others) in zip(stamp, self._stamp, strict=True)
@@ -279,8 +293,23 @@ class Pool:
             self._more[what] = self._stamp, find()
         return self._more[what][1]
 
+    def _choose_sharded(self, place: int, weights: list[nn.Parameter], left: list[Tensor]) -> Tensor:
+        """The same where some weights are sharded. What is kept is where the ranking is cut off.
+
+        FSDP puts another tensor in a weight's place while its module runs. That is no change; what tells one is the
+        version of those that are the same tensors as before.
+        """
+        now = [(x, x._version, 0) for x in (self.layers[0].edges.k, *weights, *left)]
+        kept = len(now) == len(self._stamp) and all(
+            a is not b or one == other for (a, one, _), (b, other, _) in zip(now, self._stamp, strict=True)
+        )
+        within = [layer.edges.within() for layer in self.layers]
+        if self._cut is None or not kept:
+            self._stamp, self._cut = now, sharded.Cut.find(weights, self.layers[0].edges.k, within)
+        return self._cut.mask(place, weights[place].detach(), within[place])
+
     def forget(self) -> None:
-        self._stamp, self._masks = [], []
+        self._stamp, self._masks, self._cut = [], [], None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Pool:
         replica = memo[id(self)] = Pool()
@@ -309,6 +338,9 @@ def choose_together(
     within = [layer.edges.within() for layer in layers] if within is None else within
     if layers[0].edges.pool is None:
         return [primitive.choose(s, k, among) for s, k, among in zip(scores, counts, within, strict=True)]
+    if any(sharded.is_sharded(s) for s in scores):
+        cut = sharded.Cut.find(scores, torch.as_tensor(counts[0]), within)
+        return [cut.mask(i, s, among) for i, (s, among) in enumerate(zip(scores, within, strict=True))]
     dtype = scores[0].dtype
     for score in scores[1:]:
         dtype = torch.promote_types(dtype, score.dtype)
