@@ -1,0 +1,190 @@
+"""What sparse training of a real network costs: a step of ResNet50 with 10 % of its weights against the dense step.
+
+By default ResNet50, 224 pixels, batch 256, bfloat16, channels_last, the settings of Table 4; synthetic images that are
+on the device already. Each side is called, and compiled (`torch.compile`), all in turn in one process. A ratio is the
+median over rounds, in which each side makes its steps right after the other. Memory is the most that a side holds at a
+time, its weights and the optimizer's included.
+
+``authors`` does what the authors' code does: in every layer, every step, all magnitudes are sorted and the smallest
+written to zero in a copy of the weight.
+
+    python -m benchmarks.sparse_step [--density 0.1] [--rule dnw] [--out results/benchmarks/sparse_step-h200.json]
+    python -m benchmarks.sparse_step --device cpu --model resnet18 --batch 8 --size 32 --rounds 5 --no-compile
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+if not __package__:  # run as a file: this folder must not hide Python's own module `select`
+    sys.path[0] = str(Path(__file__).parents[1])
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from benchmarks.common import machine, save, summary, time_once
+from wirings import models
+from wirings.train.settings import ModelSettings, OptimizerSettings, Settings
+from wirings.train.step import make_optimizer
+
+OPTIMIZER = OptimizerSettings(lr=0.256, momentum=0.875, weight_decay=2**-15, no_decay=("*bn?",))
+LIMITS = {"time": 1.03, "memory": 1.05}
+
+
+class SortedAway(torch.autograd.Function):
+    """A copy of a weight without its smallest entries; the gradient goes to all."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, density: float) -> Tensor:
+        kept = weight.clone(memory_format=torch.contiguous_format)
+        order = weight.abs().reshape(-1).sort().indices
+        kept.view(-1)[order[: int((1 - density) * order.numel())]] = 0
+        return kept
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0], None
+
+
+class Authors(nn.Module):
+    """The authors' way, as a parametrization."""
+
+    def __init__(self, density: float) -> None:
+        super().__init__()
+        self.density = density
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return SortedAway.apply(weight, self.density)
+
+
+def make(side: str, options: argparse.Namespace) -> tuple[nn.Module, Any]:
+    """The network of one side, and its wiring."""
+    torch.manual_seed(0)
+    wired = {"rule": options.rule, "density": options.density} if side == "wired" else {"rule": "dense"}
+    model = models.get(options.model, classes=options.classes, image_size=options.size, **wired)
+    if side == "authors":
+        for module in list(model.modules()):
+            if isinstance(module, nn.Conv2d):
+                parametrize.register_parametrization(module, "weight", Authors(options.density))
+    model.to(options.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model, model.wiring
+
+
+def stepper(side: str, compiled: bool, options: argparse.Namespace, x: Tensor, y: Tensor) -> Callable[[], None]:
+    """One whole training step of a side: forward, loss, backward, optimizer, rule."""
+    model, wiring = make(side, options)
+    settings = Settings(ModelSettings(options.model), optimizer=OPTIMIZER)
+    optimizer = make_optimizer(model, wiring, settings, torch.device(options.device))
+    used: Any = torch.compile(model) if compiled else model
+    if wiring is not None:
+        wiring.plan(10**6)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast(options.device, torch.bfloat16, enabled=options.precision == "bf16"):
+            loss = nn.functional.cross_entropy(used(x), y, label_smoothing=0.1)
+        loss.backward()
+        optimizer.step()
+        if wiring is not None:
+            wiring.step(optimizer)
+
+    return step
+
+
+def allocated(device: str) -> int:
+    gc.collect()
+    return torch.cuda.memory_allocated() if device == "cuda" else 0
+
+
+def prepared(side: str, way: str, options: argparse.Namespace, x: Tensor, y: Tensor) -> tuple[Callable[[], None], Any]:
+    """A side's step, warmed up, and the most memory that it takes, in bytes (None on a CPU)."""
+    before, started = allocated(options.device), time.perf_counter()
+    step = stepper(side, way == "compiled", options, x, y)
+    for _ in range(options.warmup):
+        step()
+    peak = None
+    if options.device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        step()
+        torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_allocated() - before
+    memory = "" if peak is None else f", {peak / 2**30:.2f} GiB"
+    print(f"  {side}, {way}: ready after {time.perf_counter() - started:.1f} s{memory}", flush=True)
+    return step, peak
+
+
+def measure(way: str, sides: list[str], options: argparse.Namespace, x: Tensor, y: Tensor) -> dict[str, Any]:
+    """All sides in one way, called or compiled, in turn."""
+    ready = {side: prepared(side, way, options, x, y) for side in sides}
+    taken: dict[str, list[float]] = {side: [] for side in sides}
+    for round_ in range(options.rounds):
+        for side in sides if round_ % 2 else reversed(sides):  # nobody is always first
+            taken[side].append(time_once(ready[side][0], options.device, options.steps))
+    row: dict[str, Any] = {"way": way, "times": {side: summary(each) for side, each in taken.items()}}
+    row["peak_bytes"] = {side: peak for side, (_, peak) in ready.items()}
+    row["ratios"] = {
+        side: statistics.median(a / b for a, b in zip(taken[side], taken["dense"], strict=True)) for side in sides
+    }
+    for side in sides:
+        each, peak, dense = row["times"][side], row["peak_bytes"][side], row["peak_bytes"]["dense"]
+        memory = "" if peak is None else f", {peak / 2**30:.2f} GiB ({100 * (peak / dense - 1):+.1f} %)"
+        print(
+            f"{way}, {side}: {1e3 * each['median_s']:.2f} ms a step (quartiles {1e3 * each['q1_s']:.2f} to "
+            f"{1e3 * each['q3_s']:.2f}, {each['n']} × {options.steps} steps), {100 * (row['ratios'][side] - 1):+.1f} % "
+            f"against dense{memory}",
+            flush=True,
+        )
+    if options.device == "cuda":
+        holds = row["ratios"]["wired"] <= LIMITS["time"]
+        holds &= row["peak_bytes"]["wired"] <= LIMITS["memory"] * row["peak_bytes"]["dense"]
+        print(f"{way}: {'holds' if holds else 'BROKEN'}: at most 3 % more time and 5 % more memory than dense")
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--model", default="resnet50", choices=["resnet50", "resnet18"])
+    parser.add_argument("--rule", default="dnw")
+    parser.add_argument("--density", type=float, default=0.1)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--size", type=int, default=224, help="pixels a side")
+    parser.add_argument("--classes", type=int, default=1000)
+    parser.add_argument("--precision", choices=["bf16", "fp32"], help="bf16 on a GPU, fp32 on a CPU")
+    parser.add_argument("--rounds", type=int, default=20, help="turns of each side")
+    parser.add_argument("--steps", type=int, default=3, help="steps a turn")
+    parser.add_argument("--warmup", type=int, default=5, help="steps before anything is measured")
+    parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--no-authors", action="store_true", help="leave the authors' way out")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    options.precision = options.precision or ("bf16" if options.device == "cuda" else "fp32")
+    about = machine(options.device)
+    print(f"{about['hardware']}, {about['versions']}")
+    if options.device == "cuda":
+        torch.backends.cudnn.benchmark = True
+    torch.manual_seed(0)
+    x = torch.randn(options.batch, 3, options.size, options.size, device=options.device)
+    x = x.contiguous(memory_format=torch.channels_last)
+    y = torch.randint(options.classes, (options.batch,), device=options.device)
+    sides = ["dense", "wired"]
+    rows = [measure("called", [*sides, *([] if options.no_authors else ["authors"])], options, x, y)]
+    if not options.no_compile:
+        gc.collect()
+        torch.cuda.empty_cache()
+        rows.append(measure("compiled", sides, options, x, y))
+    settings = {key: value for key, value in vars(options).items() if key != "out"}
+    save(options.out, {"benchmark": "sparse_step", "settings": settings, **about, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

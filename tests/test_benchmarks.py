@@ -1,0 +1,59 @@
+"""Benchmarks run at a tiny size, and keep a record of what they measured."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(name: str, out: Path, *options: str) -> tuple[str, dict[str, Any]]:
+    command = [sys.executable, "-m", f"benchmarks.{name}", *options, f"--out={out}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    record = json.loads(out.read_text())
+    assert {"benchmark", "settings", "hardware", "versions", "commit", "date", "rows"} <= record.keys()
+    return done.stdout, record
+
+
+@pytest.mark.slow
+def test_the_step_of_a_sparse_network(tmp_path: Path) -> None:
+    small = [
+        "--device=cpu",
+        "--model=resnet18",
+        "--batch=2",
+        "--size=8",
+        "--rounds=3",
+        "--steps=1",
+        "--warmup=1",
+        "--no-compile",
+    ]
+    text, record = run("sparse_step", tmp_path / "record.json", *small)
+    (row,) = record["rows"]
+    assert row["way"] == "called"
+    assert set(row["times"]) == set(row["ratios"]) == set(row["peak_bytes"]) == {"dense", "wired", "authors"}
+    assert row["ratios"]["dense"] == 1
+    assert all(taken["n"] == 3 for taken in row["times"].values())
+    assert "called, wired: " in text
+
+
+@pytest.mark.slow
+def test_the_memory_of_a_large_network(tmp_path: Path) -> None:
+    text, record = run("billion", tmp_path / "record.json", "--layers=3", "--width=64", "--limit=8")
+    dense, wired = record["rows"]
+    assert (dense["weights"], wired["weights"], wired["edges"]) == (3 * 64**2, 3 * 64**2, 3 * 409)
+    assert list(wired["phases"]) == ["built", "wired", "first step", "second step", "finalized"]
+    assert wired["peak_bytes"] > 10**7
+    assert "within 24 GB" in text
+
+
+def test_a_billion_weights_fit() -> None:
+    record = json.loads((ROOT / "results" / "benchmarks" / "billion-cpu.json").read_text())
+    wired = next(row for row in record["rows"] if row["side"] == "wired")
+    assert record["settings"]["layers"] == 100
+    assert wired["weights"] >= 10**9
+    assert wired["peak_bytes"] < 24e9
