@@ -1,12 +1,17 @@
 """Benchmarks run at a tiny size, and keep a record of what they measured."""
 
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from wirings import recipes
+from wirings.train import results
+from wirings.train.settings import to_mapping
 
 ROOT = Path(__file__).parents[1]
 
@@ -18,6 +23,14 @@ def run(name: str, out: Path, *options: str) -> tuple[str, dict[str, Any]]:
     record = json.loads(out.read_text())
     assert {"benchmark", "settings", "hardware", "versions", "commit", "date", "rows"} <= record.keys()
     return done.stdout, record
+
+
+def make(recipe: str, seed: int, accuracy: float) -> results.Result:
+    return results.Result(
+        recipe=recipe, seed=seed, accuracy=accuracy, epochs=1, steps=1, params=1, overrides={}, precision="bf16",
+        settings=to_mapping(recipes.get(recipe).settings), hardware="", versions={}, commit=None, dirty=None,
+        started="2026-01-01T00:00:00", train_s=1.0, wall_s=1.0,
+    )  # fmt: skip
 
 
 @pytest.mark.slow
@@ -57,3 +70,19 @@ def test_a_billion_weights_fit() -> None:
     assert record["settings"]["layers"] == 100
     assert wired["weights"] >= 10**9
     assert wired["peak_bytes"] < 24e9
+
+
+def test_accuracy_against_density(tmp_path: Path) -> None:
+    for row, accuracies in {"dense": (94.0,), "dnw-10": (93.0, 94.0), "dnw-2": (90.0,), "random-10": (91.0,)}.items():
+        for seed, accuracy in enumerate(accuracies):
+            results.write(make(f"resnet/{row}", seed=seed, accuracy=accuracy), tmp_path)
+    density = runpy.run_path(str(ROOT / "benchmarks" / "density.py"))
+    found = density["measured"](tmp_path)
+    assert found == {
+        "dense": [(100, 94.0, 0.0, 1)],
+        "dnw": [(2, 90.0, 0.0, 1), (10, 93.5, pytest.approx(0.5**0.5), 2)],
+        "random": [(10, 91.0, 0.0, 1)],
+    }
+    density["draw"](found, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 5000
+    assert density["measured"](tmp_path / "none") == {}

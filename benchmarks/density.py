@@ -1,0 +1,87 @@
+"""Accuracy against density: the ResNet recipes on CIFAR-10, by rule, from the records in `results/`.
+
+python -m benchmarks.density [--results results] [--out docs/images/resnet-density.png]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+if not __package__:  # run as a file: this folder must not hide Python's own module `select`
+    sys.path[0] = str(Path(__file__).parents[1])
+
+from matplotlib.figure import Figure
+
+from wirings import recipes
+from wirings.draw.curves import COLOURS, MARKS
+from wirings.train import tables
+
+TABLE = "resnet"
+
+
+class Measured(NamedTuple):
+    """What a row reached: density in percent, accuracy in percent, its deviation over seeds, how many seeds."""
+
+    density: float
+    mean: float
+    std: float
+    seeds: int
+
+
+def measured(results: Path) -> dict[str, list[Measured]]:
+    """For every rule what was measured, by density; the dense network is at 100 %."""
+    found: dict[str, list[Measured]] = {}
+    for row in tables.table(TABLE, results):
+        settings = recipes.get(row.recipe).settings
+        if row.mean is not None:
+            density = 100 * settings.model.options.get("density", 1.0)
+            point = Measured(density, row.mean, row.std or 0.0, len(row.seeds))
+            found.setdefault(settings.rule.name, []).append(point)
+    return {rule: sorted(points) for rule, points in found.items()}
+
+
+def draw(found: dict[str, list[Measured]], path: Path) -> None:
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    ax = figure.subplots()
+    dense = found.get("dense")
+    if dense:
+        ax.axhline(dense[0].mean, color="#8a8d93", linewidth=1, linestyle="--", label="dense, all weights")
+    lines = {rule: points for rule, points in found.items() if rule != "dense"}
+    for (rule, points), colour, mark in zip(lines.items(), COLOURS, MARKS, strict=False):
+        x, y, std, _ = zip(*points, strict=True)
+        ax.errorbar(x, y, std, color=colour, marker=mark, markersize=5, capsize=3, label=rule)
+    ax.set_xscale("log")
+    ticks = sorted({point.density for points in lines.values() for point in points})
+    ax.set_xticks(ticks, [f"{tick:g} %" for tick in ticks], minor=False)
+    ax.minorticks_off()
+    ax.set_xlabel("density: weights that are real")
+    ax.set_ylabel("accuracy, %")
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+
+
+def main() -> None:
+    root = Path(__file__).parents[1]
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--results", type=Path, default=root / "results")
+    parser.add_argument("--out", type=Path, default=root / "docs" / "images" / "resnet-density.png")
+    options = parser.parse_args()
+    found = measured(options.results)
+    if not any(rule != "dense" for rule in found):
+        sys.exit(
+            f"{options.results} has no results of {TABLE}: wirings train {TABLE}/dnw-10 --results {options.results}"
+        )
+    for rule, points in found.items():
+        for point in points:
+            print(f"{rule:16} {point.density:5g} %: {point.mean:.2f} ± {point.std:.2f} % ({point.seeds} seeds)")
+    draw(found, options.out)
+    print(f"wrote {options.out}")
+
+
+if __name__ == "__main__":
+    main()
