@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wirings import ConstantSchedule, CubicSchedule, LinearSchedule, WiringError
-from wirings.budget import Budget, Size, matches
+from wirings.budget import Budget, Ramp, Size, matches
 
 
 def sizes(*shapes: tuple[int, ...]) -> list[Size]:
@@ -80,6 +80,65 @@ def test_schedules_by_hand() -> None:
     assert Budget(mapping={"*": cubic}).changes
 
 
+def test_schedules_in_fractions_of_training() -> None:
+    cubic = CubicSchedule.over(1.0, 0.2, begin=0.25, end=0.75)
+    assert cubic.relative
+    assert cubic(0) == 1.0
+    with pytest.raises(WiringError, match=r"not told how long that is: call wiring\.plan\(steps\)"):
+        cubic(1)
+    assert cubic.planned(8) == CubicSchedule(1.0, 0.2, steps=4, begin=2)
+    assert CubicSchedule(1.0, 0.2, steps=4, begin=2).planned(100).steps == 4, "what is in steps stays"
+    assert LinearSchedule.over(1.0, 0.5).planned(10) == LinearSchedule(1.0, 0.5, steps=10)
+    assert LinearSchedule.over(1.0, 0.5, begin=0.5, end=0.5).planned(10) == LinearSchedule(1.0, 0.5, steps=1, begin=5)
+    planned = Budget(density=cubic).planned(8)
+    assert planned.counts(sizes((10, 10)), 4) == [20 + 10]
+    assert Budget(mapping={"*": cubic}).planned(8).counts(sizes((10, 10)), 4) == [30]
+
+
+def test_changes_only_every_few_steps() -> None:
+    linear = LinearSchedule(1.0, 0.2, steps=4, begin=1, every=2)
+    assert [linear(t) for t in range(7)] == pytest.approx([1.0, 1.0, 1.0, 0.6, 0.6, 0.2, 0.2])
+
+
+def test_the_ramp_of_a_rule() -> None:
+    """100 and 25 edges, of which 10 and 2 are the budget: 90 and 23 more at first, of these (1 − t)³ are left."""
+    budget = Budget(density=0.1, ramp=Ramp.of("cubic")).planned(8)
+    assert budget.changes
+    expected = [[100, 25], [10 + int(90 * 0.75**3), 2 + int(23 * 0.75**3)], [21, 4], [11, 2], [10, 2], [10, 2]]
+    assert [budget.counts(sizes((10, 10), (5, 5)), step) for step in range(6)] == expected
+    linear = Ramp.of({"kind": "linear", "start": 0.5, "begin": 0.5, "end": 1.0, "every": 2})
+    budget = Budget(k=25, share="global", ramp=linear).planned(8)
+    assert [budget.counts(sizes((10, 10), (5, 5)), s) for s in (0, 4, 5, 6, 7, 8)] == [
+        [62],
+        [62],
+        [62],
+        [43],
+        [43],
+        [25],
+    ]
+    assert Budget(density=0.6, ramp=linear).counts(sizes((10, 10))) == [60], "more than where it would start"
+    with pytest.raises(WiringError, match="drop either"):
+        Budget(density=LinearSchedule(1.0, 0.5, steps=2), ramp=linear)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (0.5, 'a rule\'s schedule is "cubic", "linear", or a mapping'),
+        ("quadratic", "unknown kind of schedule 'quadratic'.*cubic, linear"),
+        ({"knd": "cubic"}, "unknown setting of a rule's schedule 'knd'. Did you mean 'kind'"),
+        ({"start": 0}, r"CubicSchedule.start must lie in \(0, 1\]"),
+        ({"end": 1.5}, "end is a fraction of the training, from 0 to 1, not 1.5"),
+        ({"begin": 0.9}, "begin = 0.9 must not be after end = 0.5"),
+        ({"begin": "early"}, "begin is a fraction of the training"),
+        ({"every": 0}, "needs every >= 1"),
+    ],
+)
+def test_mistakes_in_ramps(given: object, says: str) -> None:
+    with pytest.raises(WiringError, match=says):
+        Ramp.of(given)
+
+
 def test_patterns() -> None:
     assert matches("layer1.0.conv1.weight", "layer1")
     assert matches("layer1.0.conv1.weight", "*.conv?")
@@ -118,7 +177,11 @@ def test_mistakes(arguments: dict[str, object], says: str) -> None:
         Budget(**arguments).counts(sizes((10, 10), (5, 5)))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("arguments", [(0.0, 0.1, 5), (1.0, 1.2, 5), (1.0, 0.1, 0), (1.0, 0.1, 5, -1)])
+@pytest.mark.parametrize(
+    "arguments",
+    [(0.0, 0.1, 5), (1.0, 1.2, 5), (1.0, 0.1, 0), (1.0, 0.1, 5, -1), (1.0, 0.1, 0.5, 0.6), (1.0, 0.1, 0.5, 3),
+     (1.0, 0.1, 5, 0.5), (1.0, 0.1, 5, 0, 0), (1.0, 0.1, True)],
+)  # fmt: skip
 def test_mistakes_in_schedules(arguments: tuple[float, float, int]) -> None:
     with pytest.raises(WiringError, match="CubicSchedule"):
         CubicSchedule(*arguments)

@@ -19,7 +19,8 @@ def _worker(rank: int, folder: str, rule: str, share: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     torch.manual_seed(rank)  # other weights, another random graph and other data on each: DDP must make them one
     model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))
-    wiring = wirings.wire_(model, rule, density=0.1, share=share)
+    made = wirings.rules.get(rule, **({"every": 2} if rule in ("set", "rigl") else {}))
+    wiring = wirings.wire_(model, made, density=0.1, share=share)
     wiring.plan(8)
     parallel = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.5, momentum=0.9)
@@ -49,6 +50,11 @@ def _worker(rank: int, folder: str, rule: str, share: str) -> None:
         ("random", "uniform"),
         ("l1_anneal", "uniform"),
         ("sparse_momentum", "uniform"),
+        ("soft_threshold", "global"),
+        ("top_kast", "global"),
+        ("str", "uniform"),
+        ("set", "uniform"),
+        ("rigl", "uniform"),
     ],
 )
 def test_replicas_hold_the_same_wiring_after_every_step(rule: str, share: str) -> None:

@@ -26,7 +26,8 @@ def network() -> nn.Sequential:
 def wire(model: nn.Module, rule: str, density: object = 0.1) -> wirings.Wiring:
     # What a compiler draws at random is not what is drawn without it: with 1.0 it makes no difference.
     made = rules.get(rule, **({"rho": 1.0} if rule == "targeted_dropout" else {}))
-    wiring = wirings.wire_(model, made, density=None if made.own_budget else density)
+    skip = ["0"] if rule == "nm" else []  # three channels are no group
+    wiring = wirings.wire_(model, made, density=None if made.own_budget else density, skip=skip)
     wiring.plan(10)
     return wiring
 
@@ -51,11 +52,12 @@ def test_the_same_choice_as_on_a_cpu(dtype: torch.dtype, shape: tuple[int, ...])
 @pytest.mark.parametrize("share", ["uniform", "global"])
 @pytest.mark.parametrize("rule", [*rules.names(), rules.TargetedDropout("gamma", regular=True)], ids=str)
 def test_a_training_step_reads_nothing_back(rule: str | rules.Rule, share: str) -> None:
-    if rule == "dense" and share == "global":
+    made = rules.get(rule)
+    if made.own_budget and share == "global":
         pytest.skip("takes no budget")
     model = network().cuda()
-    budget = {} if rule == "dense" else {"density": wirings.LinearSchedule(0.5, 0.1, steps=5), "share": share}
-    wiring = wirings.wire_(model, rule, **budget)
+    budget = {} if made.own_budget else {"density": wirings.LinearSchedule(0.5, 0.1, steps=5), "share": share}
+    wiring = wirings.wire_(model, made, **budget, skip=["0"] if rule == "nm" else [])
     wiring.plan(10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     x, y = torch.randn(8, 3, 8, 8, device="cuda"), torch.randint(10, (8,), device="cuda")
@@ -104,7 +106,18 @@ def test_a_captured_step_follows_the_schedule() -> None:
 
 @pytest.mark.parametrize(
     "rule",
-    [rules.L1Anneal(0.1, every=1), rules.SparseMomentum(every=2), rules.TargetedDropout(1.0, regular=True)],
+    [
+        rules.DecayedGradient(),
+        rules.GMP(every=1),
+        rules.L1Anneal(0.1, every=1),
+        rules.RigL(every=2),
+        rules.SET(every=2, seed=0),
+        rules.SparseMomentum(every=2),
+        rules.STR(),
+        rules.TargetedDropout(1.0, regular=True),
+        rules.TopKAST(exploration=0.1),
+        rules.get("soft_threshold", schedule={"kind": "linear", "start": 0.2}),
+    ],
     ids=lambda rule: rule.name,
 )
 def test_rules_that_act_between_captured_steps(rule: rules.Rule) -> None:

@@ -15,7 +15,8 @@ from wirings.train.step import Step, make_fast, make_optimizer
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.filterwarnings("default")]  # the compiler's own warnings
 RECIPE = "digits/static-dnw"
 CHANGES = ["data.name=synthetic", "data.options={shape: [1, 8, 8], examples: 50, test_examples: 40}", "batch=20"]
-NEW = [name for name in rules.names() if not issubclass(type(rules.get(name)), rules.FineTune)]
+EVERY = [rules.get(name) for name in rules.names()]
+NEW = [rule.name for rule in EVERY if not isinstance(rule, rules.FineTune) and not rule.layers_only]
 
 
 def fast(*changes: str) -> Settings:

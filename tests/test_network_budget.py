@@ -1,0 +1,289 @@
+"""Budgets of the whole network: parameters and multiply-adds, met exactly or refused with the nearest that can be."""
+
+import copy
+import re
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import wirings
+from wirings import WiringError, wire_
+from wirings.profile import profile
+from wirings.spending import spend
+
+
+def network(seed: int, depth: int) -> tuple[nn.Sequential, tuple[int, int, int]]:
+    """A random network of convolutions, strided and grouped ones too, and linear layers; and the shape of its input."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def pick(*choices: int) -> int:
+        return choices[int(torch.randint(len(choices), (), generator=draw))]
+
+    channels, size = pick(1, 2, 3, 4), pick(5, 6, 8, 9)
+    shape, layers = (channels, size, size), []
+    for _ in range(depth):
+        groups, out = pick(1, 1, 2), 2 * pick(1, 2, 3, 4)
+        groups = groups if channels % groups == 0 else 1
+        kernel, stride = pick(1, 3), pick(1, 1, 2)
+        layers.append(nn.Conv2d(channels, out, kernel, stride, kernel // 2, groups=groups, bias=bool(pick(0, 1))))
+        layers += [nn.BatchNorm2d(out)] * pick(0, 1) + [nn.ReLU()]
+        channels = out
+    maps = nn.Sequential(*layers).eval()(torch.zeros(1, *shape))
+    layers += [nn.Flatten(), nn.Linear(maps.numel(), pick(2, 3, 7)), nn.ReLU()] if pick(0, 1) else [nn.Flatten()]
+    return nn.Sequential(*layers).train(), shape
+
+
+def costs(model: nn.Module, wiring: wirings.Wiring, shape: tuple[int, ...]) -> list[int]:
+    """Multiply-adds of an edge of each wired layer, counted from the maps it gives."""
+    pixels: dict[nn.Module, int] = {}
+    hooks = [
+        module.register_forward_hook(lambda m, args, out: pixels.update({m: out[0, 0].numel()}))
+        for module in model.modules()
+    ]
+    model.eval()(torch.zeros(1, *shape))
+    for hook in hooks:
+        hook.remove()
+    return [pixels[layer.module] for layer in wiring.layers]
+
+
+shares = st.sampled_from(["uniform", "erk", "global"])
+
+
+@pytest.mark.slow
+@settings(max_examples=200)
+@given(st.integers(0, 10**6), st.integers(1, 4), st.floats(-0.1, 1.1), shares, st.booleans(), st.booleans())
+def test_parameters(seed: int, depth: int, fraction: float, share: str, skips: bool, as_share: bool) -> None:
+    model, shape = network(seed, depth)
+    skip = ["0"] if skips and depth > 1 else []
+    total = sum(p.numel() for p in model.parameters())
+    target: float = max(round(fraction * total), 1)
+    if as_share:
+        target = min(max(fraction, 0.01), 1.0)
+    plain = copy.deepcopy(model)
+    try:
+        wiring = wire_(model, params=target, share=share, skip=skip)
+    except WiringError as error:
+        nearest = int(re.search(r"nearest that can be met is ([\d,]+)", str(error))[1].replace(",", ""))
+        assert list(model.state_dict()) == list(plain.state_dict()), "left as it was"
+        wire_(plain, params=nearest, share=share, skip=skip)
+        assert profile(plain, shape).params == nearest
+        farther = nearest - 1 if nearest > (target * total if as_share else target) else nearest + 1
+        with pytest.raises(WiringError):
+            wire_(copy.deepcopy(model), params=farther, share=share, skip=skip)
+        return
+    expected = int(target * total + 1e-6) if as_share else target
+    assert profile(model, shape).params == expected
+    assert sum(report.edges for report in wiring.look()) == int(wiring.layers[0].edges.k) or share != "global"
+
+
+@pytest.mark.slow
+@settings(max_examples=200)
+@given(st.integers(0, 10**6), st.integers(1, 4), st.floats(-0.1, 1.1), shares, st.booleans(), st.booleans())
+def test_multiply_adds(seed: int, depth: int, fraction: float, share: str, skips: bool, as_share: bool) -> None:
+    model, shape = network(seed, depth)
+    skip = ["0"] if skips and depth > 1 else []
+    total = profile(model, shape).mult_adds
+    target: float = max(round(fraction * total), 1)
+    if as_share:
+        target = min(max(fraction, 0.01), 1.0)
+    plain = copy.deepcopy(model)
+    settings: dict[str, Any] = {"share": share, "skip": skip, "example_input": shape}
+    try:
+        wiring = wire_(model, mult_adds=target, **settings)
+    except WiringError as error:
+        nearest = int(re.search(r"nearest that can be met is ([\d,]+)", str(error))[1].replace(",", ""))
+        wire_(plain, mult_adds=nearest, **settings)
+        assert profile(plain, shape).mult_adds == nearest
+        return
+    number = int(target * total + 1e-6) if as_share else target
+    left = number - profile(model, shape).mult_adds
+    reports = wiring.look()
+    price = costs(model, wiring, shape)
+    room = [cost for cost, report in zip(price, reports, strict=True) if report.edges < report.possible]
+    assert 0 <= left < min(room, default=1), "exactly, or to less than one edge of the cheapest layer with room"
+    assert min(report.edges for report in reports) >= 1
+    assert left == 0 or 1 not in price or reports[price.index(1)].density == 1
+
+
+def test_by_hand() -> None:
+    """2 + 36 edges and biases: 4 × 4 pixels for the convolution's 36, one for each of the linear layer's 32."""
+    model = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.Flatten(), nn.Linear(32, 1))
+    assert sum(p.numel() for p in model.parameters()) == 36 + 2 + 32 + 1
+    plain = copy.deepcopy(model)
+    wiring = wire_(model, params=37)
+    assert [r.edges for r in wiring.look()] == [18, 16], "half of the 68 edges, and 3 biases"
+    model = copy.deepcopy(plain)
+    wiring = wire_(model, params=0.5)  # of 71: 35
+    assert sum(r.edges for r in wiring.look()) == 32
+    model = copy.deepcopy(plain)
+    wiring = wire_(model, mult_adds=304, example_input=(2, 4, 4))  # half of 36 · 16 + 32
+    assert [r.edges for r in wiring.look()] == [18, 16]
+    assert profile(model, (2, 4, 4)).mult_adds == 304
+    model = copy.deepcopy(plain)
+    wiring = wire_(model, mult_adds=0.5, example_input=torch.zeros(1, 2, 4, 4))
+    assert [r.edges for r in wiring.look()] == [18, 16]
+    model = copy.deepcopy(plain)
+    wiring = wire_(model, mult_adds=5e2, example_input=torch.zeros(2, 2, 4, 4))
+    assert profile(model, example=torch.zeros(2, 2, 4, 4)).mult_adds == 500, "of both examples"
+
+
+def test_by_erk() -> None:
+    """(2 + 2 + 3 + 3) / 36 against 33 / 32, so 10 : 33 edges, of which the second has only 32."""
+    model = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.Flatten(), nn.Linear(32, 1))
+    wiring = wire_(model, mult_adds=16 * 5 + 16, example_input=(2, 4, 4), share="erk")
+    assert [r.edges for r in wiring.look()] == [5, 16], "5 : 16.5, and 96 in all"
+
+
+def test_what_is_not_wired_counts() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.Flatten(), nn.Linear(32, 1))
+    wiring = wire_(model, mult_adds=36 * 16 + 9, example_input=(2, 4, 4), skip=["0"])
+    assert [r.edges for r in wiring.look()] == [9]
+    model = wirings.unwire_(model)
+    wiring = wire_(model, params=36 + 3 + 7, skip=["0"])
+    assert [r.edges for r in wiring.look()] == [7]
+
+
+class Steps(nn.Module):
+    """An LSTM, and attention of its outputs to a shorter sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.heads = nn.LSTM(6, 8, batch_first=True), nn.MultiheadAttention(8, 2, batch_first=True)
+        self.out = nn.Linear(8, 3)
+        self.out2 = nn.Linear(8, 3)
+        self.out2.weight = self.out.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        states, _ = self.lstm(x)
+        mixed, _ = self.heads(states, states, states)
+        return self.out(mixed) + self.out2(states)
+
+
+def test_recurrent_layers_attention_and_tied_weights() -> None:
+    x = torch.randn(2, 5, 6)
+    for target, met in ((5000, 5000), (7777, 7770), (0.6, 4990)):  # every edge is used at ten places, or twenty
+        model = Steps()
+        assert profile(model, example=x).mult_adds == 8320
+        wire_(model, mult_adds=target, example_input=x)
+        assert profile(model, example=x).mult_adds == met
+    model = Steps()
+    wiring = wire_(model, params=400)
+    assert sum(r.edges for r in wiring.look()) == 400 - sum(
+        p.numel() for name, p in Steps().named_parameters() if "bias" in name
+    )
+
+
+def test_layers_are_ranked_again_for_rules_that_choose_anew() -> None:
+    """All edges of both layers by magnitude: when wired, then every 100 steps; the count of multiply-adds stays."""
+    for rule, moves in (("dnw", True), ("random", False)):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1, bias=False), nn.Flatten(), nn.Linear(64, 8, bias=False))
+        wiring = wire_(model, rule, mult_adds=1000, example_input=(2, 4, 4), share="global")
+        before = [r.edges for r in wiring.look()]
+        with torch.no_grad():
+            wiring.layers[0].weight.mul_(100)
+        for _ in range(99):
+            wiring.step()
+        assert [r.edges for r in wiring.look()] == before
+        wiring.step()
+        after = [r.edges for r in wiring.look()]
+        assert (after != before) == moves
+        assert profile(model, (2, 4, 4)).mult_adds == 1000
+        again = copy.deepcopy(model)
+        other = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1, bias=False), nn.Flatten(), nn.Linear(64, 8, bias=False))
+        resumed = wire_(other, rule, mult_adds=1000, example_input=(2, 4, 4), share="global")
+        other.load_state_dict(again.state_dict())
+        resumed.load_state_dict(wiring.state_dict())
+        assert [r.edges for r in resumed.look()] == after
+
+
+def test_with_a_schedule() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.Flatten(), nn.Linear(64, 8))
+    wiring = wire_(model, wirings.rules.get("dnw", schedule="linear"), mult_adds=0.25, example_input=(2, 4, 4))
+    wiring.plan(4)
+    total = profile(nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.Flatten(), nn.Linear(64, 8)), (2, 4, 4)).mult_adds
+    counts = []
+    for _ in range(3):
+        counts.append(profile(model, (2, 4, 4)).mult_adds)
+        wiring.step()
+    assert counts[0] == total
+    assert counts[2] == total // 4
+    assert counts[2] < counts[1] < counts[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"params": 0}, "params must be a whole number of parameters of the whole network, or a share.*it is 0"),
+        ({"params": 1.5}, r"params must be a whole number.*it is 1\.5"),
+        ({"params": -3}, "it is -3"),
+        ({"params": True}, "it is True"),
+        ({"params": "10"}, "it is '10'"),
+        ({"params": 10, "density": 0.5}, "but density and params came"),
+        ({"mult_adds": 10, "params": 10}, "but params and mult_adds came"),
+        ({"params": 4}, r"params = 4 cannot be met: with one edge in each of the 2 wired layers .* has 5 parameters, "
+         r"with all edges 71 \(of these, 3 are not of wired layers\)\. The nearest that can be met is 5"),
+        ({"params": 100}, r"The nearest that can be met is 71"),
+        ({"params": 0.01}, r"params = 0\.01 of 71, 0 parameters, cannot be met"),
+        ({"mult_adds": 10, "example_input": (2, 4, 4)}, r"has 17 multiply-adds.*nearest that can be met is 17"),
+        ({"mult_adds": 100}, "mult_adds= needs example_input=, what Sequential is called with"),
+        ({"mult_adds": 100, "example_input": (3, 4, 4)}, r"does not run on example_input, of shape \(1, 3, 4, 4\)"),
+        ({"density": 0.1, "example_input": (2, 4, 4)}, "give mult_adds= with it, or drop it"),
+        ({"rule": "sparse_momentum", "mult_adds": 100, "example_input": (2, 4, 4)}, "moves edges between layers"),
+        ({"rule": "dense", "params": 10}, "fixes the number of edges itself; drop params=10"),
+    ],
+)  # fmt: skip
+def test_mistakes(settings: dict[str, Any], says: str) -> None:
+    model = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.Flatten(), nn.Linear(32, 1))
+    with pytest.raises(WiringError, match=says):
+        wire_(model, **settings)
+    assert list(model.state_dict()) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+
+
+def test_layers_whose_edges_have_no_one_cost() -> None:
+    class Crossed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.heads = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.heads(x, x[:, :2], x[:, :2])[0]
+
+    with pytest.raises(WiringError, match=r"the rows of heads\.in_proj_weight are not all multiplied equally often"):
+        wire_(Crossed(), mult_adds=100, example_input=torch.zeros(1, 5, 8))
+    graph = nn.Sequential(wirings.StaticGraph([4, 8, 4]))
+    with pytest.raises(WiringError, match=r"is a neural graph.*k= or params="):
+        wire_(graph, mult_adds=100, example_input=torch.zeros(1, 4, 3, 3))
+    unused = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)})
+    unused.forward = lambda x: unused["a"](x)  # type: ignore[method-assign]
+    with pytest.raises(WiringError, match=r"b\.weight multiplies nothing that could be seen"):
+        wire_(unused, mult_adds=20, example_input=torch.zeros(1, 4))
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(32, 1))
+    model[1].eval()
+    model.input_shape = (2, 4, 4)  # type: ignore[assignment]
+    before = copy.deepcopy(model.state_dict())
+    wire_(model, mult_adds=300)
+    assert [m.training for m in (model, *model)] == [True, True, False, True, True]
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not model[0]._forward_hooks
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 50), st.integers(1, 30)), min_size=1, max_size=7), st.data()
+)
+def test_spending(layers: list[tuple[int, int, int]], data: st.DataObject) -> None:
+    most, price, share = (list(column) for column in zip(*layers, strict=True))
+    least, all_ = sum(price), sum(m * p for m, p in zip(most, price, strict=True))
+    total = data.draw(st.integers(least, all_))
+    counts = spend(total, share, most, price)
+    assert all(1 <= n <= m for n, m in zip(counts, most, strict=True))
+    left = total - sum(n * p for n, p in zip(counts, price, strict=True))
+    room = [p for n, m, p in zip(counts, most, price, strict=True) if n < m]
+    assert 0 <= left < min(room, default=1)
