@@ -14,7 +14,7 @@ from wirings.history import History, still
 from wirings.models import get
 
 TINY = ["epochs=2", "data.name=synthetic", "batch=20"]
-TINY += ["data.options={shape: [1, 8, 8], examples: 50, test_examples: 40}"]
+TINY += ["history_every=1", "data.options={shape: [1, 8, 8], examples: 50, test_examples: 40}"]
 
 
 def call(*arguments: Any) -> str:

@@ -1,6 +1,6 @@
 """Recording a history while a model trains, at little cost.
 
-A record is taken on the device: which edges are real and how strong, a byte each. On a GPU it is copied to the host
+A record is taken on the device: which edges are real and how strong, a byte each. From a GPU it is copied to the host
 while the next steps run, and nobody waits for it; a thread of its own finds what has changed since the record before,
 and compresses it.
 """
@@ -90,35 +90,31 @@ class Recorder:
     def record(self, **values: Number) -> None:
         """Record the wiring as it is now."""
         places = self._places()
-        masks = zip(places, self.wiring._real(), strict=True)
-        parts = [encode(place.weight, real).reshape(-1) for place, real in masks]
-        parts += [encode(kernel, None).reshape(-1) for kernel in kernel_weights(places)]
+        parts = [encode(p.weight, real).reshape(-1) for p, real in zip(places, self.wiring._real(), strict=True)]
+        if kernels := kernel_weights(places):
+            parts.append(encode(torch.cat([kernel.reshape(-1) for kernel in kernels]), None))
         codes = torch.cat([part.to(parts[0].device) for part in parts])
-        numbers = {
-            name: value.detach().reshape(()) if isinstance(value, Tensor) else value for name, value in values.items()
-        }
-        copies: list[Tensor] = [codes, *(value for value in numbers.values() if isinstance(value, Tensor))]
-        event = None
-        if codes.is_cuda:
-            copies = [torch.empty(c.shape, dtype=c.dtype, pin_memory=True).copy_(c, non_blocking=True) for c in copies]
-            event = torch.cuda.Event()
-            event.record()
-        elif copies[1:]:
-            copies = [copies[0], *(c.clone() for c in copies[1:])]  # the caller may write to them
-        held = iter(copies[1:])
-        noted = {name: next(held) if isinstance(value, Tensor) else value for name, value in numbers.items()}
+        noted = {name: v.detach().reshape(()) if isinstance(v, Tensor) else v for name, v in values.items()}
+        if not codes.is_cuda:  # nobody to wait for, and a thread would cost more than it saves
+            self._add(self.steps, codes, noted)
+            return
+        copies = {name: _copied(v) if isinstance(v, Tensor) and v.is_cuda else v for name, v in noted.items()}
+        on_host, event = _copied(codes), torch.cuda.Event()
+        event.record()
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, "history")
-        self._pending.append(self._worker.submit(self._add, self.steps, copies[0], event, noted))
+        self._pending.append(self._worker.submit(self._add, self.steps, on_host, copies, event))
 
     def _places(self) -> list[Place]:
         return [Place(layer.name, layer.module, layer.attribute, layer.weight) for layer in self.wiring.layers]
 
-    def _add(self, step: int, codes: Tensor, event: Any, values: Mapping[str, Number]) -> None:
-        """In the worker: what has changed since the record before."""
-        if event is not None:
-            event.synchronize()
-        now = codes.numpy().copy() if event is not None else codes.numpy()
+    def _add(
+        self, step: int, codes: Tensor, values: Mapping[str, Number], copied: torch.cuda.Event | None = None
+    ) -> None:
+        """What has changed since the record before, once the codes are here."""
+        if copied is not None:
+            copied.synchronize()
+        now = codes.numpy() if copied is None else codes.numpy().copy()  # pinned memory is needed for the next one
         self._history.add(stored.difference(step, self._codes, now))
         self._codes = now
         self._add_note(step, {name: float(value) for name, value in values.items()})
@@ -168,3 +164,8 @@ class Recorder:
         if self._worker is not None:
             self._worker.shutdown()
             self._worker = None
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """A copy on the host, which is on its way: nobody waits for it here."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

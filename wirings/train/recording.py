@@ -15,8 +15,8 @@ from wirings.train.step import Step
 from wirings.wiring import Wiring
 
 HISTORY = "history.wirings"
-RECORDS = 200
-"""In a run whose settings do not say how many."""
+RECORDS, LEAST = 200, 4
+"""Records of a run whose settings do not say how many, and steps from one to the next at least."""
 ENOUGH = 20_000_000
 """Edges in all records together, which come to several megabytes: of a large wiring there are fewer records."""
 
@@ -86,4 +86,4 @@ class Recording:
 def usual_every(wiring: Wiring, steps: int) -> int:
     """Steps from one record to the next in a run of so many steps."""
     edges = sum(int(torch.count_nonzero(mask)) for mask in wiring.masks().values())
-    return max(1, steps // min(RECORDS, max(10, ENOUGH // max(edges, 1))))
+    return max(LEAST, steps // min(RECORDS, max(10, ENOUGH // max(edges, 1))))
