@@ -35,7 +35,7 @@ def test_they_see_the_same_in_every_test_image(name: str, tmp_path: Path) -> Non
         pytest.skip("CIFAR-10 is not in the cache; `wirings data cifar10` puts it there")
     onnxruntime = pytest.importorskip("onnxruntime")
     model, settings, _, place = runs.open_run(name, device="cpu")
-    images = [x for x, _ in runs.load_data(settings, place).test]
+    images = [x for x, _ in runs.load_data(settings, place).test.epoch(0)]
     small = compact(model, images[0][:2])
     session = onnxruntime.InferenceSession(str(small.save(tmp_path / "model.onnx")))
     back = load_compact(small.save(tmp_path / "model.safetensors"))
