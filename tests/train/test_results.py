@@ -290,7 +290,7 @@ def test_table_4_has_both_accuracies_and_says_where_there_was_no_data(tmp_path: 
     assert shown[:7] == ["table4/all-10", "74.0 %", "75.00 ± 0.71 %", "2", "+1.00", "92.0 %", "92.25 %"]
     assert [cell.strip() for cell in cells["table4/dense"] if cell.strip()] == ["table4/dense", "77.5 %", "0", "93.7 %"]
     assert [cell.strip() for cell in cells["table4/all-70"] if cell.strip()] == ["table4/all-70", "77.60 %*", "0"]
-    assert "* Published by the authors with their code; the paper's table does not have this row." in lines
+    assert "With a star: published by the authors with their code; the paper's table does not have the row." in lines
     assert lines[-1].startswith("ImageNet was not at hand: 22 rows were not trained here. `wirings train table4/")
     assert "no row of this table was trained" in tables.render(tables.table(4, tmp_path / "none"))
     widths = {line.count("|") for line in tables.markdown(rows).splitlines() if line.startswith("|")}

@@ -142,7 +142,7 @@ def markdown(rows: Sequence[Row]) -> str:
         lines.append((f"`{name}`", *rest))
     text = ["| " + " | ".join(line) + " |" for line in lines]
     notes = _footnotes(rows)
-    return "\n".join([*text, *(["", *notes] if notes else [])]) + "\n"
+    return "\n".join([*text, *(line for note in notes for line in ("", note))]) + "\n"
 
 
 def _header(rows: Sequence[Row]) -> tuple[str, ...]:
@@ -184,7 +184,7 @@ def _footnotes(rows: Sequence[Row]) -> list[str]:
         if row.left_out
     ]
     told = [f"{row.recipe}: {remark}" for row in rows for remark in remarks(row.size, row.note)]
-    published = ["* Published by the authors with their code; the paper's table does not have this row."]
+    published = ["With a star: published by the authors with their code; the paper's table does not have the row."]
     return [*(published if any(row.published for row in rows) else []), *left_out, *told, *_not_at_hand(rows)]
 
 
