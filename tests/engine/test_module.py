@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import wirings
 from tests.engine.test_kernels import nodes
 from wirings import WiringError, engine
-from wirings.compaction.operations import Conv, Opaque, Taken
+from wirings.compaction.operations import Activation, Conv, Opaque, Taken
 from wirings.compaction.program import Program
 
 needs_kernels = pytest.mark.skipif(not engine.available(), reason="there is no C++ compiler")
@@ -172,3 +172,31 @@ def test_calls_from_several_threads(program: Program) -> None:
 def test_mistakes(program: Program, make: Any, words: str) -> None:
     with pytest.raises(WiringError, match=words):
         make(program)
+
+
+@needs_kernels
+def test_a_network_that_is_too_large_runs_on_pytorch(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wirings.engine.plan.FLOATS", 1000)
+    made = engine.compile(program, engine="sparse")
+    assert [part.plan for part in made._parts] == [None]
+    images = torch.randn(2, 3, 20, 20)
+    close(made(images), program.run(images)[0])
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("operation", "native"),
+    [
+        (Conv("y", ("x",), torch.randn(2, 3, 3, 3), None, (17, 1), (1, 1)), False),
+        (Conv("y", ("x",), torch.randn(2, 3, 3, 3), None, (16, 3), (1, 1)), True),
+        (Activation("y", ("x",), "softplus", (2.0, 20.0)), False),
+        (Activation("y", ("x",), "softplus", (1.0, 20.0)), True),
+        (Activation("y", ("x",), "clamp", (-1.0, float("inf"))), True),
+    ],
+)
+def test_what_the_kernels_do_not_know(operation: Any, native: bool) -> None:
+    single = Program({"x": (3, 40, 40)}, [operation], ("y",))
+    made = engine.compile(single, engine="sparse", threads=2)
+    assert [part.plan is not None for part in made._parts] == [native]
+    images = 3 * torch.randn(2, 3, 40, 40)
+    close(made(images), single.run(images)[0])

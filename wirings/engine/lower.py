@@ -219,8 +219,7 @@ class Lowering:
 
     def _activation(self, o: ops.Activation) -> Pending | Maps:
         limits = {"relu": (0.0, INFINITY), "clamp": o.values}.get(o.kind)
-        low, high = limits if limits is not None and len(limits) == 2 else (-INFINITY, INFINITY)
-        low, high = (-INFINITY if low is None else low), (INFINITY if high is None else high)
+        low, high = (-INFINITY, INFINITY) if limits is None else limits
         if limits is not None:
             made = self._open(o.inputs[0])
             if made is not None:

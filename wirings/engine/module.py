@@ -24,7 +24,7 @@ from wirings.engine.support import runs
 from wirings.errors import WiringError, unknown
 
 ENGINES = ("auto", "sparse", "dense", "torch")
-LOOKS = 9
+LOOKS = 31
 """Runs that a report is made of."""
 
 
@@ -101,9 +101,9 @@ class EngineModel(nn.Module):
             part = Part(operations, taken, given)
             if native and library is not None and given:
                 own = Program({name: self._shapes[name] for name in taken}, operations, tuple(given))
-                part.plan = Plan(library, own, self._shapes, self.threads)
-                if self.threads > 1:
-                    part.apart = Plan(library, own, self._shapes, self.threads, together=False)
+                part.plan = Plan.made(library, own, self._shapes, self.threads, True)
+                if self.threads > 1 and part.plan is not None:
+                    part.apart = Plan.made(library, own, self._shapes, self.threads, False)
             parts.append(part)
         return parts
 

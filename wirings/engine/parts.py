@@ -116,6 +116,14 @@ class Lowered:
     work: int = 0
     """Multiply-adds."""
 
+    @property
+    def words(self) -> int:
+        """Of weights and places, at most."""
+        if isinstance(self.pending, Dense):
+            return 2 * self.pending.weight.size
+        sums = self.pending.sums if isinstance(self.pending, Nodes) else self.pending
+        return 0 if sums is None else 9 * sums.edges
+
     def reads(self) -> list[Maps]:
         found = [x for x in (self.source, self.numbers.get("second")) if x is not None]
         if isinstance(self.pending, Sum):

@@ -21,6 +21,8 @@ from wirings.engine.steps import MAPS, Kind, Step
 
 NEAR = 24 * 1024
 """Bytes of maps between sums and convolution that stay in the nearest cache."""
+FLOATS = 2**31 - 2**16
+"""Floats of maps, and words of one step's weights, that the kernels can count."""
 _pools: dict[int, int] = {}
 _pools_lock = threading.Lock()
 if hasattr(os, "register_at_fork"):
@@ -69,10 +71,11 @@ class Plan:
         shapes: dict[str, tuple[int, ...]],
         threads: int,
         together: bool = True,
+        lowering: Lowering | None = None,
     ) -> None:
         self.library, self.program, self.threads, self.together = library, program, threads, together
         self.machine = Machine.of(library)
-        self.lowering = Lowering(program, shapes, threads if together else 1)
+        self.lowering = lowering or Lowering(program, shapes, threads if together else 1)
         self.steps = self.lowering.steps
         self.output_shapes = [shapes[name] for name in program.outputs]
         self._kept: dict[tuple[int, Choice], Packed] = {}
@@ -85,6 +88,16 @@ class Plan:
         self._output_sizes = _sizes(self.output_shapes)
         self.choices: list[Choice] = []
         self.choose([self.usual(step) for step in self.steps])
+
+    @classmethod
+    def made(
+        cls, library: ctypes.CDLL, program: Program, shapes: dict[str, tuple[int, ...]], threads: int, together: bool
+    ) -> Plan | None:
+        """A plan, or None for a network that is too large for the kernels, which count floats in 32 bits."""
+        lowering = Lowering(program, shapes, threads if together else 1)
+        if lowering.floats > FLOATS or any(step.words > FLOATS for step in lowering.steps):
+            return None
+        return cls(library, program, shapes, threads, together, lowering)
 
     # ---- how steps are done -----------------------------------------------------------------------------------------
 

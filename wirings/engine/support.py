@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from wirings.compaction import operations as ops
 from wirings.compaction.program import Program
 
+LARGEST_STRIDE = 16  # as in source/phases.h
+
 
 def supported(operation: ops.Operation, shapes: dict[str, tuple[int, ...]]) -> bool:
     """Whether the kernels can do an operation. The others run on PyTorch."""
@@ -18,13 +20,13 @@ def supported(operation: ops.Operation, shapes: dict[str, tuple[int, ...]]) -> b
     maps = all(len(shape) == 3 for shape in taken)
     match operation:
         case ops.Conv():
-            return maps and len(operation.stride) == 2
+            return maps and len(operation.stride) == 2 and max(operation.stride) <= LARGEST_STRIDE
         case ops.Linear():
             return len(taken[0]) == 1
         case ops.Concat() | ops.Select() | ops.Place():
             return all(len(shape) in (1, 3) for shape in taken)
         case ops.Activation():
-            return len(taken[0]) in (1, 3)
+            return len(taken[0]) in (1, 3) and _plain(operation)
         case ops.Flatten():
             return len(taken[0]) in (1, 3)
         case ops.Mean() | ops.InstanceNorm() | ops.Affine() | ops.Add():
@@ -44,6 +46,13 @@ def supported(operation: ops.Operation, shapes: dict[str, tuple[int, ...]]) -> b
         case ops.Pad():
             return maps and min(*operation.before, *operation.after) >= 0 and len(operation.before) == 2
     return False
+
+
+def _plain(o: ops.Activation) -> bool:
+    """Whether a function's parameters are those that its kernel has."""
+    if o.kind == "softplus":
+        return o.values in ((), (1.0,), (1.0, 20.0))
+    return len(o.values) == {"clamp": 2, "leaky_relu": 1, "elu": 1}.get(o.kind, 0)
 
 
 def runs(program: Program, shapes: dict[str, tuple[int, ...]]) -> Iterator[tuple[bool, list[ops.Operation]]]:
