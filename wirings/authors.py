@@ -3,6 +3,8 @@
 Their networks rank every entry of a rectangular weight, also entries that no forward pass reads: edges from a block to
 itself or to an earlier one. The k strongest of all entries are kept; those that lie where nothing reads do nothing. A
 model that is loaded here has exactly the edges that their forward pass used, as a plain, finalized model.
+
+One format, large and small, stands in one file, which is why it is long.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ def load(
     """A published checkpoint as a model.
 
     Args:
-        source: the file, or its state dict, with or without the prefix ``module.`` and a ``{"state_dict": …}`` around it.
+        source: the file, or its state dict; a prefix ``module.``, or a ``{"state_dict": …}`` around it, does no harm.
         width: of a MobileNetV1-DNW, the width multiplier d that the number of edges follows from, such as 0.225. Random
             graphs have a mask and need none, unless their classifier was made small.
         edges: of a tiny classifier, how many are kept; 32,000 by default, as in the paper.

@@ -1,4 +1,6 @@
 """PyTorch's operators as operations of a program. What is not here, or not understood, becomes an opaque operation.
+Layers, functions of single numbers and sums are here, one after the other, which makes the file long; what changes maps
+and channels is in `aten_maps`.
 
 Each function takes the builder, a hint for a name, and the operator's arguments by name: tensors of the program
 (`Value`), constant tensors (weights), and plain Python. It gives a value, several, or None for "not understood".
@@ -7,7 +9,7 @@ Each function takes the builder, a hint for a name, and the operator's arguments
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,16 +24,10 @@ from wirings.compaction.operations import (
     Affine,
     Concat,
     Conv,
-    Crop,
-    Flatten,
     InstanceNorm,
     Linear,
-    Mean,
     Multiply,
     Pad,
-    Pool,
-    Reshape,
-    Select,
 )
 
 
@@ -67,14 +63,14 @@ def lowers(*names: str) -> Callable[[Lowering], Lowering]:
     return put
 
 
-def _has_channels(builder: Builder, x: Any) -> bool:
+def has_channels(builder: Builder, x: Any) -> bool:
     if not isinstance(x, Value):
         return False
     value = builder.values[x.name]
     return isinstance(value, Tensor) and value.dim() >= 2 and value.is_floating_point()
 
 
-def _spread(value: Any, dims: int) -> tuple[int, ...]:
+def spread(value: Any, dims: int) -> tuple[int, ...]:
     """One number for all dimensions, or one for each, as one for each."""
     numbers = [value] if isinstance(value, int) else list(value)
     return tuple(int(x) for x in (numbers * dims if len(numbers) == 1 else numbers))
@@ -87,12 +83,12 @@ def _spread(value: Any, dims: int) -> tuple[int, ...]:
 def _convolution(builder: Builder, hint: str, a: Arguments) -> Any:
     weight, bias = a["weight"], a.get("bias")
     x: Any = a["input"]
-    if not isinstance(weight, Tensor) or isinstance(bias, Value) or not _has_channels(builder, x):
+    if not isinstance(weight, Tensor) or isinstance(bias, Value) or not has_channels(builder, x):
         return None
     dims = weight.dim() - 2
     if builder.values[x.name].dim() != dims + 2:
         return None  # an image without a batch
-    stride, dilation = _spread(a.get("stride", 1), dims), _spread(a.get("dilation", 1), dims)
+    stride, dilation = spread(a.get("stride", 1), dims), spread(a.get("dilation", 1), dims)
     padding, name = a.get("padding", 0), x.name
     if isinstance(padding, str):
         whole = [d * (k - 1) if padding == "same" else 0 for d, k in zip(dilation, weight.shape[2:], strict=True)]
@@ -100,7 +96,7 @@ def _convolution(builder: Builder, hint: str, a: Arguments) -> Any:
         if any(w % 2 for w in whole):  # an even kernel has one zero more on one side
             before, after = tuple(w // 2 for w in whole), tuple(w - w // 2 for w in whole)
             name, padding = builder.add(Pad, (name,), "pad", before=before, after=after), 0
-    settings = {"stride": stride, "padding": _spread(padding, dims), "dilation": dilation, "groups": a.get("groups", 1)}
+    settings = {"stride": stride, "padding": spread(padding, dims), "dilation": dilation, "groups": a.get("groups", 1)}
     return Value(builder.add(Conv, (name,), hint, weight=weight, bias=bias, **settings))
 
 
@@ -110,7 +106,7 @@ def _linear(builder: Builder, hint: str, a: Arguments) -> Any:
     x: Any = a["input"]
     if not isinstance(weight, Tensor) or isinstance(bias, Value) or weight.dim() != 2:
         return None
-    if not _has_channels(builder, x) or builder.values[x.name].dim() != 2:
+    if not has_channels(builder, x) or builder.values[x.name].dim() != 2:
         return None
     return Value(builder.add(Linear, (x.name,), hint, weight=weight, bias=bias))
 
@@ -140,7 +136,7 @@ def _batch_norm(builder: Builder, hint: str, a: Arguments) -> Any:
     fixed = all(p is None or isinstance(p, Tensor) for p in (a.get("weight"), a.get("bias")))
     if a.get("training") or not isinstance(mean, Tensor) or not isinstance(var, Tensor) or not fixed:
         return None
-    if not _has_channels(builder, x):
+    if not has_channels(builder, x):
         return None
     scale, shift = norm_as_affine(mean, var, a.get("weight"), a.get("bias"), a["eps"])
     done = Value(builder.add(Affine, (x.name,), hint, scale=scale, shift=shift))
@@ -161,9 +157,9 @@ def norm_as_affine(
 @lowers("instance_norm")
 def _instance_norm(builder: Builder, hint: str, a: Arguments) -> Any:
     x: Any = a["input"]
-    if not _has_channels(builder, x) or not a["use_input_stats"]:
+    if not has_channels(builder, x) or not a["use_input_stats"]:
         fixed = {**a, "training": False}
-        return _batch_norm(builder, hint, fixed) if _has_channels(builder, x) else None
+        return _batch_norm(builder, hint, fixed) if has_channels(builder, x) else None
     scale, shift = a.get("weight"), a.get("bias")
     if isinstance(scale, Value) or isinstance(shift, Value):
         return None
@@ -182,7 +178,7 @@ def _activation(builder: Builder, hint: str, a: Arguments) -> Any:
 
 def _act(builder: Builder, hint: str, a: Arguments, kind: str, *values: float) -> Any:
     x: Any = next(iter(a.values()))
-    if not _has_channels(builder, x):
+    if not has_channels(builder, x):
         return None
     return Value(builder.add(Activation, (x.name,), hint, kind=kind, values=tuple(float(v) for v in values)))
 
@@ -226,7 +222,7 @@ def _softplus(builder: Builder, hint: str, a: Arguments) -> Any:
 @lowers("prelu")
 def _prelu(builder: Builder, hint: str, a: Arguments) -> Any:
     x, weight = a["self"], a["weight"]
-    if not isinstance(weight, Tensor) or not _has_channels(builder, x):
+    if not isinstance(weight, Tensor) or not has_channels(builder, x):
         return None
     if weight.numel() == 1:
         return _act(builder, hint, a, "leaky_relu", weight.item())
@@ -260,25 +256,25 @@ def _sum(builder: Builder, hint: str, a: Arguments) -> Any:
 
 
 def _alike(builder: Builder, x: Value, y: Value) -> bool:
-    channels = _has_channels(builder, x) and _has_channels(builder, y)
+    channels = has_channels(builder, x) and has_channels(builder, y)
     return channels and builder.values[x.name].shape == builder.values[y.name].shape
 
 
 def _with_constant(builder: Builder, hint: str, x: Value, sign: int, constant: Any, times: int) -> Any:
     """The sum sign · x + times · constant."""
-    spread = _constant(builder, x, constant)
-    if spread is None:
+    values = _constant(builder, x, constant)
+    if values is None:
         return None
     one, zero = torch.tensor(float(sign)), torch.tensor(0.0)
-    if spread.dim() == 1:
-        return _scaled(builder, hint, x, one, times * spread)
+    if values.dim() == 1:
+        return _scaled(builder, hint, x, one, times * values)
     turned = x if sign == 1 else _scaled(builder, hint, x, one, zero)
-    return Value(builder.add(AddMap, (turned.name,), hint, map=times * spread))
+    return Value(builder.add(AddMap, (turned.name,), hint, map=times * values))
 
 
 def _constant(builder: Builder, x: Value, constant: Any) -> Tensor | None:
     """A number or tensor that meets x: as one number a channel, or a map for each channel; None if it is neither."""
-    if not _has_channels(builder, x) or not isinstance(constant, (int, float, Tensor)):
+    if not has_channels(builder, x) or not isinstance(constant, (int, float, Tensor)):
         return None
     value = builder.values[x.name]
     given = torch.as_tensor(constant, dtype=value.dtype)
@@ -305,158 +301,25 @@ def _times(builder: Builder, hint: str, a: Arguments) -> Any:
     if a.get("rounding_mode") is not None:
         return None
     if isinstance(x, Value) and isinstance(y, Value):
-        both = _has_channels(builder, x) and _has_channels(builder, y) and not hint.startswith("div")
+        both = has_channels(builder, x) and has_channels(builder, y) and not hint.startswith("div")
         if not both:
             return None
         one, two = builder.values[x.name].shape, builder.values[y.name].shape
         fits = len(one) == len(two) and one[:2] == two[:2]
         return Value(builder.add(Multiply, (x.name, y.name), hint)) if fits else None
     if hint.startswith("div"):
-        if not isinstance(x, Value) or (spread := _constant(builder, x, y)) is None:
+        if not isinstance(x, Value) or (values := _constant(builder, x, y)) is None:
             return None
-        return _scaled(builder, hint, x, 1 / spread, torch.tensor(0.0)) if spread.dim() == 1 else None
+        return _scaled(builder, hint, x, 1 / values, torch.tensor(0.0)) if values.dim() == 1 else None
     x, y = (x, y) if isinstance(x, Value) else (y, x)
-    spread = _constant(builder, x, y)
-    return None if spread is None or spread.dim() > 1 else _scaled(builder, hint, x, spread, torch.tensor(0.0))
+    values = _constant(builder, x, y)
+    return None if values is None or values.dim() > 1 else _scaled(builder, hint, x, values, torch.tensor(0.0))
 
 
 @lowers("cat")
 def _cat(builder: Builder, hint: str, a: Arguments) -> Any:
     parts, dim = a["tensors"], a.get("dim", 0)
-    if not all(_has_channels(builder, part) for part in parts):
+    if not all(has_channels(builder, part) for part in parts):
         return None
     dims = builder.values[parts[0].name].dim()
     return Value(builder.add(Concat, [part.name for part in parts], hint)) if dim % dims == 1 else None
-
-
-# ---- maps -----------------------------------------------------------------------------------------------------------
-
-
-@lowers("mean")
-def _mean(builder: Builder, hint: str, a: Arguments) -> Any:
-    x, dims = a["self"], a.get("dim")
-    if not _has_channels(builder, x) or not dims or a.get("dtype") is not None:
-        return None
-    count = builder.values[x.name].dim()
-    if sorted(d % count for d in dims) != list(range(2, count)):
-        return None
-    return Value(builder.add(Mean, (x.name,), hint, keep=bool(a.get("keepdim", False))))
-
-
-@lowers("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d")
-def _pool(builder: Builder, hint: str, a: Arguments) -> Any:
-    x: Any = a["self"]
-    dims = int(hint.split("pool")[1][0])
-    if not _has_channels(builder, x) or builder.values[x.name].dim() != dims + 2 or a.get("divisor_override"):
-        return None
-    kernel = _spread(a["kernel_size"], dims)
-    settings = {
-        "kind": hint[:3],
-        "kernel": kernel,
-        "stride": _spread(a.get("stride") or kernel, dims),
-        "padding": _spread(a.get("padding", 0), dims),
-        "dilation": _spread(a.get("dilation", 1), dims),
-        "ceil": bool(a.get("ceil_mode", False)),
-        "count_padding": bool(a.get("count_include_pad", True)),
-    }
-    return Value(builder.add(Pool, (x.name,), hint, **settings))
-
-
-@lowers("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
-def _adaptive_pool(builder: Builder, hint: str, a: Arguments) -> Any:
-    x: Any = a["self"]
-    dims = int(hint.split("pool")[1][0])
-    if not _has_channels(builder, x) or builder.values[x.name].dim() != dims + 2:
-        return None
-    size = _spread(a["output_size"], dims)
-    if set(size) == {1}:
-        return Value(builder.add(Mean, (x.name,), hint, keep=True))
-    return Value(builder.add(Pool, (x.name,), hint, kind="adaptive_avg", kernel=size, stride=size))
-
-
-@lowers("pad", "constant_pad_nd")
-def _pad(builder: Builder, hint: str, a: Arguments) -> Any:
-    x, sides = a["self"], list(a["pad"])
-    if a.get("mode", "constant") != "constant" or a.get("value") not in (None, 0) or not _has_channels(builder, x):
-        return None
-    dims = builder.values[x.name].dim() - 2
-    if len(sides) > 2 * dims or min(sides, default=0) < 0:
-        return None
-    sides += [0] * (2 * dims - len(sides))
-    before, after = tuple(sides[::2][::-1]), tuple(sides[1::2][::-1])
-    return Value(builder.add(Pad, (x.name,), hint, before=before, after=after))
-
-
-@lowers("slice")
-def _slice(builder: Builder, hint: str, a: Arguments) -> Any:
-    x, step = a["self"], a.get("step", 1)
-    if not _has_channels(builder, x):
-        return None
-    shape = builder.values[x.name].shape
-    dim = a.get("dim", 0) % len(shape)
-    start, end = a.get("start"), a.get("end")
-    if any(isinstance(limit, Value) for limit in (start, end, step)):
-        return None
-    if dim == 0:  # the batch: all of it, or not understood
-        return x if start in (None, 0) and (end is None or end >= 2**62) and step == 1 else None
-    first, last, step = slice(start, end, step).indices(shape[dim])
-    if dim == 1:
-        return Value(builder.add(Select, (x.name,), hint, index=torch.arange(first, last, step)))
-    places = [(0, int(size), 1) for size in shape[2:]]
-    places[dim - 2] = (first, max(first, last), step)
-    starts, stops, steps = zip(*places, strict=True)
-    return Value(builder.add(Crop, (x.name,), hint, starts=starts, stops=stops, steps=steps))
-
-
-@lowers("split", "split_with_sizes", "chunk")
-def _split(builder: Builder, hint: str, a: Arguments) -> Any:
-    x, dim = a["self"], a.get("dim", 0)
-    if not _has_channels(builder, x) or dim % builder.values[x.name].dim() != 1:
-        return None
-    count = builder.channels(x.name)
-    if "chunks" in a:
-        sizes: Any = -(-count // a["chunks"])
-    else:
-        sizes = a.get("split_size", a.get("split_sizes"))
-    if isinstance(sizes, Sequence) and not all(isinstance(size, int) for size in sizes):
-        return None
-    numbers = torch.arange(count).split(list(sizes) if isinstance(sizes, Sequence) else sizes)
-    return tuple(Value(builder.add(Select, (x.name,), hint, index=index.clone())) for index in numbers)
-
-
-@lowers("index_select")
-def _index_select(builder: Builder, hint: str, a: Arguments) -> Any:
-    x, index = a["self"], a["index"]
-    if not _has_channels(builder, x) or not isinstance(index, Tensor) or a["dim"] % builder.values[x.name].dim() != 1:
-        return None
-    return Value(builder.add(Select, (x.name,), hint, index=index.long()))
-
-
-@lowers("index")
-def _index(builder: Builder, hint: str, a: Arguments) -> Any:
-    x, indices = a["self"], list(a["indices"])
-    plain = len(indices) == 2 and indices[0] is None and isinstance(indices[1], Tensor) and indices[1].dim() == 1
-    if not _has_channels(builder, x) or not plain or indices[1].dtype == torch.bool:
-        return None
-    return Value(builder.add(Select, (x.name,), hint, index=indices[1] % builder.channels(x.name)))
-
-
-@lowers("view", "reshape", "_unsafe_view", "flatten", "squeeze", "unsqueeze", "unflatten")
-def _reshape(builder: Builder, hint: str, a: Arguments) -> Any:
-    x, shape = a["self"], a["out"]  # the tracer says which shape comes out, if the batch stays where it was
-    if not _has_channels(builder, x) or shape is None or len(shape) < 2:
-        return None
-    channels, *maps = builder.values[x.name].shape[1:]
-    if shape[1] == channels and math.prod(shape[2:]) == math.prod(maps):
-        return x if list(shape[2:]) == maps else Value(builder.add(Reshape, (x.name,), hint, shape=tuple(shape[2:])))
-    if len(shape) == 2 and shape[1] == channels * math.prod(maps):
-        return Value(builder.add(Flatten, (x.name,), hint))
-    return None
-
-
-@lowers("clone", "contiguous", "alias", "detach", "dropout", "feature_dropout", "lift_fresh_copy", "_to_copy", "to")
-def _same(builder: Builder, hint: str, a: Arguments) -> Any:
-    x: Any = next(iter(a.values()))
-    if not _has_channels(builder, x) or a.get("train") or a.get("dtype") not in (None, builder.values[x.name].dtype):
-        return None
-    return x

@@ -16,6 +16,7 @@ from torch import Tensor
 from wirings.compaction.builder import Builder
 from wirings.compaction.constants import Known, find
 from wirings.compaction.liveness import needed
+from wirings.compaction.maps import tidied, uniform
 from wirings.compaction.operations import (
     Add,
     AddMap,
@@ -46,30 +47,6 @@ def pruned(program: Program) -> Program:
             "at least one to each layer."
         )
     return _Pruner(program, known, needed(program, known)).run()
-
-
-def uniform(maps: Tensor) -> Tensor | None:
-    """One number a channel, if every channel's map, (channels, …), has the same one everywhere; else None."""
-    flat = maps.flatten(1)
-    low, high = flat.amin(1), flat.amax(1)
-    same = (high - low) <= 1e-12 * torch.maximum(low.abs(), high.abs())
-    return (low + high) / 2 if bool(same.all()) else None
-
-
-def tidied(maps: Tensor) -> Tensor:
-    """Maps, (channels, …), whose neighbouring rows and columns are equal to the last bit where they should be.
-
-    Products round differently from pixel to pixel; maps without such noise are saved in a few numbers.
-    """
-    noise = 1e-12 * float(maps.abs().max())
-    maps = maps.clone()
-    for dim in range(1, maps.dim()):
-        lines = list(maps.unbind(dim))
-        for i in range(1, len(lines)):
-            if float((lines[i] - lines[i - 1]).abs().max()) <= noise:
-                lines[i] = lines[i - 1]
-        maps = torch.stack(lines, dim)
-    return maps
 
 
 def _rows_and_columns(weight: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from wirings.compaction.fold import each_sum
-from wirings.compaction.operations import Conv
+from wirings.compaction.operations import Conv, Linear
 from wirings.compaction.program import Program, stored
 
 
@@ -39,7 +38,9 @@ def count(program: Program) -> Counts:
     shapes = program.shapes()
     nodes = sum(shape[0] if shape else 1 for shape in program.inputs.values())
     edges = live = dense = 0
-    for operation in each_sum(program):
+    for operation in program.operations:
+        if not isinstance(operation, (Conv, Linear)):
+            continue
         pixels = math.prod(shapes[operation.output][1:])
         nonzero = int(operation.weight.count_nonzero())
         live += nonzero * pixels

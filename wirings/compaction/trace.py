@@ -5,36 +5,21 @@ Neural graphs inside the module stay whole in the trace, as one operator of ours
 
 from __future__ import annotations
 
-import traceback
-import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
+from wirings.compaction import aten_maps  # noqa: F401 - puts its operators into the table
 from wirings.compaction.aten import CHANNELWISE, TABLE, Value
 from wirings.compaction.builder import Builder
+from wirings.compaction.exported import exported
 from wirings.compaction.operations import PYTHON, Held, Opaque, Select, Taken
 from wirings.errors import WiringError
 
 Lower = Callable[[Builder, nn.Module, str, str], str]
 """Lowers a module that stays whole: the builder, the module, a hint and its input's name; gives its output's."""
-
-_leaves: list[tuple[nn.Module, Callable[[tuple[int, ...]], tuple[int, ...]]]] = []
-"""The modules that stay whole in the trace being made, with how the sizes of their maps change."""
-
-
-@torch.library.custom_op("wirings::whole", mutates_args=())
-def whole(x: Tensor, number: int) -> Tensor:
-    """In a trace: the module of this number."""
-    raise NotImplementedError("a trace is not run")
-
-
-@whole.register_fake
-def _(x: Tensor, number: int) -> Tensor:
-    return x.new_empty([x.shape[0], *_leaves[number][1](tuple(x.shape[1:]))])
 
 
 def trace(module: nn.Module, builder: Builder, inputs: Sequence[str], leaves: dict[nn.Module, Lower]) -> list[str]:
@@ -48,86 +33,8 @@ def trace(module: nn.Module, builder: Builder, inputs: Sequence[str], leaves: di
     """
     example = tuple(builder.values[name] for name in inputs)
     lowered = list(leaves.items())
-    exported = _exported(module, example, [leaf for leaf, _ in lowered])
-    return _Tracer(builder, exported, inputs, lowered).run()
-
-
-def _exported(module: nn.Module, example: tuple[Tensor, ...], leaves: list[nn.Module]) -> torch.export.ExportedProgram:
-    seen = _shapes(module, example, leaves)
-    before = list(_leaves)
-    _leaves[:] = [(leaf, shapes.__getitem__) for leaf, shapes in zip(leaves, seen, strict=True)]
-    try:
-        for number, leaf in enumerate(leaves):
-            leaf.forward = lambda x, number=number: whole(x, number)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PyTorch's own, about itself
-            return _export(module, example).run_decompositions({})
-    finally:
-        _leaves[:] = before
-        for leaf in leaves:
-            del leaf.forward
-
-
-def _shapes(
-    module: nn.Module, example: tuple[Tensor, ...], leaves: list[nn.Module]
-) -> list[dict[tuple[int, ...], tuple[int, ...]]]:
-    """For modules that stay whole: which shape comes out, without the batch, for which that goes in."""
-    seen: list[dict[tuple[int, ...], tuple[int, ...]]] = [{} for _ in leaves]
-    hooks = []
-    for leaf, shapes in zip(leaves, seen, strict=True):
-
-        def hook(_: nn.Module, args: Any, out: Any, shapes: dict[tuple[int, ...], tuple[int, ...]] = shapes) -> None:
-            shapes[tuple(args[0].shape[1:])] = tuple(out.shape[1:])
-
-        hooks.append(leaf.register_forward_hook(hook))
-    try:
-        if leaves:
-            with torch.no_grad():
-                module(*example)
-    finally:
-        for handle in hooks:
-            handle.remove()
-    return seen
-
-
-def _export(module: nn.Module, example: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
-    """A trace for any number of images, or if the module does not allow that, for those of the example."""
-    inside = _Inside(module)
-    batches = tuple({0: torch.export.Dim.AUTO} for _ in example)
-    try:
-        return torch.export.export(inside, example, dynamic_shapes=(batches,), strict=False)
-    except Exception:
-        try:
-            return torch.export.export(inside, example, strict=False)
-        except Exception as error:
-            raise _untraceable(module, error) from error
-
-
-class _Inside(nn.Module):
-    """A model one level down: PyTorch's traces have attributes of their own that its names might meet."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return self.model(*inputs)
-
-
-def _untraceable(module: nn.Module, error: Exception) -> WiringError:
-    """Which line of whose code the trace stopped at, and why."""
-    own = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if f"torch{'/'}" not in frame.filename and "compaction" not in Path(frame.filename).parts
-    ]
-    where = f" at {own[-1].filename}:{own[-1].lineno}, `{own[-1].line}`" if own else ""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return WiringError(
-        f"{type(module).__name__} cannot be traced by torch.export{where}: {type(error).__name__}: "
-        f"{' '.join(lines[:2])[:400]} Compaction takes feed-forward models whose path does not depend on the values of "
-        "tensors: write that line with torch.where or fixed sizes, or compact the part of the model that can be traced."
-    )
+    traced = exported(module, example, [leaf for leaf, _ in lowered])
+    return _Tracer(builder, traced, inputs, lowered).run()
 
 
 class _Tracer:
