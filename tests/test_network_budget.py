@@ -110,7 +110,7 @@ def test_multiply_adds(seed: int, depth: int, fraction: float, share: str, skips
 
 
 def test_by_hand() -> None:
-    """2 + 36 edges and biases: 4 × 4 pixels for the convolution's 36, one for each of the linear layer's 32."""
+    """Edges of the convolution, 36, cost 4 × 4 multiply-adds each, those of the linear layer, 32, one; 3 biases."""
     model = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.Flatten(), nn.Linear(32, 1))
     assert sum(p.numel() for p in model.parameters()) == 36 + 2 + 32 + 1
     plain = copy.deepcopy(model)
