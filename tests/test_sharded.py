@@ -214,6 +214,17 @@ def layouts(rank: int, folder: str) -> None:
 
     refused(r"0\.weight .* laid out as \(Shard\(dim=1\)", later)
 
+    def own_numbers(model: nn.Sequential) -> None:
+        wirings.wire_(fully_shard(model), "str", density=0.3)
+
+    refused("rule 'str' trains numbers of its own beside the weights", own_numbers)
+
+    # A rule that looks at each row by itself.
+    ours, theirs = (nn.Linear(8, 3) for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+    ours_wiring, theirs_wiring = (wirings.wire_(m, rules.get("nm", n=2, m=4)) for m in (ours, fully_shard(theirs)))
+    assert torch.equal(ours_wiring.masks()["weight"], theirs_wiring.masks(full=True)["weight"])
+
     # A mesh of two dimensions, over one of which everything is replicated, is no trouble.
     alone = train(*make("alone", "dnw", seed=1), "alone", 4)
     for shape in ((1, 2), (2, 1)):

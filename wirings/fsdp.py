@@ -71,6 +71,12 @@ def check(modules: list[Any], layers: Sequence[Layer], ranked: bool) -> None:
                     "wired layers, and compute in half precision with torch.autocast, as without FSDP."
                 )
     for layer in layers:
+        if layer.edges._parameters:
+            raise WiringError(
+                f"rule {layer.edges.rule.name!r} trains numbers of its own beside the weights ({layer.name}), which "
+                "fully_shard does not keep the same on all processes; train it in one process or with "
+                "DistributedDataParallel, or take another rule."
+            )
         if is_sharded(layer.weight):
             place_of(layer.weight, layer.name)
             check_alike(layer.weight, layer.edges.memory(), layer.name, layer.edges.rule.name)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -197,6 +197,11 @@ def _as_sharded(part: Tensor, like: Any) -> Tensor:
     return DTensor.from_local(part, like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride)
 
 
+def by_rows(function: Callable[[Tensor], Tensor], weight: Tensor) -> Tensor:
+    """What a function gives that looks at every row (dimension 0) by itself, of a weight that may be sharded."""
+    return _as_sharded(function(_local(weight)), weight) if is_sharded(weight) else function(weight)
+
+
 def rows_like(tensor: Any, like: Any) -> Any:
     """A tensor that is whole on every process, sharded as another one of its shape; anything else as it is."""
     if not isinstance(tensor, Tensor) or is_sharded(tensor) or tensor.shape != like.shape:
@@ -244,6 +249,18 @@ def check_alike(weight: Tensor, memory: Mapping[str, Tensor], name: str, rule: s
             )
 
 
+def _largest(tensor: Tensor) -> Tensor:
+    """The largest entry of all. PyTorch's own does not take shards without rows."""
+    part, place = _local(tensor), place_of(tensor)
+    least = float("-inf") if part.is_floating_point() else torch.iinfo(part.dtype).min
+    largest = torch.cat([part.reshape(-1), part.new_full((1,), least)]).amax()
+    if place.parts > 1:
+        sent = largest.to(place.device)
+        dist.all_reduce(sent, dist.ReduceOp.MAX, group=place.group)
+        largest = sent.to(part.device)
+    return largest
+
+
 _NUMBERS = {"item", "tolist", "__bool__", "__int__", "__float__", "__index__"}
 
 
@@ -260,6 +277,8 @@ class _AsOne(TorchFunctionMode):
         if like is not None:
             if name in _NUMBERS:
                 args = (args[0].full_tensor(), *args[1:])
+            elif name in ("amax", "max") and len(args) == 1 and not kwargs:
+                return _largest(like)
             elif name.endswith("_") and not name.endswith("__") and not is_sharded(args[0]):  # changes what is whole
                 args = (args[0], *(whole(one) if isinstance(one, Tensor) else one for one in args[1:]))
             elif like.dim():

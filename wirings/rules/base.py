@@ -272,14 +272,19 @@ class Pool:
             return choose_together(self.layers, weights, [edges.k.clamp(min=most)] * len(weights))
 
         place = next(i for i, layer in enumerate(self.layers) if layer.edges is edges)
+        if any(sharded.is_sharded(weight) for weight in weights):
+            within, k = [layer.edges.within() for layer in self.layers], edges.k.clamp(min=most)
+            cut = self._kept(edges, density, lambda: sharded.Cut.find(weights, k, within))
+            return cut.mask(place, weights[place].detach(), within[place])
         return self._kept(edges, density, choice)[place]
 
     def next_out(self, edges: Edges) -> Tensor:
         """The magnitude of the strongest edge of all layers that is not real."""
 
         def strongest() -> Tensor:
-            parts = [_next_out(one.weight, self.choose(one.edges), one.edges.within()) for one in self.layers]
-            return torch.stack([part.double() for part in parts]).amax()
+            with sharded.on_shards(any(sharded.is_sharded(one.weight) for one in self.layers)):
+                parts = [_next_out(one.weight, self.choose(one.edges), one.edges.within()) for one in self.layers]
+                return torch.stack([sharded.whole(part).double() for part in parts]).amax()
 
         return self._kept(edges, "next out", strongest)
 
