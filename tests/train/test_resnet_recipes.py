@@ -1,0 +1,42 @@
+"""Recipes of Table 4 and of the ResNet for CIFAR-10: trained for a moment, on little data, end to end."""
+
+from pathlib import Path
+
+import pytest
+
+from wirings import models, recipes
+from wirings.train import loop
+from wirings.train.settings import with_overrides
+
+LITTLE = [
+    "data.name=synthetic", "data.options={shape: [3, 8, 8], examples: 24, test_examples: 8}", "batch=8",
+    "data.image_size=null", "precision=fp32", "fast=false", "epochs=2", "schedule.warmup_epochs=1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["resnet/dense", "resnet/dnw-10", "resnet/random-2", "resnet/sparse_momentum-10"])
+def test_a_resnet_for_cifar10_trains(name: str, tmp_path: Path) -> None:
+    changes = ["model.options.width=0.125", "model.options.image_size=8"]
+    settings, overrides = with_overrides(recipes.get(name).settings, [*LITTLE, *changes])
+    result = loop.train(name, settings, tmp_path / "run", device="cpu", overrides=overrides)
+    assert result is not None
+    assert result.steps == 6
+    assert result.mult_adds is not None
+    if name == "resnet/dense":
+        assert result.edges is None
+        return
+    plain = models.get("resnet18", width=0.125)
+    weights = sum(p.numel() for n, p in plain.named_parameters() if p.dim() == 4 and n != "conv1.weight")
+    density = settings.model.options["density"]
+    assert result.edges == pytest.approx(density * weights, abs=21), "rounded down in each of 20 layers"
+
+
+@pytest.mark.slow
+def test_table_4_trains(tmp_path: Path) -> None:
+    name = "table4/first_dense-30"
+    settings, overrides = with_overrides(recipes.get(name).settings, [*LITTLE, "model.options.image_size=8"])
+    result = loop.train(name, settings, tmp_path / "run", device="cpu", overrides=overrides)
+    assert result is not None
+    weights = 23_454_912 - 3 * 64 * 49 + 10 * 2048  # all convolutions but the first, and the classifier
+    assert result.edges == pytest.approx(0.3 * weights, abs=54)
+    assert result.top5 is not None
