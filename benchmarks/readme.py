@@ -12,10 +12,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+if not __package__:  # run as a file: this folder must not hide Python's own module `select`
+    sys.path[0] = str(Path(__file__).parents[1])
+
+from benchmarks import your_model
 from wirings.train import tables
 
 ROOT = Path(__file__).parents[1]
-TABLES = ["table1"]
+TABLES = ["table1", "table4", "resnet"]
 
 
 def record(name: str) -> dict[str, Any]:
@@ -150,6 +154,7 @@ def _time(seconds: float) -> str:
 
 PAGES = {
     "README.md": {"demo": demo, "examples": examples, "graphs": graphs, "paper": paper, "cost": cost},
+    "docs/your_model.md": your_model.FIGURES,
     "docs/results.md": {name: functools.partial(table, name) for name in TABLES},
     "docs/graphs.md": {"scaling": scaling, "dense": dense},
 }
