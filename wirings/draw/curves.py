@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 
 from wirings.draw.common import BORN, DIED, NEGATIVE, POSITIVE, Drawn, history_of, say, state_of
 from wirings.errors import WiringError
@@ -14,8 +15,8 @@ from wirings.history import History
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLOURS = ("#0068a8", "#c85200", "#2a2c30", "#a0407a", "#007d5c", "#8a6d00")
-MARKS = "os^Dv*"
+COLOURS = ("#0068a8", "#c85200", "#2a2c30", "#a0407a", "#007d5c", "#8a6d00", "#5cb8f2", "#f0a043", "#8d9096", "#d98ac0")
+MARKS = "os^Dv*Pp<X"
 
 
 def degrees(ax: Axes, what: Drawn, title: str = "") -> None:
@@ -43,6 +44,8 @@ def degrees(ax: Axes, what: Drawn, title: str = "") -> None:
     ax.set_xlabel("real edges of a node" + (f" (in steps of {step})" if step > 1 else ""))
     ax.set_ylabel("nodes")
     ax.set_ylim(bottom=0)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.yaxis.set_major_locator(MaxNLocator(integer=True))
     ax.legend(fontsize=8, frameon=False)
     ax.spines[["top", "right"]].set_visible(False)
     say(ax, title)

@@ -44,7 +44,7 @@ def blocks(ax: Axes, what: Drawn, title: str = "") -> None:
     ax.set_ylim(-0.03, 1.03)
     say(ax, "", note)
     if title:
-        ax.set_title(title, fontsize=11, pad=58 if long else 32)
+        ax.set_title(title, fontsize=11, pad=70 if long else 32)
 
 
 def circle(ax: Axes, what: Drawn, title: str = "") -> None:
@@ -87,7 +87,7 @@ def spring_layout(state: State, rounds: int = 60) -> np.ndarray:
         apart = places[:, None] - places[None]
         square = np.maximum((apart**2).sum(2), 1e-4)
         force = (apart * (wanted**2 / square - pull * np.sqrt(square) / wanted)[..., None]).sum(1)
-        force -= 0.4 * wanted * places  # nobody drifts away
+        force -= 2 * places  # nobody drifts away, not even who has no edge
         length = np.maximum(np.hypot(*force.T), 1e-9)
         most = 0.3 * (1 - i / rounds)
         places = places + force / length[:, None] * np.minimum(length, most)[:, None]
@@ -114,8 +114,13 @@ def adjacency(ax: Axes, what: Drawn, title: str = "") -> None:
         positive[state.targets, state.sources] = state.codes > 0
     picture = np.where(positive[..., None], to_rgba(POSITIVE), to_rgba(NEGATIVE))
     picture[..., 3] = shade
-    side = 0.5 if count > 60 else 0.0
-    ax.imshow(picture, extent=(0, count, count, 0), interpolation="none" if not side else "antialiased")
+    if count > 100 and len(state) < 8 * count and not note:  # cells too small to be seen one by one
+        colours = picture[state.targets, state.sources]
+        ax.scatter(state.sources + 0.5, state.targets + 0.5, s=5, c=colours, marker="s", linewidths=0)
+        ax.set(xlim=(0, count), ylim=(count, 0), aspect="equal")
+    else:
+        smooth = "none" if count <= 60 else "antialiased"
+        ax.imshow(picture, extent=(0, count, count, 0), interpolation=smooth)
     for group in groups[1:]:
         ax.axhline(group.start, color=DEAD, linewidth=0.5)
         ax.axvline(group.start, color=DEAD, linewidth=0.5)

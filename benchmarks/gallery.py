@@ -1,0 +1,129 @@
+"""Make what the gallery shows: pictures and pages of committed histories, and screenshots of the pages.
+
+python -m benchmarks.gallery [--only RECIPE]
+
+Histories are ``results/histories/<recipe>.wirings`` and those beside the trained networks of the package. A screenshot
+needs Chromium; without it the pages and pictures are made all the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+from wirings import draw, models, recipes
+from wirings.draw.coarse import too_large
+from wirings.history import still
+from wirings.train.showing import look_at
+
+ROOT = Path(__file__).parents[1]
+IMAGES, PAGES = ROOT / "docs" / "images", ROOT / "docs" / "pages"
+SHOTS = {  # name: width, height, scale, dark, what happens before it
+    "desktop": (1280, 760, 1, False, ""),
+    "dark": (1280, 760, 1, True, "wirings.pick({node})"),
+    "phone": (390, 844, 2, False, ""),
+}
+
+
+def histories() -> dict[str, Path]:
+    """The committed histories by the names of their recipes."""
+    found = {}
+    for folder in (ROOT / "results" / "histories", ROOT / "wirings" / "trained"):
+        for path in sorted(folder.glob("**/*.wirings")):
+            found[path.relative_to(folder).with_suffix("").as_posix()] = path
+    return found
+
+
+def of_history(recipe: str, path: Path) -> None:
+    """The page of a history, its screenshots, and pictures of it."""
+    history, title, _ = look_at(path)
+    name = recipe.replace("/", "-")
+    page = draw.write_page(history, PAGES / f"{name}.html", title)
+    print(f"wrote {page}")
+    for picture, size in (("blocks", (8.0, 4.5)), ("adjacency", (5.0, 5.0)), ("degrees", (6.0, 3.6))):
+        draw.save(IMAGES / f"{name}-{picture}.png", getattr(draw, picture), history, size=size, title=title)
+    draw.save(IMAGES / f"{name}-density.png", draw.density, history, size=(6, 3), title=title)
+    for of in ("edges", "nodes"):
+        draw.save(IMAGES / f"{name}-{of}.png", draw.births_and_deaths, history, size=(6, 3), title=title, of=of)
+    middle = history.steps.index(min(history.steps, key=lambda step: abs(step - history.steps[-1] / 12)))
+    assert not too_large(history.state())
+    into = history.state(middle).degrees()[0]
+    screenshots(page, name, middle, int(into.argmax()))
+
+
+def screenshots(page: Path, name: str, record: int, node: int) -> None:
+    """The page as it looks on a desk, in the dark with a node picked, and on a phone."""
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if found is None:
+        print("no Chromium: no screenshots")
+        return
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        for shot, (width, height, scale, dark, act) in SHOTS.items():
+            size = {"width": width, "height": height}
+            scheme = "dark" if dark else "light"
+            tab = browser.new_page(viewport=size, device_scale_factor=scale, color_scheme=scheme)
+            tab.goto(page.as_uri())
+            tab.wait_for_function("() => window.wirings && window.wirings.drawn")
+            tab.evaluate(f"wirings.seek({record}); {act.format(node=node)}")
+            tab.wait_for_function("() => wirings.resting")
+            tab.wait_for_timeout(200)
+            tab.screenshot(path=str(IMAGES / f"{name}-{shot}.png"))
+        browser.close()
+
+
+def others() -> None:
+    """Pictures of networks that have no history: the trained one of the package, and networks before training."""
+    trained = look_at("table1/static-dnw")
+    for picture, size in (("blocks", (8.0, 4.5)), ("adjacency", (5.0, 5.0)), ("degrees", (6.0, 3.6))):
+        path = IMAGES / f"trained-{picture}.png"
+        draw.save(path, getattr(draw, picture), trained.history, size=size, title="table1/static-dnw")
+    torch.manual_seed(0)
+    discrete = still(models.get("tiny_discrete", rule="dnw", edges=2_000))
+    title = "discrete time, before training"
+    draw.save(IMAGES / "discrete-circle.png", draw.circle, discrete, size=(6.5, 5), title=title)
+    draw.save(IMAGES / "discrete-spring.png", draw.spring, discrete, size=(5.5, 5), title=title)
+    draw.save(IMAGES / "discrete-adjacency.png", draw.adjacency, discrete, size=(5, 5), title=title)
+    residual = still(models.get("resnet18", rule="dnw", density=0.1))
+    title = "ResNet-18, 10 % of the weights, before training"
+    draw.save(IMAGES / "resnet-layers.png", draw.layers, residual, size=(8, 5.5), title=title)
+    large = models.get("mobilenetv1_dnw", rule="dnw")
+    draw.save(IMAGES / "large-blocks.png", draw.blocks, large, size=(9, 5), title="MobileNetV1-DNW, 5,984 nodes")
+    points = []
+    for name in recipes.names():
+        paper = recipes.get(name).paper or {}
+        if name.startswith("table3/") and "mult_adds" in paper:
+            line = name.removeprefix("table3/").rpartition("-")[0] or name.removeprefix("table3/")
+            points.append(draw.Point(paper["mult_adds"], paper["accuracy"], line))
+    title = "ImageNet, Table 3, as the paper reports it"
+    draw.save(IMAGES / "table3-paper.png", draw.accuracy_against_mult_adds, points, size=(8, 5), title=title)
+
+
+def shrink(path: Path) -> None:
+    """Few colours are enough, and a third of the bytes. What has few is left as it is."""
+    picture = Image.open(path)
+    if picture.mode != "P" and path.name != "demo.png":
+        picture.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", help="the recipe of one history")
+    only = parser.parse_args().only
+    for recipe, path in histories().items():
+        if only in (None, recipe):
+            of_history(recipe, path)
+    if only is None:
+        others()
+    for path in IMAGES.glob("*.png"):
+        shrink(path)
+
+
+if __name__ == "__main__":
+    main()
