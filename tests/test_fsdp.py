@@ -5,6 +5,8 @@ bit; `test_other_data_on_each` has different ones. Processes are started once fo
 """
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -178,3 +180,21 @@ def test_other_data_on_each(tmp_path: Path) -> None:
     for ours, one, other in zip(alone, first, second, strict=True):
         assert all(torch.equal(one[name], other[name]) for name in one)
         assert all(torch.equal(ours[name], one[name]) for name in one)
+
+
+def test_the_example_goes_on_with_another_number_of_processes(tmp_path: Path) -> None:
+    def run(processes: int, steps: int) -> str:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+        command += [str(Path(__file__).parents[1] / "examples" / "sharded.py"), "--steps", str(steps)]
+        shared = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            command, env=shared, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "goes on" not in run(2, 100)
+    again = run(1, 110)
+    assert "goes on at step 100" in again
+    assert "10,777   5.00 %" in again
+    assert float(again.splitlines()[-1].split(" %")[0]) > 85
