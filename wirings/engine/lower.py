@@ -45,6 +45,8 @@ class Lowering:
             self.memory.used(number, *step.reads(), *([step.out] if step.out is not None else []))
         if bands > 1:
             cut(self.memory, self.steps, bands)
+        if not any(buffer.kept for buffer in self.memory.buffers):
+            self.bands = 1
         self.floats = self.memory.plan()
 
     # ---- values -----------------------------------------------------------------------------------------------------
@@ -166,7 +168,7 @@ class Lowering:
         rows = np.flatnonzero(maps.buffers != EMPTY)
         zeros = np.zeros(len(rows), int)
         value = np.ones(len(maps), np.float32) if scale is None else scale
-        return Term(maps, rows, rows, value[rows], zeros, zeros)
+        return Term(maps, rows, rows, value[rows], zeros, zeros, len(rows))
 
     def _conv(self, o: ops.Conv) -> Pending:
         weight, bias = _array(o.weight), _array(o.bias, len(o.weight))
@@ -182,9 +184,10 @@ class Lowering:
 
     def _edges(self, o: ops.Conv, weight: np.ndarray) -> Term:
         """A convolution's weights as edges, on maps without a stride."""
-        row, within, ky, kx = np.nonzero(weight)
+        row, within, ky, kx = (index.astype(np.int32) for index in np.nonzero(weight))
         value = weight[row, within, ky, kx]
         channel = row // (len(weight) // o.groups) * weight.shape[1] + within
+        taps = np.count_nonzero(weight.reshape(o.groups, -1, *weight.shape[1:]).any(1))
         (sy, sx), (_, out_height, out_width) = o.stride, self._shape(o.output)
         y, x = ky * o.dilation[0] - o.padding[0], kx * o.dilation[1] - o.padding[1]
         name = o.inputs[0]
@@ -195,12 +198,13 @@ class Lowering:
             channel = (channel * sy + y % sy) * sx + x % sx
         dy, dx = y // sy, x // sx
         real = source.buffers[channel] != EMPTY
-        term = Term(source, *(part[real] for part in (row, channel, value, dy, dx)))
+        row, channel, value, dy, dx = (part[real] for part in (row, channel, value, dy, dx))
+        term = Term(source, row, channel, value, dy, dx, int(taps))
         if len(term.row):
-            above, before = max(0, -term.dy.min()), max(0, -term.dx.min())
-            below = max(0, out_height + term.dy.max() - source.height)
-            after = max(0, out_width + term.dx.max() - source.width)
-            pitch = max(source.width + before, out_width + term.dx.max())
+            up, down, left, right = (int(n) for n in (-dy.min(), dy.max(), -dx.min(), dx.max()))
+            above, before = max(0, up), max(0, left)
+            below, after = max(0, out_height + down - source.height), max(0, out_width + right - source.width)
+            pitch = max(source.width + before, out_width + right)
             if above or before or below or after:
                 self.memory.reach(source, above, below, max(before, 1), pitch)
         return term
@@ -259,7 +263,7 @@ class Lowering:
         if not len(row):
             return replace(made, name=o.output, bias=made.bias + bias)
         zeros = np.zeros(len(row), int)
-        term = Term(self.memory.constant(maps), row, channel, value, zeros, zeros)
+        term = Term(self.memory.constant(maps), row, channel, value, zeros, zeros, len(maps))
         return replace(made, name=o.output, terms=[*made.terms, term], bias=made.bias + bias)
 
     def _constant(self, o: ops.Constant) -> Maps:

@@ -101,9 +101,11 @@ class EngineModel(nn.Module):
             part = Part(operations, taken, given)
             if native and library is not None and given:
                 own = Program({name: self._shapes[name] for name in taken}, operations, tuple(given))
-                part.plan = Plan.made(library, own, self._shapes, self.threads, True)
-                if self.threads > 1 and part.plan is not None:
-                    part.apart = Plan.made(library, own, self._shapes, self.threads, False)
+                plan = Plan(library, own, self._shapes, self.threads)
+                if not plan.too_large:
+                    part.plan = plan
+                    if self.threads > 1:
+                        part.apart = Plan(library, own, self._shapes, self.threads, together=False, like=plan)
             parts.append(part)
         return parts
 

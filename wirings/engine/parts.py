@@ -24,6 +24,8 @@ class Term:
     value: np.ndarray
     dy: np.ndarray
     dx: np.ndarray
+    taps: int
+    """Different places that the rows read."""
 
 
 @dataclass(eq=False)
@@ -45,6 +47,11 @@ class Sum:
     @property
     def edges(self) -> int:
         return sum(len(term.row) for term in self.terms)
+
+    @property
+    def density(self) -> float:
+        """The share of edges among all pairs of a row and a place that some row reads."""
+        return self.edges / max(1, len(self.bias) * sum(term.taps for term in self.terms))
 
     def sources(self) -> list[Maps]:
         return [term.source for term in self.terms]

@@ -21,6 +21,8 @@ from wirings.engine.steps import MAPS, Kind, Step
 
 NEAR = 24 * 1024
 """Bytes of maps between sums and convolution that stay in the nearest cache."""
+RARE, EVEN, COMMON = 0.1, 0.35, 0.7
+"""Densities: below the first dense is never faster, from the last on sparse never is, at the second both are alike."""
 FLOATS = 2**31 - 2**16
 """Floats of maps, and words of one step's weights, that the kernels can count."""
 _pools: dict[int, int] = {}
@@ -62,6 +64,7 @@ class Plan:
         threads: how many.
         together: each image is shared out among the threads, and its maps are cut into bands; or else each thread has
             images of its own.
+        like: a plan of the same program, whose prepared weights are taken where they fit.
     """
 
     def __init__(
@@ -71,14 +74,17 @@ class Plan:
         shapes: dict[str, tuple[int, ...]],
         threads: int,
         together: bool = True,
-        lowering: Lowering | None = None,
+        like: Plan | None = None,
     ) -> None:
         self.library, self.program, self.threads, self.together = library, program, threads, together
         self.machine = Machine.of(library)
-        self.lowering = lowering or Lowering(program, shapes, threads if together else 1)
+        whole = like is not None and like.lowering.bands == 1  # then it lies in memory alike
+        self.lowering: Lowering = (
+            like.lowering if like and whole else Lowering(program, shapes, threads if together else 1)
+        )
         self.steps = self.lowering.steps
         self.output_shapes = [shapes[name] for name in program.outputs]
-        self._kept: dict[tuple[int, Choice], Packed] = {}
+        self._kept: dict[tuple[int, Choice], Packed] = dict(like._kept) if like and whole else {}
         self._arenas: list[Arena] = []
         self._scratch: list[Arena] = []
         self._lock = threading.Lock()
@@ -87,22 +93,17 @@ class Plan:
         self._input_sizes = _sizes(program.inputs.values())
         self._output_sizes = _sizes(self.output_shapes)
         self.choices: list[Choice] = []
-        self.choose([self.usual(step) for step in self.steps])
 
-    @classmethod
-    def made(
-        cls, library: ctypes.CDLL, program: Program, shapes: dict[str, tuple[int, ...]], threads: int, together: bool
-    ) -> Plan | None:
-        """A plan, or None for a network that is too large for the kernels, which count floats in 32 bits."""
-        lowering = Lowering(program, shapes, threads if together else 1)
-        if lowering.floats > FLOATS or any(step.words > FLOATS for step in lowering.steps):
-            return None
-        return cls(library, program, shapes, threads, together, lowering)
+    @property
+    def too_large(self) -> bool:
+        """Whether the kernels, which count in 32 bits, cannot run it."""
+        return self.lowering.floats > FLOATS or any(step.words > FLOATS for step in self.steps)
 
     # ---- how steps are done -----------------------------------------------------------------------------------------
 
-    def usual(self, step: Lowered, way: str = "sparse") -> Choice:
+    def usual(self, step: Lowered, way: str | None = None) -> Choice:
         """What is chosen without measuring."""
+        way = way or self._ways(step)[0]
         if isinstance(step.pending, Dense):
             return Choice(way)
         if isinstance(step.pending, Sum):
@@ -116,6 +117,18 @@ class Plan:
             return Choice("sparse", self.threads if self.together else 1)
         return Choice()
 
+    def _ways(self, step: Lowered) -> list[str]:
+        """The ways that may be the fastest, the likelier one first."""
+        pending = step.pending
+        if isinstance(pending, Dense):
+            density = float(np.count_nonzero(pending.weight) / max(pending.weight.size, 1))
+        elif pending is not None:
+            density = (pending.sums if isinstance(pending, Nodes) else pending).density
+        else:
+            return ["sparse"]
+        ways = ["sparse", "dense"] if density < EVEN else ["dense", "sparse"]
+        return ways if RARE < density < COMMON or isinstance(pending, Dense) else ways[:1]
+
     def _split(self, step: Lowered) -> int:
         """Into how many strips a step is cut at the least, so that every thread has one."""
         cut = [
@@ -128,20 +141,17 @@ class Plan:
         usual = self.usual(step)
         found = [usual]
         pending = step.pending
+        ways = self._ways(step)
         if isinstance(pending, Dense):
-            found.append(Choice("dense"))
+            found += [Choice(way) for way in ways]
         elif isinstance(pending, (Sum, Nodes)):
-            sums = pending.sums if isinstance(pending, Nodes) else pending
             counts = [usual.strips]
             if isinstance(pending, Nodes):
                 least = self._split(step)
                 counts += [least * n for n in (1, 2, 4, 8, 16) if least * n <= max(pending.height // 3, least)]
             elif step.numbers["flag"] == MAPS:
-                vectors = sums.height * sums.width // self.machine.lanes
+                vectors = pending.height * pending.width // self.machine.lanes
                 counts += [self.threads * n for n in (1, 2, 4) if self.threads * n <= vectors // 4]
-            sources = sum(len(np.unique(term.channel * 1000 + term.dy * 30 + term.dx)) for term in sums.terms)
-            dense = len(sums.bias) * sources
-            ways = ["sparse"] if dense > 8 * sums.edges + 100 else ["sparse", "dense"]
             found += [Choice(way, count) for way in ways for count in counts]
         return list(dict.fromkeys(found))
 

@@ -20,17 +20,35 @@ def grouped(
     row: np.ndarray, place: np.ndarray, value: np.ndarray, block: int, groups: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The records of groups of ``block`` rows, and where each group's begin, in words."""
-    key = row // block * (2**33) + place
-    order = np.argsort(key, kind="stable")
-    keys, first = np.unique(key[order], return_index=True)
-    records = np.zeros((len(keys), 1 + block), np.int32)
-    weights = np.zeros((len(keys), block), np.float32)
-    number = np.repeat(np.arange(len(keys)), np.diff([*first, len(order)]))
-    np.add.at(weights, (number, row[order] % block), value[order])
-    records[:, 0] = place[order][first]
-    records[:, 1:] = weights.view(np.int32)
-    counts = np.bincount(row[order][first] // block, minlength=groups)
-    return np.concatenate([[0], np.cumsum(counts)]) * (1 + block), records
+    if block > 1:
+        return _shared(row, place, value, block, groups)
+    key = row.astype(np.int64) * 2**33 + place
+    if len(key) and (key[1:] <= key[:-1]).any():  # most layers come in order
+        key, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+        row, place = row[first], place[first]
+        value = np.bincount(inverse, value, len(key)).astype(np.float32)
+    records = np.empty((len(row), 2), np.int32)
+    records[:, 0] = place
+    records[:, 1] = value.astype(np.float32).view(np.int32)
+    return 2 * np.concatenate([[0], np.cumsum(np.bincount(row, minlength=groups))]), records
+
+
+def _shared(
+    row: np.ndarray, place: np.ndarray, value: np.ndarray, block: int, groups: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Records with weights for several rows; places that none of a group's rows reads are left out."""
+    least, most = (int(place.min()), int(place.max())) if len(place) else (0, 0)
+    read = np.zeros(most - least + 1, bool)  # sorting would take longer
+    read[place - least] = len(place) > 0
+    places, number = np.flatnonzero(read) + least, np.cumsum(read) - 1
+    every = groups * block * len(places)
+    weights = np.bincount(row.astype(np.int64) * len(places) + number[place - least], value, every).astype(np.float32)
+    weights = weights.reshape(groups, block, len(places)).transpose(0, 2, 1)
+    group, column = np.nonzero(weights.any(2))
+    records = np.empty((len(group), 1 + block), np.int32)
+    records[:, 0] = places[column]
+    records[:, 1:] = weights[group, column].view(np.int32)
+    return (1 + block) * np.concatenate([[0], np.cumsum(np.bincount(group, minlength=groups))]), records
 
 
 def sliced(layer: Dense, places: np.ndarray, out: np.ndarray, lanes: int) -> dict[str, Any]:
