@@ -17,8 +17,8 @@ from wirings.rules.checks import whole_number
 class NM(Rule):
     """In every group of m neighbouring inputs, the n edges of largest magnitude are real; the rest get a gradient too.
 
-    It is `DNW` within groups, which is how Zhou and others ("Learning N:M Fine-grained Structured Sparse Neural Networks
-    From Scratch", ICLR 2021) begin; they add a decay of hallucinated weights of their own, which this rule has not, and
+    It is `DNW` within groups. So begin Zhou and others ("Learning N:M Fine-grained Structured Sparse Neural Networks
+    From Scratch", ICLR 2021); they add a decay of hallucinated weights of their own, which this rule has not, and
     reach 77.0 % on ImageNet with ResNet50 in 2:4. Groups lie along the input dimension: of a linear layer m inputs that
     follow one another, of a convolution m input channels at one place of the kernel. GPUs multiply 2:4 matrices faster
     than dense ones of some shapes: `wirings.semi_structured_` finds out which.
