@@ -77,9 +77,34 @@ def _evaluated(operation: Operation, inputs: list[Any], mask: Tensor, shape: tup
     """The maps of constant channels: the operation on its constant inputs, with zeros for what varies."""
     if not mask.any():
         return nothing(shape)
+    if isinstance(operation, (Conv, Linear)):
+        rows = mask.nonzero().squeeze(1)
+        return Known(
+            mask, torch.zeros(shape, dtype=torch.float64).index_copy(0, rows, brought(operation, inputs[0], rows))
+        )
     with torch.no_grad():
         maps = in_double(operation).run(*(x.maps[None] for x in inputs))[0]
     return Known(mask, torch.where(mask.view(-1, *[1] * (maps.dim() - 1)), maps, 0.0))
+
+
+@torch.no_grad()
+def brought(operation: Conv | Linear, source: Known, rows: Tensor) -> Tensor:
+    """What constant inputs and the bias bring to some channels of a sum: maps, (rows, …)."""
+    wide: Any = in_double(operation)
+    if isinstance(operation, Linear) or operation.groups == 1:
+        # Of the channels that come in only the constant ones count, and most often they are few.
+        some = source.constant & (source.maps.reshape(len(source.maps), -1) != 0).any(1)
+        some[0] = some[0] or not some.any()  # a convolution of no channels is none
+        weight = rows_and_columns(wide.weight, rows, some.nonzero().squeeze(1))
+        bias = None if wide.bias is None else wide.bias[rows]
+        return dataclasses.replace(wide, weight=weight, bias=bias).run(source.maps[some][None])[0]
+    return wide.run(source.maps[None])[0][rows]
+
+
+def rows_and_columns(weight: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Some rows and columns of a weight, (out, in, …)."""
+    some = weight if len(rows) == weight.shape[0] else weight.index_select(0, rows)
+    return some if len(columns) == weight.shape[1] else some.index_select(1, columns)
 
 
 def in_double(operation: Operation) -> Operation:

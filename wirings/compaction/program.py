@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -48,7 +49,13 @@ class Program:
     @torch.no_grad()
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of every tensor without the batch, for inputs of the sizes that the program has."""
-        values = self.values(*self.zeros(self.notes.get("batch", 1)))
+        zeros = self.zeros(self.notes.get("batch", 1))
+        values: dict[str, Tensor] | None = None
+        work = sum(x.numel() for _, x in self.tensors()) * max(math.prod(shape[1:]) for shape in self.inputs.values())
+        if work > 1e9:  # of large networks shapes alone, nothing computed
+            with contextlib.suppress(Exception):  # an operator that was passed on need not have that
+                values = self.to("meta").values(*(x.to("meta") for x in zeros))
+        values = self.values(*zeros) if values is None else values
         return {name: tuple(x.shape[1:]) for name, x in values.items() if isinstance(x, Tensor)}
 
     def zeros(self, batch: int) -> list[Tensor]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from wirings.compaction.builder import Builder
-from wirings.compaction.constants import Known, find
+from wirings.compaction.constants import Known, brought, find, rows_and_columns
 from wirings.compaction.liveness import needed
 from wirings.compaction.maps import tidied, uniform
 from wirings.compaction.operations import (
@@ -47,11 +47,6 @@ def pruned(program: Program) -> Program:
             "at least one to each layer."
         )
     return _Pruner(program, known, needed(program, known)).run()
-
-
-def _rows_and_columns(weight: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    some = weight if len(rows) == weight.shape[0] else weight.index_select(0, rows)
-    return some if len(columns) == weight.shape[1] else some.index_select(1, columns)
 
 
 class _Pruner:
@@ -141,49 +136,40 @@ class _Pruner:
         source = self.known[operation.inputs[0]]
         if not source.constant.any() or not source.maps.any():
             return None if operation.bias is None else operation.bias[wanted].clone()
-        # Of the channels that come in only the constant ones count, and most often they are few.
-        some = source.constant & (source.maps.reshape(len(source.maps), -1) != 0).any(1)
-        if isinstance(operation, Linear) or operation.groups == 1:
-            columns = some.nonzero().squeeze(1)
-            weight = _rows_and_columns(operation.weight, wanted, columns)
-            bias = None if operation.bias is None else operation.bias[wanted]
-            return dataclasses.replace(operation, weight=weight, bias=bias).run(source.maps[some][None])[0]
-        return operation.run(source.maps[None])[0][wanted]
+        return brought(operation, source, wanted)
 
-    def _finish_sum(
-        self, operation: Operation, source: str, wanted: Tensor, brought: Tensor | None, **own: Any
-    ) -> None:
-        bias = brought if brought is None or brought.dim() == 1 else uniform(brought)
+    def _finish_sum(self, operation: Operation, source: str, wanted: Tensor, added: Tensor | None, **own: Any) -> None:
+        bias = added if added is None or added.dim() == 1 else uniform(added)
         self._put(operation, (source,), wanted, bias=bias, **own)
-        if brought is not None and bias is None:
+        if added is not None and bias is None:
             map_added = self.made.add(
-                AddMap, (self.name[operation.output],), f"{operation.output}.map", map=tidied(brought)
+                AddMap, (self.name[operation.output],), f"{operation.output}.map", map=tidied(added)
             )
             self.name[operation.output] = map_added
 
     def _linear(self, operation: Linear, wanted: Tensor) -> None:
         source = operation.inputs[0]
-        weight = _rows_and_columns(operation.weight, wanted, self.kept[source])
+        weight = rows_and_columns(operation.weight, wanted, self.kept[source])
         self._finish_sum(operation, self.name[source], wanted, self._brought(operation, wanted), weight=weight)
 
     def _conv(self, operation: Conv, wanted: Tensor) -> None:
-        source, brought = operation.inputs[0], self._brought(operation, wanted)
+        source, added = operation.inputs[0], self._brought(operation, wanted)
         here = self.kept[source]
         if operation.groups == 1:
-            weight = _rows_and_columns(operation.weight, wanted, here)
-            self._finish_sum(operation, self.name[source], wanted, brought, weight=weight)
+            weight = rows_and_columns(operation.weight, wanted, here)
+            self._finish_sum(operation, self.name[source], wanted, added, weight=weight)
             return
         outs, ins = operation.weight.shape[0] // operation.groups, operation.weight.shape[1]
         if len(wanted) == len(operation.weight) and len(here) == operation.groups * ins:
-            self._finish_sum(operation, self.name[source], wanted, brought)
+            self._finish_sum(operation, self.name[source], wanted, added)
         elif ins == 1:  # depthwise: a channel for each that comes out, one of them several times if need be
             weight = operation.weight[wanted]
             taken = self._taken(source, wanted // outs)
-            self._finish_sum(operation, taken, wanted, brought, weight=weight, groups=len(wanted))
+            self._finish_sum(operation, taken, wanted, added, weight=weight, groups=len(wanted))
         else:
-            self._grouped(operation, wanted, brought, outs, ins)
+            self._grouped(operation, wanted, added, outs, ins)
 
-    def _grouped(self, operation: Conv, wanted: Tensor, brought: Tensor | None, outs: int, ins: int) -> None:
+    def _grouped(self, operation: Conv, wanted: Tensor, added: Tensor | None, outs: int, ins: int) -> None:
         """Groups of which different numbers of channels are left: filled up to the largest, with weights of zero."""
         source = operation.inputs[0]
         here = self.kept[source]
@@ -195,7 +181,7 @@ class _Pruner:
             own = torch.cat([operation.weight[r][:, c % ins] for r, c in zip(rows, columns, strict=True)])
             sources = torch.cat([c.expand(len(r)) for r, c in zip(rows, columns, strict=True)])
             inside = self._taken(source, sources)
-            self._finish_sum(operation, inside, wanted, brought, weight=own, groups=len(wanted))
+            self._finish_sum(operation, inside, wanted, added, weight=own, groups=len(wanted))
             return
         weight = operation.weight.new_zeros(len(groups) * most_rows, most, *operation.weight.shape[2:])
         taken: list[int] = []
@@ -208,11 +194,11 @@ class _Pruner:
         inside = self._taken(source, torch.tensor(taken))
         whole = len(places) == len(weight)
         if whole:
-            self._finish_sum(operation, inside, wanted, brought, weight=weight, groups=len(groups))
+            self._finish_sum(operation, inside, wanted, added, weight=weight, groups=len(groups))
             return
         self._put(operation, (inside,), None, weight=weight, groups=len(groups), bias=None)
         chosen = self.made.add(Select, (self.name[operation.output],), operation.output, index=torch.tensor(places))
-        self._is(operation.output, self._plus(chosen, brought), wanted)
+        self._is(operation.output, self._plus(chosen, added), wanted)
 
     def _add(self, operation: Add, wanted: Tensor) -> None:
         parts, total = [], None
