@@ -3,9 +3,9 @@
 import pytest
 import torch
 from hypothesis import given, settings
+from random_networks import graphs, networks, program_of
 from torch import Tensor, nn
 
-from tests.compact.drawn import graphs, networks, program_of
 from wirings import StaticGraph, WiringError
 from wirings.compaction.compact import compact, shrunk
 from wirings.compaction.program import Program

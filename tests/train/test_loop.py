@@ -71,12 +71,13 @@ def test_every_recipe_trains_two_steps(name: str, tmp_path: Path) -> None:
     size = 8 if settings.data.name == "digits" else 2
     data = f"data.options={{shape: {shape}, examples: {2 * size}, test_examples: 2}}"
     changes = ["data.name=synthetic", data, f"batch={size}", "epochs=1", "schedule.milestones=[]"]
+    changes.append("schedule.warmup_epochs=0")
     if settings.schedule.kind == "multistep":
         changes.append("schedule.kind=constant")
     if settings.precision == "fp16":
         changes.append("precision=fp32")
-    large = "image_size" in settings.model.options
-    if large:
+    large = "image_size" in settings.model.options or settings.model.name.startswith("resnet")
+    if "image_size" in settings.model.options:
         changes += ["data.image_size=null", "model.options.image_size=32"]
     if settings.model.name in ("mobilenetv2", "shufflenetv2", "mnasnet") and MISSING is not None:
         pytest.skip(MISSING)
@@ -96,6 +97,7 @@ def test_every_recipe_trains_two_steps(name: str, tmp_path: Path) -> None:
 def test_what_a_run_leaves_in_its_folder(plain: Path) -> None:
     assert {path.name for path in plain.iterdir()} == {
         "settings.yaml", "log.csv", "initial.safetensors", "last.safetensors", "best.safetensors", "result.json",
+        "history.wirings",
     }  # fmt: skip
     name, settings, overrides = results.load_settings(plain / "settings.yaml")
     assert (name, settings, overrides) == (RECIPE, tiny(), {})
@@ -475,7 +477,7 @@ def test_tensorboard_files(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run(tmp_path / "run", log=Shown(tensorboard=True))
+    run(tmp_path / "run", "history_every=1", log=Shown(tensorboard=True))
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
     assert [(event.step, event.value) for event in events.Scalars("accuracy")] == [
         (int(line["epoch"]), pytest.approx(float(line["accuracy"]))) for line in lines(tmp_path / "run")
