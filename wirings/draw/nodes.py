@@ -70,6 +70,7 @@ def spring(ax: Axes, what: Drawn, title: str = "", rounds: int = 60) -> None:
     _network(ax, state, places, roles=True)
     ax.margins(0.04)
     ax.set_aspect("equal")
+    ax.set(xticks=[], yticks=[])
     say(ax, title, note)
 
 
