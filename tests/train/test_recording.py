@@ -70,12 +70,12 @@ def test_a_history_that_cannot_be_read_begins_anew_and_says_so(lost: bool, tmp_p
     log = Heard()
     train(tmp_path, resume=True, log=log)
     assert any(said.startswith("the history begins anew: ") for said in log.said)
-    assert History.load(tmp_path / HISTORY).steps == [6, 8, 12]
+    assert History.load(tmp_path / HISTORY).steps == [6, 8]
 
 
 def test_the_usual_number_of_records(monkeypatch: pytest.MonkeyPatch) -> None:
     wiring = models.get("tiny_static", rule="dnw").wiring
     assert usual_every(wiring, 15_680) == 78
-    assert usual_every(wiring, 10) == 4
+    assert usual_every(wiring, 10) == 8
     monkeypatch.setattr(wiring, "masks", lambda: {"a large layer": torch.ones(2_000_000, dtype=torch.bool)})
     assert usual_every(wiring, 1000) == 100

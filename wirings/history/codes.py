@@ -22,14 +22,32 @@ def encode(weight: Tensor, real: Tensor | None) -> Tensor:
     tensor([ 97, -91,   0], dtype=torch.int8)
     """
     weight = weight.detach()
-    if real is not None and not weight.is_cuda:  # most edges are not real; on a GPU to count them would be to wait
-        codes = torch.zeros(weight.shape, dtype=torch.int8, device=weight.device)
-        codes[real] = encode(weight[real], None)
-        return codes
+    if weight.device.type == "cpu":
+        return torch.from_numpy(_encode_array(weight, real)).view(weight.shape)
     size = weight.abs().float().log2_().mul_(STEPS).add_(ONE).round_()
     size.nan_to_num_(nan=MOST, posinf=MOST, neginf=1).clamp_(1, MOST)
     codes = torch.copysign(size, weight).to(torch.int8)
     return codes if real is None else codes * real
+
+
+def _encode_array(weight: Tensor, real: Tensor | None) -> np.ndarray:
+    """The same on a CPU, in NumPy, which takes a fraction of the time for few edges; real ones alone are computed."""
+    flat = weight.reshape(-1)
+    values = flat.float().numpy() if flat.dtype == torch.bfloat16 else flat.numpy()
+    if real is None:
+        return _codes_of(values)
+    codes = np.zeros(len(values), np.int8)
+    places = np.flatnonzero(real.reshape(-1).numpy())
+    codes[places] = _codes_of(values[places])
+    return codes
+
+
+def _codes_of(values: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore"):
+        size = np.rint(np.log2(np.abs(values), dtype=np.float32) * STEPS + ONE)
+    size = np.fmin(np.fmax(size, 1), MOST)  # NaN is not the least: it must show
+    size[np.isnan(values)] = MOST
+    return np.copysign(size, values).astype(np.int8)
 
 
 VALUES: np.ndarray = np.concatenate(

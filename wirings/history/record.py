@@ -57,6 +57,7 @@ class Recorder:
         self.wiring, self.every, self.steps = wiring, every, step
         self.path = None if path is None else Path(path)
         structure = structure_of(self._places())
+        self._kernels = kernel_weights(self._places())
         self._codes = np.zeros(structure.places, np.int8)
         self._worker: ThreadPoolExecutor | None = None
         self._pending: list[Future[None]] = []
@@ -91,32 +92,31 @@ class Recorder:
         """Record the wiring as it is now."""
         places = self._places()
         parts = [encode(p.weight, real).reshape(-1) for p, real in zip(places, self.wiring._real(), strict=True)]
-        if kernels := kernel_weights(places):
-            parts.append(encode(torch.cat([kernel.reshape(-1) for kernel in kernels]), None))
-        codes = torch.cat([part.to(parts[0].device) for part in parts])
+        parts += [encode(kernel, None).reshape(-1) for kernel in self._kernels]
         noted = {name: v.detach().reshape(()) if isinstance(v, Tensor) else v for name, v in values.items()}
-        if not codes.is_cuda:  # nobody to wait for, and a thread would cost more than it saves
-            self._add(self.steps, codes, noted)
+        if not parts[0].is_cuda:  # nobody to wait for, and a thread would cost more than it saves
+            self._add(self.steps, np.concatenate([part.cpu().numpy() for part in parts]), noted)
             return
+        codes = torch.cat([part.to(parts[0].device) for part in parts])
         copies = {name: _copied(v) if isinstance(v, Tensor) and v.is_cuda else v for name, v in noted.items()}
         on_host, event = _copied(codes), torch.cuda.Event()
         event.record()
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, "history")
-        self._pending.append(self._worker.submit(self._add, self.steps, on_host, copies, event))
+        self._pending.append(self._worker.submit(self._wait_and_add, self.steps, on_host, copies, event))
 
     def _places(self) -> list[Place]:
         return [Place(layer.name, layer.module, layer.attribute, layer.weight) for layer in self.wiring.layers]
 
-    def _add(
-        self, step: int, codes: Tensor, values: Mapping[str, Number], copied: torch.cuda.Event | None = None
-    ) -> None:
-        """What has changed since the record before, once the codes are here."""
-        if copied is not None:
-            copied.synchronize()
-        now = codes.numpy() if copied is None else codes.numpy().copy()  # pinned memory is needed for the next one
-        self._history.add(stored.difference(step, self._codes, now))
-        self._codes = now
+    def _wait_and_add(self, step: int, codes: Tensor, values: Mapping[str, Number], copied: torch.cuda.Event) -> None:
+        """In the worker: once the codes are here."""
+        copied.synchronize()
+        self._add(step, codes.numpy().copy(), values)  # the pinned memory is needed for the next ones
+
+    def _add(self, step: int, codes: np.ndarray, values: Mapping[str, Number]) -> None:
+        """What has changed since the record before."""
+        self._history.add(stored.difference(step, self._codes, codes))
+        self._codes = codes
         self._add_note(step, {name: float(value) for name, value in values.items()})
 
     def _add_note(self, step: int, values: Mapping[str, float]) -> None:

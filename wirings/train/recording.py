@@ -15,7 +15,7 @@ from wirings.train.step import Step
 from wirings.wiring import Wiring
 
 HISTORY = "history.wirings"
-RECORDS, LEAST = 200, 4
+RECORDS, LEAST = 200, 8
 """Records of a run whose settings do not say how many, and steps from one to the next at least."""
 ENOUGH = 20_000_000
 """Edges in all records together, which come to several megabytes: of a large wiring there are fewer records."""
