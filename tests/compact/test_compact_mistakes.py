@@ -20,7 +20,7 @@ class Branching(nn.Module):
 
 
 def test_a_model_that_cannot_be_traced_says_where_and_what_to_do() -> None:
-    with pytest.raises(WiringError, match=r"test_bad_input.py:\d+, `if x.sum\(\) > 0:`.*torch.where") as error:
+    with pytest.raises(WiringError, match=r"test_compact_mistakes.py:\d+, `if x.sum\(\) > 0:`.*torch.where") as error:
         compact(nn.Sequential(nn.Linear(2, 2), Branching()), torch.randn(1, 2))
     assert "cannot be traced by torch.export" in str(error.value)
 
