@@ -16,10 +16,10 @@ next side's cores (ONNX Runtime's do for 40 ms), so every turn begins with a pau
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import functools
 import json
-import os
 import sys
 import tempfile
 import time
@@ -51,11 +51,10 @@ PAUSE = 0.06
 BLOCK = 0.03
 """Seconds between turns, and of a turn."""
 BATCHES = (1, 8, 64)
-IDLE = 0.05
-"""The share of the cores that others may take on a machine that counts as idle."""
-TRIES = 8
-waiting = 0.0
-"""Seconds to wait for an idle machine before each measurement."""
+TURNS = 100
+"""Turns at most, for each second of calls."""
+DISTURBED = 0.02
+"""The share of a turn that threads may have waited for a core."""
 
 
 # ---- networks -------------------------------------------------------------------------------------------------------
@@ -131,12 +130,6 @@ def resnet(density: float) -> nn.Module:
 # ---- timing ---------------------------------------------------------------------------------------------------------
 
 
-def compiled(small: CompactModel, threads: int) -> engine.EngineModel:
-    """The compact model, run by our engine, whose choices are measured, too."""
-    wait_until_idle(waiting)
-    return engine.compile(small, threads=threads)
-
-
 def onnx_runtime(small: CompactModel, threads: int) -> Callable[[Tensor], Any]:
     """The exported model, run by ONNX Runtime."""
     import onnxruntime
@@ -150,88 +143,67 @@ def onnx_runtime(small: CompactModel, threads: int) -> Callable[[Tensor], Any]:
     return lambda x: torch.from_numpy(session.run(None, {name: x.numpy()})[0])
 
 
-class Others:
-    """The share of the machine's cores that other processes take from now on; 0 where that cannot be told."""
-
-    def __init__(self) -> None:
-        self.start = self._look()
-
-    def _look(self) -> tuple[float, float]:
-        """Ticks of all cores, and those in which one was busy with something else than this process."""
-        place = Path("/proc/stat")
-        if not place.exists():
-            return 1.0, 0.0
-        ticks = [int(n) for n in place.read_text().split("\n", 1)[0].split()[1:9]]
-        own = os.times()
-        return sum(ticks), sum(ticks) - ticks[3] - ticks[4] - os.sysconf("SC_CLK_TCK") * (own.user + own.system)
-
-    def share(self) -> float:
-        every, busy = (now - then for now, then in zip(self._look(), self.start, strict=True))
-        return max(0.0, busy / max(every, 1.0))
-
-
-def wait_until_idle(seconds: float) -> float:
-    """Wait until nobody else uses the machine, for so long at most; the share that others take then."""
-    end = time.monotonic() + seconds
-    while True:
-        seen = Others()
-        time.sleep(0.5)
-        if seen.share() < IDLE or time.monotonic() > end:
-            return seen.share()
+def waited() -> float:
+    """Seconds that threads of this process have waited for a core, since they were started; 0 if it cannot be told."""
+    total = 0
+    for place in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError):
+            total += int(place.read_text().split()[1])
+    return total / 1e9
 
 
 def in_turn(sides: dict[str, Callable[[], Any]], seconds: float) -> dict[str, dict[str, float]]:
-    """Median, quartiles and minimum of a call of each side, all sides in turn, about ``seconds`` of calls for each."""
+    """Median, quartiles and minimum of a call of each side, all sides in turn, about ``seconds`` of calls for each.
+
+    Turns in which a thread of ours had to wait for a core are left out, and counted as ``disturbed``; on a machine that
+    is never idle, all count after a while.
+    """
     taken: dict[str, list[float]] = {name: [] for name in sides}
-    spent = dict.fromkeys(sides, 0.0)
-    while unfinished := [name for name in sides if spent[name] < seconds or len(taken[name]) < 5]:
+    left_out: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(int(TURNS * seconds)):
+        unfinished = [name for name in sides if len(taken[name]) < max(5, seconds / BLOCK)]
+        if not unfinished:
+            break
         for name in unfinished:
             run = sides[name]
             time.sleep(PAUSE)
             start = time.perf_counter()
             run()
             once = time.perf_counter() - start
-            for _ in range(min(4, int(BLOCK / once))):
+            for _ in range(min(8, int(BLOCK / once))):
                 run()
             calls = max(1, int(BLOCK / once))
-            start = time.perf_counter()
+            before, start = waited(), time.perf_counter()
             for _ in range(calls):
                 run()
             block = time.perf_counter() - start
-            taken[name].append(block / calls)
-            spent[name] += block
-    return {name: {**summary(times), "min_s": min(times)} for name, times in taken.items()}
+            quiet = waited() - before < DISTURBED * block
+            (taken if quiet else left_out)[name].append(block / calls)
+    results = {}
+    for name in sides:
+        counted = taken[name] if len(taken[name]) >= 5 else taken[name] + left_out[name]
+        results[name] = {**summary(counted), "min_s": min(counted), "disturbed": len(left_out[name])}
+    return results
 
 
 @torch.no_grad()
 def measure(
     networks: dict[str, Callable[[Tensor], Any]], x: Tensor, seconds: float, same: Iterable[str] = ()
-) -> dict[str, Any]:
-    """Times of networks on images, and what share of the machine others took meanwhile.
-
-    Networks in ``same`` must give the same outputs.
-    """
+) -> dict[str, dict[str, float]]:
+    """Times of networks on images; those in ``same`` must give the same outputs."""
     outputs = [networks[name](x) for name in same]
     for output in outputs[1:]:
         scale = outputs[0].abs().max()
         assert (output - outputs[0]).abs().max() < 1e-4 * scale, f"outputs differ: {list(same)}"
     sides: dict[str, Callable[[], Any]] = {name: functools.partial(run, x) for name, run in networks.items()}
-    times, least = {}, 2.0
-    for _ in range(TRIES if waiting else 1):  # a run that was disturbed is done again
-        wait_until_idle(waiting)
-        seen = Others()
-        found = in_turn(sides, seconds)
-        if seen.share() < least:
-            times, least = found, seen.share()
-        if least < IDLE:
-            break
-    print(f"  others took {100 * least:.0f} % of the machine")
+    times = in_turn(sides, seconds)
     for name, taken in times.items():
         print(
             f"  {name:44} median {1e3 * taken['median_s']:8.3f} ms, quartiles {1e3 * taken['q1_s']:.3f} to "
-            f"{1e3 * taken['q3_s']:.3f}, fastest {1e3 * taken['min_s']:.3f}, n = {taken['n']}"
+            f"{1e3 * taken['q3_s']:.3f}, fastest {1e3 * taken['min_s']:.3f}, n = {taken['n']}, "
+            f"disturbed {taken['disturbed']}"
         )
-    return {"others": least, "times": times}
+    return times
 
 
 # ---- the parts ------------------------------------------------------------------------------------------------------
@@ -246,7 +218,7 @@ def mobilenet(threads: int, seconds: float) -> dict[str, Any]:
     x = torch.randn(1, 3, PIXELS, PIXELS)
     small = compact(model, x)
     print(small.report)
-    fast = compiled(small, threads)
+    fast = engine.compile(small, threads=threads)
     plain = finalize_(copy.deepcopy(model)).eval()
     networks: dict[str, Callable[[Tensor], Any]] = {
         "DNW x0.225, engine": fast,
@@ -261,10 +233,8 @@ def mobilenet(threads: int, seconds: float) -> dict[str, Any]:
         settle(dense)
         smaller = compact(dense, x)
         networks[f"MobileNetV1 x{width}, ONNX Runtime"] = onnx_runtime(smaller, threads)
-        networks[f"MobileNetV1 x{width}, engine"] = compiled(smaller, threads)
-    measured = measure(networks, x, seconds, same)
-    times = measured["times"]
-    wait_until_idle(waiting)
+        networks[f"MobileNetV1 x{width}, engine"] = engine.compile(smaller, threads=threads)
+    times = measure(networks, x, seconds, same)
     report = fast.report
     print(report)
     mine = times["DNW x0.225, engine"]["median_s"]
@@ -273,7 +243,7 @@ def mobilenet(threads: int, seconds: float) -> dict[str, Any]:
     return {
         **about,
         "compact": small.report.as_mapping() if small.report else None,
-        **measured,
+        "times": times,
         "steps": report.as_mapping()["steps"],
         "memory_bytes": fast.bytes,
     }
@@ -283,11 +253,11 @@ def batches(threads: int, seconds: float) -> dict[str, Any]:
     model, about = dnw()
     x = torch.randn(max(BATCHES), 3, PIXELS, PIXELS)
     small = compact(model, x[:1])
-    networks = {"engine": compiled(small, threads), "ONNX Runtime": onnx_runtime(small, threads)}
+    networks = {"engine": engine.compile(small, threads=threads), "ONNX Runtime": onnx_runtime(small, threads)}
     rows = []
     for batch in BATCHES:
         print(f"MobileNetV1-DNW ×{WIDTH}, {batch} images")
-        rows.append({"batch": batch, **measure(networks, x[:batch], seconds, list(networks))})
+        rows.append({"batch": batch, "times": measure(networks, x[:batch], seconds, list(networks))})
     return {**about, "rows": rows}
 
 
@@ -300,7 +270,7 @@ def density(threads: int, seconds: float) -> dict[str, Any]:
     """Where dense overtakes sparse."""
     rows = []
     for layer, (channels, kernel, pixels) in LAYERS.items():
-        print(f"{layer}; others take {100 * wait_until_idle(waiting):.0f} % of the machine")
+        print(layer)
         for share in DENSITIES:
             torch.manual_seed(0)
             weight = torch.randn(channels, channels, kernel, kernel)
@@ -332,7 +302,7 @@ def resnets(threads: int, seconds: float) -> dict[str, Any]:
         x = torch.randn(max(BATCHES), 3, 32, 32)
         small = compact(model, x[:1])
         networks = {
-            "engine": compiled(small, threads),
+            "engine": engine.compile(small, threads=threads),
             "ONNX Runtime": onnx_runtime(small, threads),
             "PyTorch, not compact": model,
         }
@@ -340,8 +310,8 @@ def resnets(threads: int, seconds: float) -> dict[str, Any]:
         print(small.report)
         for batch in BATCHES:
             print(f"{batch} images")
-            measured = measure(networks, x[:batch], seconds, list(networks))
-            rows.append({"density": density, "batch": batch, **measured})
+            times = measure(networks, x[:batch], seconds, list(networks))
+            rows.append({"density": density, "batch": batch, "times": times})
         fast = networks["engine"]
         assert isinstance(fast, engine.EngineModel)
         print(fast.report)
@@ -353,11 +323,8 @@ def main() -> None:
     parser.add_argument("part", nargs="*", choices=["mobilenet", "batches", "density", "resnet"], default=[])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=4.0, help="of calls, for each side")
-    parser.add_argument("--wait", type=float, default=0.0, help="seconds, for an idle machine, before each measurement")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    global waiting
-    waiting = given.wait
     import onnxruntime
 
     torch.set_num_threads(given.threads)
