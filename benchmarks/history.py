@@ -1,16 +1,20 @@
 """What it costs to record a history: training with and without it, in turns, in one process.
 
-python -m benchmarks.history [--device cuda] [--out results/benchmarks/history-cpu.json]
+python -m benchmarks.history [--out results/benchmarks/history-cpu.json]
+python -m benchmarks.history --device cuda [--data FOLDER] [--out results/benchmarks/history-h200.json]
 
-A turn is an epoch of a recipe's own loop (on a CPU the digits, on a GPU Table 1's static network), with as many records
-as a run has by default. The thread that compresses is waited for within the turn. On a CPU the time is that of the
-process, which others on the machine disturb less than the clock's; they still do, so beside the ratio of the two sides
-stands the share of a turn that was spent in the recorder itself.
+The recipe is that of the digits on a CPU and Table 1's static network on a GPU, where the step is captured. A turn is a
+few epochs of the recipe's own loop; with records there are as many as a run has by default, and a turn ends when the
+last of them is in the file. Turns come in pairs, one of each side, now the one first and now the other. The cost is the
+median over the pairs, with the interval that holds it with 95 % (by resampling). Beside it stands the share of the time
+that the host spends in the recorder, which others that use the machine do not disturb. On a CPU the time is that of the
+process, which they disturb less than the clock's.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import statistics
 import tempfile
 import time
@@ -20,21 +24,26 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import machine, save
+from benchmarks.common import machine, save, summary
 from wirings import recipes
 from wirings.history import History
 from wirings.train import loop
 from wirings.train.distributed import start
 from wirings.train.log import Log
-from wirings.train.recording import HISTORY, Recording, usual_every
+from wirings.train.recording import HISTORY, Recording
+from wirings.train.settings import Settings, with_overrides
 from wirings.train.step import Step, make_fast, make_optimizer
 from wirings.train.summary import Progress
 
+RECIPES = {"cpu": "digits/static-dnw", "cuda": "table1/static-dnw"}
+WARM_UP = 2
+"""Pairs that are not counted."""
+
 
 class Timed(Recording):
-    """Adds up the time that it takes."""
+    """Adds up the time that it takes of the loop."""
 
-    spent, clock = 0.0, staticmethod(time.process_time)
+    spent, clock = 0.0, staticmethod(time.perf_counter)
 
     def after(self, number: int) -> None:
         began = self.clock()
@@ -47,14 +56,8 @@ class Timed(Recording):
         self.spent += self.clock() - began
 
 
-RECIPES = {"cpu": "digits/static-dnw", "cuda": "table1/static-dnw"}
-
-
-def measure(device: str, turns: int, data: Path | None) -> dict[str, Any]:
-    name = RECIPES[device]
-    settings = recipes.get(name).settings
-    if data is not None:
-        settings = replace(settings, data=replace(settings.data, directory=str(data)))
+def measure(name: str, settings: Settings, device: str, pairs: int, epochs: int) -> dict[str, Any]:
+    """A row of the record."""
     place = start(device)
     torch.manual_seed(0)
     found = loop.load_data(settings, place)
@@ -64,66 +67,82 @@ def measure(device: str, turns: int, data: Path | None) -> dict[str, Any]:
     fast = make_fast(step, found.train, print) if settings.fast else None
     steps = settings.epochs * len(found.train)
     clock = time.process_time if device == "cpu" else time.perf_counter
-    every, log = usual_every(wiring, steps), Log()
+    Timed.clock = staticmethod(clock)
     taken: dict[str, list[float]] = {"without": [], "with": []}
     inside: list[float] = []
+    log, progress = Log(), Progress()
     with tempfile.TemporaryDirectory() as folder:
-        path, progress = Path(folder) / HISTORY, Progress()
-        Timed.clock = staticmethod(clock)
+        path = Path(folder) / HISTORY
         recorder = Timed(step, settings, path, name, (0, steps), print)
-        nobody = Recording(None, settings, path, name, (0, steps), print)
-        for turn in range(2 * turns + 4):
-            side = ("without", "with")[turn % 2]
-            recording = recorder if side == "with" else nobody
-            progress.batch, recorder.spent = 0, 0.0
-            began = clock()
-            loop._epoch(step, fast, found.train, progress, settings, place, float("inf"), log, None, recording)
-            recording.flush()
-            if turn >= 4:  # the first ones warm up
-                taken[side].append(clock() - began)
-                if side == "with":
-                    inside.append(recorder.spent / (taken[side][-1] - recorder.spent))
-            progress.epoch += 1
+        sides = {"without": Recording(None, settings, path, name, (0, steps), print), "with": recorder}
+        assert recorder.recorder is not None
+        for pair in range(WARM_UP + pairs):
+            for side in sorted(sides, reverse=pair % 2 == 0):
+                recorder.spent, began = 0.0, clock()
+                for _ in range(epochs):
+                    progress.batch = 0
+                    loop._epoch(
+                        step, fast, found.train, progress, settings, place, float("inf"), log, None, sides[side]
+                    )
+                    progress.epoch += 1
+                sides[side].flush()
+                seconds = clock() - began
+                if pair >= WARM_UP:
+                    taken[side].append(seconds)
+                    if side == "with":
+                        inside.append(recorder.spent / (seconds - recorder.spent))
         recorder.close()
         size, records = path.stat().st_size, len(History.load(path))
     ratios = [b / a for a, b in zip(taken["without"], taken["with"], strict=True)]
-    quartiles = statistics.quantiles(ratios, n=4)
+    low, high = interval(ratios)
     return {
         "recipe": name,
-        "batches": len(found.train),
-        "every": every,
-        "turns": turns,
+        "captured": fast is not None,
+        "steps": epochs * len(found.train),
+        "every": recorder.recorder.every,
+        "pairs": pairs,
         "clock": clock.__name__,
-        "times": {
-            side: {"median_s": statistics.median(times), "least_s": min(times), "n": len(times)}
-            for side, times in taken.items()
-        },
+        "times": {side: summary(times) for side, times in taken.items()},
         "ratio": statistics.median(ratios),
-        "ratio_q1": quartiles[0],
-        "ratio_q3": quartiles[2],
+        "ratio_low": low,
+        "ratio_high": high,
         "inside": statistics.median(inside),
         "bytes_a_record": size / records,
     }
 
 
+def interval(values: list[float], share: float = 0.95, draws: int = 4000) -> tuple[float, float]:
+    """Where the median is with this probability, by resampling."""
+    chance = random.Random(0)
+    medians = sorted(statistics.median(chance.choices(values, k=len(values))) for _ in range(draws))
+    return medians[int((1 - share) / 2 * draws)], medians[int((1 + share) / 2 * draws) - 1]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=list(RECIPES))
-    parser.add_argument("--turns", type=int, default=30, help="epochs of each side")
+    parser.add_argument("--recipe", help="another than the device's own")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the recipe")
+    parser.add_argument("--pairs", type=int, default=60)
+    parser.add_argument("--epochs", type=int, default=4, help="of a turn")
     parser.add_argument("--data", type=Path, help="the folder with CIFAR-10")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     if chosen.device == "cpu":
         torch.set_num_threads(1)  # the maps are small: a second thread would only wait
-    row = measure(chosen.device, chosen.turns, chosen.data)
-    times = row["times"]
-    ratio, low, high = (100 * (row[key] - 1) for key in ("ratio", "ratio_q1", "ratio_q3"))
+    name = chosen.recipe or RECIPES[chosen.device]
+    settings, _ = with_overrides(recipes.get(name).settings, chosen.set)
+    if chosen.data is not None:
+        settings = replace(settings, data=replace(settings.data, directory=str(chosen.data)))
+    row = measure(name, settings, chosen.device, chosen.pairs, chosen.epochs)
+    ratio, low, high = (100 * (row[key] - 1) for key in ("ratio", "ratio_low", "ratio_high"))
+    without, recorded = (1e3 * row["times"][side]["median_s"] for side in ("without", "with"))
     print(
-        f"{row['recipe']}: an epoch of {row['batches']} steps, a record every {row['every']}: without "
-        f"{1e3 * times['without']['median_s']:.1f} ms, with {1e3 * times['with']['median_s']:.1f} ms; {ratio:+.2f} % "
-        f"({low:+.2f} to {high:+.2f}), {100 * row['inside']:.2f} % in the recorder"
+        f"{row['recipe']}, {'captured' if row['captured'] else 'called'}: {row['steps']} steps, a record every "
+        f"{row['every']}: without {without:.1f} ms, with {recorded:.1f} ms; {ratio:+.2f} % ({low:+.2f} to "
+        f"{high:+.2f}), {100 * row['inside']:.2f} % in the recorder, {row['bytes_a_record']:,.0f} bytes a record"
     )
-    save(chosen.out, {"machine": machine(chosen.device), "row": row})
+    save(chosen.out, {"benchmark": "history", "settings": {"set": chosen.set}, **machine(chosen.device), "rows": [row]})
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ RECORDS, EVERY, NOISE = 100, 78, 0.05
 def history() -> History:
     """A static graph of Table 1 whose weights change by about 5 % of their size from record to record."""
     torch.manual_seed(0)
-    graph = models.get("tiny_static", rule="dnw").graph
+    graph: Any = models.get("tiny_static", rule="dnw").graph
     recorder, weight = graph.wiring.history(every=EVERY), graph.all_weights()
     for i in range(1, RECORDS):
         with torch.no_grad():
@@ -97,7 +97,8 @@ def main() -> None:
         f"than {median['slowest_of_20_ms']:.0f} ms (load {median['load']:.1f}, {row['swapped_a_record']:.0f} edges "
         "swapped a record)"
     )
-    save(chosen.out, {"machine": machine("cpu"), **row})
+    settings = {"tries": chosen.tries, "seconds": chosen.seconds}
+    save(chosen.out, {"benchmark": "page", "settings": settings, **machine("cpu"), "rows": [row]})
 
 
 if __name__ == "__main__":

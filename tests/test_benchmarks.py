@@ -72,6 +72,28 @@ def test_a_billion_weights_fit() -> None:
     assert wired["peak_bytes"] < 24e9
 
 
+@pytest.mark.slow
+def test_what_a_history_costs(tmp_path: Path) -> None:
+    text, record = run("history", tmp_path / "record.json", "--pairs=2", "--epochs=1", "--set=epochs=40")
+    (row,) = record["rows"]
+    assert (row["recipe"], row["captured"], row["steps"], row["every"]) == ("digits/static-dnw", False, 14, 8)
+    assert all(taken["n"] == 2 and taken["median_s"] > 0 for taken in row["times"].values())
+    assert row["ratio_low"] <= row["ratio"] <= row["ratio_high"]
+    assert row["inside"] > 0
+    assert f"a record every 8: without {1e3 * row['times']['without']['median_s']:.1f} ms" in text
+
+
+@pytest.mark.parametrize("name", ["history-cpu", "history-h200"])
+def test_a_history_costs_little(name: str) -> None:
+    path = ROOT / "results" / "benchmarks" / f"{name}.json"
+    if not path.exists():
+        pytest.skip(f"no {name}.json yet")
+    (row,) = json.loads(path.read_text())["rows"]
+    assert row["captured"] == (name == "history-h200")
+    assert row["inside"] < 0.01
+    assert row["ratio"] < 1.01
+
+
 def test_accuracy_against_density(tmp_path: Path) -> None:
     for row, accuracies in {"dense": (94.0,), "dnw-10": (93.0, 94.0), "dnw-2": (90.0,), "random-10": (91.0,)}.items():
         for seed, accuracy in enumerate(accuracies):

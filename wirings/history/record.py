@@ -92,14 +92,16 @@ class Recorder:
         """Record the wiring as it is now."""
         places = self._places()
         parts = [encode(p.weight, real).reshape(-1) for p, real in zip(places, self.wiring._real(), strict=True)]
-        parts += [encode(kernel, None).reshape(-1) for kernel in self._kernels]
+        if self._kernels:
+            kernels = torch.cat([kernel.reshape(-1).to(parts[0].device) for kernel in self._kernels])
+            parts.append(encode(kernels, None))
         noted = {name: v.detach().reshape(()) if isinstance(v, Tensor) else v for name, v in values.items()}
         if not parts[0].is_cuda:  # nobody to wait for, and a thread would cost more than it saves
             self._add(self.steps, np.concatenate([part.cpu().numpy() for part in parts]), noted)
             return
         codes = torch.cat([part.to(parts[0].device) for part in parts])
         copies = {name: _copied(v) if isinstance(v, Tensor) and v.is_cuda else v for name, v in noted.items()}
-        on_host, event = _copied(codes), torch.cuda.Event()
+        on_host, event = _copied(codes), torch.cuda.Event(blocking=True)  # the worker sleeps until then
         event.record()
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, "history")
