@@ -143,6 +143,37 @@ def test_norms_fold_through_means_flattening_and_residual_sums() -> None:
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_norms_fold_through_chosen_channels() -> None:
+    class Halves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm, self.last = nn.Conv2d(2, 6, 1), norm(2), nn.Conv2d(2, 2, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            some = self.first(x)[:, [5, 1, 3, 0]][:, 1:3]  # channels 1 and 3
+            return self.last(self.norm(some).relu())
+
+    model = Halves().eval()
+    small = compared(model, 2, 4, 4)
+    assert kinds(small) == ["Conv", "Activation", "Conv"]
+    first = next(o for o in small.program.operations if isinstance(o, Conv))
+    scale = model.norm.weight / (model.norm.running_var + model.norm.eps).sqrt()
+    expected = model.first.weight[[1, 3]] * scale[:, None, None, None]
+    torch.testing.assert_close(first.weight, expected.detach())
+
+
+def test_a_norm_of_channels_that_are_taken_twice_stays() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm = nn.Conv2d(2, 3, 1), norm(4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(self.first(x)[:, [0, 0, 1, 2]]).relu()
+
+    assert "Affine" in kinds(compared(Twice().eval(), 2, 4, 4))
+
+
 def test_a_shift_before_an_instance_norm_goes() -> None:
     small = compared(nn.Sequential(nn.Conv2d(2, 3, 1), nn.InstanceNorm2d(3, affine=True)), 2, 4, 4)
     assert only(small, Conv).tensors()["bias"] is None

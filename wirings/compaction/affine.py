@@ -23,6 +23,7 @@ from wirings.compaction.operations import (
     Operation,
     Pool,
     Reshape,
+    Select,
 )
 
 Sum = (Conv, Linear)
@@ -70,6 +71,13 @@ def affine_back(folder: Folder, o: Operation) -> bool:
         _scale_inputs(folder, before, pairs)
         folder.remove(o.output, before.output)
         return True
+    if isinstance(before, Select) and _absorbs(folder, before.inputs[0]) and len(before.index.unique()) == len(o.scale):
+        count = folder.shapes[before.inputs[0]][0]
+        scale = torch.ones(count, dtype=o.scale.dtype).index_copy(0, before.index, o.scale)
+        shift = torch.zeros(count, dtype=o.shift.dtype).index_copy(0, before.index, o.shift)
+        _scale_inputs(folder, before, [(scale, shift)])
+        folder.remove(o.output, before.output)
+        return True
     if isinstance(before, Concat) and any(_absorbs(folder, x) for x in before.inputs):
         sizes = [folder.shapes[x][0] for x in before.inputs]
         _scale_inputs(folder, before, list(zip(o.scale.split(sizes), o.shift.split(sizes), strict=True)))
@@ -111,8 +119,9 @@ def _repeats(folder: Folder, o: Operation) -> int:
     """How many channels come of each, if an affine operation can come after this one instead of before; else 0."""
     if isinstance(o, Flatten):
         return int(torch.Size(folder.shapes[o.inputs[0]][1:]).numel())
-    average = isinstance(o, Pool) and o.kind in ("avg", "adaptive_avg") and not any(o.padding) and not o.ceil
-    return int(isinstance(o, (Mean, Crop, Reshape)) or average or (isinstance(o, Pool) and o.kind == "adaptive_avg"))
+    if isinstance(o, Pool):
+        return int(o.kind == "adaptive_avg" or (o.kind == "avg" and not any(o.padding) and not o.ceil))
+    return int(isinstance(o, (Mean, Crop, Reshape)))
 
 
 def _into_sum(folder: Folder, o: Affine, taker: Any) -> None:
@@ -138,7 +147,6 @@ def _into_sum(folder: Folder, o: Affine, taker: Any) -> None:
     name = folder.fresh(f"{taker.output}.sum")
     if taker.bias is not None:
         brought = brought + taker.bias.view(-1, *[1] * len(maps))
-    folder.shapes[name] = folder.shapes[taker.output]
     folder.insert(taker.output, dataclasses.replace(changed, output=name, bias=None))
     folder.shapes[name] = folder.shapes[taker.output]
     folder.put(AddMap(taker.output, (name,), tidied(brought)))

@@ -39,7 +39,9 @@ from wirings.compaction.program import Program
 
 def folded(program: Program) -> Program:
     """The program with its affine operations folded where they can be; its weights must be in double precision."""
-    return Folder(program).run((_identity, _placed, _maps, _before_instance_norm, _means, affine_back, affine_on))
+    return Folder(program).run(
+        (_identity, _selected, _placed, _maps, _before_instance_norm, _means, affine_back, affine_on)
+    )
 
 
 def _identity(folder: Folder, o: Operation) -> bool:
@@ -57,6 +59,15 @@ def _identity(folder: Folder, o: Operation) -> bool:
         folder.remove(o.output, o.inputs[0])
         return True
     return False
+
+
+def _selected(folder: Folder, o: Operation) -> bool:
+    """Some channels of some channels."""
+    before = folder.chain.get(o.inputs[0]) if isinstance(o, Select) else None
+    if not isinstance(o, Select) or not isinstance(before, Select):
+        return False
+    folder.put(dataclasses.replace(o, inputs=before.inputs, index=before.index[o.index]))
+    return True
 
 
 def _placed(folder: Folder, o: Operation) -> bool:
