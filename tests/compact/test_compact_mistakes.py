@@ -19,10 +19,25 @@ class Branching(nn.Module):
         return -x
 
 
-def test_a_model_that_cannot_be_traced_says_where_and_what_to_do() -> None:
+def test_a_model_that_cannot_be_traced_says_where_and_what_to_do(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(WiringError, match=r"test_compact_mistakes.py:\d+, `if x.sum\(\) > 0:`.*torch.where") as error:
         compact(nn.Sequential(nn.Linear(2, 2), Branching()), torch.randn(1, 2))
     assert "cannot be traced by torch.export" in str(error.value)
+    assert "(operator aten." in str(error.value)
+    assert capfd.readouterr().err == ""  # PyTorch would print its traces
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("aten::nonzero", lambda x: x[:, x[0].nonzero()[:, 0]]),
+        ("aten::_unique2", lambda x: x.unique()[None]),
+        ("aten::index.Tensor", lambda x: x * x[x > 0].sum()),
+    ],
+)
+def test_sizes_that_depend_on_values_name_the_operator(name: str, function: Any) -> None:
+    with pytest.raises(WiringError, match=rf"operator {name} at .*test_compact_mistakes.py:\d+.*torch.where"):
+        compact(Gives(function), torch.randn(4, 3))
 
 
 def test_no_path_from_input_to_output() -> None:

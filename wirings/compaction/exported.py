@@ -5,9 +5,13 @@ Modules that stay whole in the trace, neural graphs, stand in it as one operator
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
+import re
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,10 @@ from torch import Tensor, nn
 
 from wirings.errors import WiringError
 
+ADVICE = (
+    "Compaction takes feed-forward models whose path does not depend on the values of tensors: write that line with "
+    "torch.where or fixed sizes, or compact the part of the model that can be traced."
+)
 _leaves: list[tuple[nn.Module, Callable[[tuple[int, ...]], tuple[int, ...]]]] = []
 """The modules that stay whole in the trace being made, with how the sizes of their maps change."""
 
@@ -38,8 +46,7 @@ def exported(module: nn.Module, example: tuple[Tensor, ...], leaves: list[nn.Mod
     try:
         for number, leaf in enumerate(leaves):
             leaf.forward = lambda x, number=number: whole(x, number)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PyTorch's own, about itself
+        with _quiet():
             return _export(module, example).run_decompositions({})
     finally:
         _leaves[:] = before
@@ -82,6 +89,22 @@ def _export(module: nn.Module, example: tuple[Tensor, ...]) -> torch.export.Expo
             raise _untraceable(module, error) from error
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Nothing from PyTorch about itself: it warns, and prints whole traces where it fails. Our error has the line."""
+    loggers = [logging.getLogger(f"torch.{name}") for name in ("export._trace", "fx.experimental.symbolic_shapes")]
+    before = [logger.disabled for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.disabled = True
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
+
+
 class _Inside(nn.Module):
     """A model one level down: PyTorch's traces have attributes of their own that its names might meet."""
 
@@ -94,16 +117,18 @@ class _Inside(nn.Module):
 
 
 def _untraceable(module: nn.Module, error: Exception) -> WiringError:
-    """Which line of whose code the trace stopped at, and why."""
+    """Which line of whose code the trace stopped at, at which operator, and why."""
     own = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if f"torch{'/'}" not in frame.filename and "compaction" not in Path(frame.filename).parts
+        if not {"torch", "compaction"} & set(Path(frame.filename).parts)
     ]
     where = f" at {own[-1].filename}:{own[-1].lineno}, `{own[-1].line}`" if own else ""
+    if "DataDependent" in type(error).__name__:  # the last operator that it got to made a number of Python's
+        operators = re.findall(r"torch\.ops\.([\w.]+)\(", str(getattr(error, "partial_fx_graph", "")))
+        where += f" (operator {operators[-1]})" if operators else ""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return WiringError(
         f"{type(module).__name__} cannot be traced by torch.export{where}: {type(error).__name__}: "
-        f"{' '.join(lines[:2])[:400]} Compaction takes feed-forward models whose path does not depend on the values of "
-        "tensors: write that line with torch.where or fixed sizes, or compact the part of the model that can be traced."
+        f"{' '.join(lines[:2])[:400]} {ADVICE}"
     )

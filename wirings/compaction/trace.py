@@ -5,16 +5,18 @@ Neural graphs inside the module stay whole in the trace, as one operator of ours
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from wirings.compaction import aten_maps  # noqa: F401 - puts its operators into the table
 from wirings.compaction.aten import CHANNELWISE, TABLE, Value
 from wirings.compaction.builder import Builder
-from wirings.compaction.exported import exported
+from wirings.compaction.exported import ADVICE, exported
 from wirings.compaction.operations import PYTHON, Held, Opaque, Select, Taken
 from wirings.errors import WiringError
 
@@ -107,6 +109,7 @@ class _Tracer:
                 f"the model draws random numbers in evaluation ({name}), so it has no outputs to keep; make it "
                 "deterministic in eval()."
             )
+        _check_sizes(node, name)
         if not _depends([*arguments, *options.values()]):  # on no input: computed now, once and for all
             return target(*arguments, **options)
         if name == "getitem" and isinstance(arguments[0], tuple):
@@ -215,6 +218,17 @@ _MOVES = ("aten::reshape", "aten::transpose.int", "aten::permute")
 def _numbered(shape: torch.Size) -> Tensor:
     """At every place its number, the images one after the other."""
     return torch.arange(shape.numel()).view(shape)
+
+
+def _check_sizes(node: fx.Node, name: str) -> None:
+    """Raise if an operator gives a tensor whose size depends on the values of others."""
+    value = node.meta.get("val")
+    values = value if isinstance(value, (list, tuple)) else [value]
+    if not any(isinstance(x, Tensor) and free_unbacked_symbols(x) for x in values):
+        return
+    frames = re.findall(r'File "(.+)", line (\d+)', node.meta.get("stack_trace") or "")
+    where = f" at {frames[-1][0]}:{frames[-1][1]}" if frames else ""
+    raise WiringError(f"the operator {name}{where} gives a tensor whose size depends on values. {ADVICE}")
 
 
 def _depends(x: Any) -> bool:
