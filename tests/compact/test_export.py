@@ -19,18 +19,21 @@ from wirings.export import export
 BLOCKED = """
 import sys
 
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {blocked}:
-            raise ImportError(name + " is not here")
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
 
-sys.meta_path.insert(0, Blocked())
+    def find_spec(self, name, path=None, target=None):
+        return None if name.split(".")[0] in {blocked} else self.finder.find_spec(name, path, target)
+
+sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
 import numpy as np
 x = np.load("x.npy")
 """
 READ = {
     "onnx": "import onnxruntime\ny = onnxruntime.InferenceSession('model.onnx').run(None, {'input': x})[0]",
     "pt2": "import torch\ny = torch.export.load('model.pt2').module()(torch.from_numpy(x)).numpy()",
+    "safetensors": "import torch, wirings\ny = wirings.load_compact('model.safetensors')(torch.from_numpy(x)).numpy()",
 }
 
 
@@ -40,8 +43,14 @@ def digits() -> CompactModel:
     return compact(models.get("digits_static", rule="dnw").eval(), torch.randn(2, 1, 8, 8))
 
 
-@pytest.mark.parametrize(("kind", "blocked"), [("onnx", {"wirings", "torch"}), ("pt2", {"wirings"})])
-def test_files_load_by_one_call_without_wirings(
+OTHERS = {"onnx", "onnxruntime", "onnxscript", "typer", "rich", "yaml", "matplotlib", "PIL", "torchvision"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "blocked"),
+    [("onnx", {"wirings", "torch", "onnx", "safetensors"}), ("pt2", {"wirings", *OTHERS}), ("safetensors", OTHERS)],
+)
+def test_files_load_by_one_call_where_there_is_nothing_else(
     digits: CompactModel, tmp_path: Path, kind: str, blocked: set[str]
 ) -> None:
     pytest.importorskip("onnxruntime")
@@ -49,6 +58,7 @@ def test_files_load_by_one_call_without_wirings(
     x = torch.randn(5, 1, 8, 8)
     np.save(tmp_path / "x.npy", x.numpy())
     code = BLOCKED.format(blocked=repr(blocked)) + READ[kind] + "\nnp.save('y.npy', y)"
+    code += f"\nassert not {blocked!r} & {{name.split('.')[0] for name in sys.modules}}"
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, check=True)
     found, expected = torch.from_numpy(np.load(tmp_path / "y.npy")), digits(x)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
@@ -155,10 +165,6 @@ def test_mistakes(digits: CompactModel, tmp_path: Path, monkeypatch: pytest.Monk
     save_file({"x": torch.zeros(1)}, str(tmp_path / "other.safetensors"))
     with pytest.raises(WiringError, match="holds no compact model"):
         load_compact(tmp_path / "other.safetensors")
-    evil = Program({"x": (1,)}, [ops.Opaque("y", ("x",), "aten::from_file", ("z",))], ("y",))
-    evil.save(tmp_path / "evil.safetensors")
-    with pytest.raises(WiringError, match="only PyTorch's own"):
-        load_compact(tmp_path / "evil.safetensors")
     import importlib.util
 
     found = importlib.util.find_spec
@@ -166,6 +172,25 @@ def test_mistakes(digits: CompactModel, tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(WiringError, match=r'pip install "wirings\[export\]"'):
         digits.save(tmp_path / "model.onnx")
     assert not list(tmp_path.glob("model*"))
+
+
+@pytest.mark.parametrize(
+    ("target", "arguments"),
+    [
+        ("aten::from_file", ("z",)),  # reads files
+        ("aten::save", (ops.Taken(0), "z")),  # writes them
+        ("aten::add_.Tensor", (ops.Taken(0), ops.Taken(0))),  # changes its input
+        ("aten::__setattr__.__call__", ("relu", 1)),  # PyTorch's own attributes, not operators
+        ("aten::no_such_operator", ()),
+        ("os::system", ("true",)),
+        ("eval", ("1",)),
+    ],
+)
+def test_files_cannot_do_anything_but_compute(target: str, arguments: tuple[Any, ...], tmp_path: Path) -> None:
+    evil = Program({"x": (1,)}, [ops.Opaque("y", ("x",), target, arguments)], ("y",))
+    evil.save(tmp_path / "evil.safetensors")
+    with pytest.raises(WiringError, match="only PyTorch's own"):
+        load_compact(tmp_path / "evil.safetensors")
 
 
 def test_a_file_that_gives_other_outputs_is_not_handed_over(
