@@ -74,7 +74,7 @@ def test_a_billion_weights_fit() -> None:
 
 @pytest.mark.slow
 def test_what_a_history_costs(tmp_path: Path) -> None:
-    text, record = run("history", tmp_path / "record.json", "--pairs=2", "--epochs=1", "--set=epochs=40")
+    text, record = run("history", tmp_path / "record.json", "--pairs=2", "--disturbed=9")
     (row,) = record["rows"]
     assert (row["recipe"], row["captured"], row["steps"], row["every"]) == ("digits/static-dnw", False, 14, 8)
     assert all(taken["n"] == 2 and taken["median_s"] > 0 for taken in row["times"].values())
