@@ -71,6 +71,7 @@ def measure(
     step = Step(model, wiring, make_optimizer(model, wiring, settings, place.device), settings, place.device)
     fast = make_fast(step, found.train, print) if settings.fast else None
     steps = settings.epochs * len(found.train)
+    wiring.plan(steps)
     Timed.clock = staticmethod(time.perf_counter)
     taken: dict[str, list[float]] = {"without": [], "with": []}
     inside: list[float] = []
