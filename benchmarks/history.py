@@ -68,10 +68,10 @@ def measure(
     found = loop.load_data(settings, place)
     model, wiring = loop.build(settings, found.classes, place)
     assert wiring is not None
-    step = Step(model, wiring, make_optimizer(model, wiring, settings, place.device), settings, place.device)
-    fast = make_fast(step, found.train, print) if settings.fast else None
     steps = settings.epochs * len(found.train)
     wiring.plan(steps)
+    step = Step(model, wiring, make_optimizer(model, wiring, settings, place.device), settings, place.device)
+    fast = make_fast(step, found.train, print) if settings.fast else None
     Timed.clock = staticmethod(time.perf_counter)
     taken: dict[str, list[float]] = {"without": [], "with": []}
     inside: list[float] = []
