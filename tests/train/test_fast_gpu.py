@@ -18,6 +18,9 @@ CHANGES = ["data.name=synthetic", "data.options={shape: [1, 8, 8], examples: 50,
 EVERY = [rules.get(name) for name in rules.names()]
 NEW = [rule.name for rule in EVERY if not isinstance(rule, rules.FineTune) and not rule.layers_only]
 
+ONE_BUDGET = [name for name in recipes.names() if name.startswith(("ste/mobilenet", "ste/resnet-nm"))]
+ONE_BUDGET += [name for name in recipes.names() if name.startswith("ste/resnet") and name.endswith("-2")]
+
 
 def fast(*changes: str) -> Settings:
     return with_overrides(recipes.get(RECIPE).settings, [*CHANGES, "epochs=2", "fast=true", *changes])[0]
@@ -35,6 +38,19 @@ def test_every_rule_is_captured(rule: str, tmp_path: Path) -> None:
     loss, accuracy, _ = runs.measure(tmp_path / "run", device="cuda")
     assert loss == pytest.approx(result.test_loss, rel=1e-4)
     assert accuracy == pytest.approx(result.accuracy, abs=2.5)
+
+
+@pytest.mark.parametrize("name", ONE_BUDGET)
+def test_every_rule_at_one_budget_is_captured(name: str, tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    data = "data.options={shape: [3, 32, 32], examples: 50, test_examples: 40}"
+    changes = ["data.name=synthetic", data, "batch=20", "epochs=2", "schedule.warmup_epochs=0"]
+    settings, overrides = with_overrides(recipes.get(name).settings, changes)
+    log = Heard()
+    result = loop.train(name, settings, tmp_path / "run", device="cuda", overrides=overrides, log=log)
+    assert not [text for text in log.said if "cannot be captured" in text]
+    assert result is not None
+    assert result.steps == 6
 
 
 def test_random_numbers_are_drawn_anew_at_every_replay() -> None:

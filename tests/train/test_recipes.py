@@ -25,13 +25,18 @@ from wirings.train.step import make_optimizer
 from wirings.train.text import parse_yaml
 
 KEYS = plain.leaves(Settings)
-ROWS = sorted(path for path in Path(recipes.__file__).parent.glob("*/*.yaml") if path.stem != "base")
+FILES = (path for path in Path(recipes.__file__).parent.glob("*/*.yaml") if path.stem != "base")
+ROWS = sorted(FILES, key=lambda path: (path.parent.name, path.stem))
 
 
 def test_every_recipe_is_found() -> None:
     assert recipes.names() == [f"{path.parent.name}/{path.stem}" for path in ROWS]
     assert len(recipes.names()) == len(ROWS) > 0
-    listed = [recipe.name for table in recipes.tables() for recipe in recipes.table(table)]
+    listed = []
+    for table in recipes.tables():
+        rows = [recipe.name for recipe in recipes.table(table)]
+        assert len(set(rows)) == len(rows)
+        listed += [row for row in rows if row.startswith(f"{table}/")]
     assert len(set(listed)) == len(listed)
     assert set(listed) >= {name for name in recipes.names() if recipes.get(name).paper is not None}
 
@@ -42,10 +47,13 @@ def test_recipe_says_only_what_differs_from_its_base(path: Path) -> None:
     assert recipe.settings.model.name in models.names()
     assert recipe.settings.rule.name in rules.names()
     row = {key: value for key, value in parse_yaml(path.read_text(), "row").items() if key not in ("paper", "note")}
-    base = parse_yaml(path.with_name("base.yaml").read_text(), "base")
-    del base["rows"]
-    base["model"] = {"name": min(models.names()), **base.get("model", {})}
-    before, after = to_mapping(from_mapping(base)), to_mapping(recipe.settings)
+    if "base" in row:  # another table's row
+        before, after = to_mapping(recipes.get(row.pop("base")).settings), to_mapping(recipe.settings)
+    else:
+        base = parse_yaml(path.with_name("base.yaml").read_text(), "base")
+        del base["rows"]
+        base["model"] = {"name": min(models.names()), **base.get("model", {})}
+        before, after = to_mapping(from_mapping(base)), to_mapping(recipe.settings)
     said = {key for key in KEYS if plain.at(row, key) is not None}
     different = {key for key in KEYS if plain.at(before, key) != plain.at(after, key)}
     assert different | {"model.name"} == said | {"model.name"}
@@ -193,6 +201,48 @@ def test_rules_on_a_resnet_for_cifar10() -> None:
         options = {"width": 0.5, "first_dense": True} | ({"density": int(percent) / 100} if percent else {})
         assert (row.settings.rule.name, row.settings.model) == (rule, ModelSettings("resnet18", options))
         assert replace(row.settings, rule=base.rule, model=base.model) == base, "trained the same"
+
+
+def test_rules_at_one_budget_are_trained_alike() -> None:
+    rows = [row for row in recipes.table("ste") if row.name.startswith("ste/")]
+    assert {row.name for row in rows} == {name for name in recipes.names() if name.startswith("ste/")}
+    here = {row.settings.rule.name for row in recipes.table("ste")}
+    assert here == set(rules.names()) - {"dense"}
+    for row in rows:
+        network, what, *percent = row.name.removeprefix("ste/").split("-")
+        s, twin = (
+            row.settings,
+            recipes.get("table2/dnw" if network == "mobilenet" else f"resnet/dnw-{percent[0]}").settings,
+        )
+        assert s.rule.name == ("dnw" if what.startswith("dnw") else what.removesuffix("_global"))
+        options = {key: value for key, value in s.model.options.items() if key != "share"}
+        expected = {key: value for key, value in twin.model.options.items() if what != "nm" or key != "density"}
+        assert (s.model.name, options) == (twin.model.name, expected)
+        decay = 0.0 if what == "top_kast" else None
+        assert s.optimizer == replace(twin.optimizer, weight_decay_edges=decay)
+        assert s.rule.options.get("exploration", s.optimizer.weight_decay) == s.optimizer.weight_decay
+        assert replace(s, rule=twin.rule, model=twin.model, optimizer=twin.optimizer) == twin
+
+
+@pytest.mark.parametrize("name", ["mobilenet-soft_threshold_global", "mobilenet-str", "resnet-rigl-2", "resnet-nm-10"])
+def test_rules_at_one_budget_have_its_edges(name: str) -> None:
+    place = Place(0, 1, torch.device("cpu"))
+    other = "table2/dnw" if name.startswith("mobilenet") else f"resnet/dnw-{name.rpartition('-')[2]}"
+    settings, _ = with_overrides(recipes.get(f"ste/{name}").settings, [])
+    options = {key: value for key, value in settings.rule.options.items() if key != "schedule"}
+    settings = replace(settings, rule=replace(settings.rule, options=options))
+    counts = []
+    for each in (settings, recipes.get(other).settings):
+        _, wiring = build(each, 10, place)
+        assert wiring is not None
+        counts.append(sum(report.edges for report in wiring.look()))
+    ours, theirs = counts
+    assert theirs == {"table2/dnw": 158_939}.get(other, theirs)
+    if name == "resnet-nm-10":
+        assert ours == 3 * 2_791_936 // 32
+        assert 0.9 * theirs < ours < theirs
+    else:
+        assert abs(ours - theirs) <= (0 if other == "table2/dnw" else 20), "rounded down in each of 20 layers"
 
 
 def test_a_recipe_of_your_own(tmp_path: Path) -> None:

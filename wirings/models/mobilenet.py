@@ -21,6 +21,7 @@ from wirings.graph.nodes import ConvNode, PlainNode
 from wirings.models.registry import register, wired
 from wirings.rules import Rule
 from wirings.rules import get as get_rule
+from wirings.schedules import floor_of
 from wirings.wire import wire_
 from wirings.wiring import Wiring
 
@@ -175,8 +176,12 @@ def mobilenetv1_dnw(
     image_size: int = 32,
     small: bool = False,
     reach: int | None = None,
+    share: str | None = None,
 ) -> MobileNetV1DNW:
-    """MobileNetV1-DNW with the edges of MobileNetV1 × ``width``; ``small``: the classifier keeps that part, too."""
+    """MobileNetV1-DNW with the edges of MobileNetV1 × ``width``; ``small``: the classifier keeps that part, too.
+
+    Every stage has as many as MobileNetV1's; with a ``share``, as for `wire_`, that many in all are shared out anew.
+    """
     model = MobileNetV1DNW(classes, image_size, reach)
     if rule is None:
         return model
@@ -197,7 +202,11 @@ def mobilenetv1_dnw(
             )
     if small:
         budget["head"] = float(width)
-    model.wiring = wire_(model, rule, budget=budget)
+    if share is None:
+        model.wiring = wire_(model, rule, budget=budget)
+    else:
+        total = sum(floor_of(n, model.head.weight.numel()) if isinstance(n, float) else n for n in budget.values())
+        model.wiring = wire_(model, rule, k=total, share=share, include=names)
     return model
 
 

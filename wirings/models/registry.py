@@ -9,7 +9,7 @@ from torch import nn
 
 from wirings.budget import Amount
 from wirings.errors import WiringError, unknown
-from wirings.rules import Rule
+from wirings.rules import Dense, Rule
 from wirings.rules import get as get_rule
 from wirings.wire import wire_
 
@@ -29,21 +29,27 @@ def budget(rule: str | Rule | None, edges: Amount | None, default: int) -> Amoun
     return default if edges is None and not own else edges
 
 
-def wired(model: nn.Module, rule: str | Rule | None, density: float | None, skip: Sequence[str] = ()) -> nn.Module:
-    """A plain model, wired if a ``density`` says how much of it is to stay; the handle is its ``wiring``.
+def wired(
+    model: nn.Module,
+    rule: str | Rule | None,
+    density: float | None,
+    skip: Sequence[str] = (),
+    share: str = "uniform",
+) -> nn.Module:
+    """A plain model, wired if a ``density`` says how much of it is to stay, or if the rule says that itself.
 
-    Without a density it is the dense network: rules that choose edges have nothing to choose.
+    The handle is its ``wiring``; None for the dense network, which has nothing to choose. ``share``: as for `wire_`.
     """
     chosen = None if rule is None else get_rule(rule)
-    if chosen is None or (chosen.own_budget and density is None):
+    if chosen is None or (isinstance(chosen, Dense) and density is None):
         model.wiring = None  # type: ignore[assignment]
         return model
-    if density is None:
+    if density is None and not chosen.own_budget:
         raise WiringError(
             f"rule {chosen.name!r} needs a budget: give the model a density, the fraction of its weights to keep, or "
             "take the rule 'dense'."
         )
-    model.wiring = wire_(model, chosen, density=density, skip=skip)  # type: ignore[assignment]
+    model.wiring = wire_(model, chosen, density=density, skip=skip, share=share)  # type: ignore[assignment]
     return model
 
 

@@ -136,10 +136,11 @@ def resnet50(
     image_size: int = 224,
     density: float | None = None,
     first_dense: bool = False,
+    share: str = "uniform",
 ) -> nn.Module:
     """ResNet50; with a ``density`` all its convolutions are wired, or with ``first_dense`` all but the first."""
     model = ResNet(Bottleneck, (3, 4, 6, 3), 1.0, classes, image_size)
-    return wired(model, rule, density, skip=["conv1"] if first_dense else [])
+    return wired(model, rule, density, skip=["conv1"] if first_dense else [], share=share)
 
 
 @register
@@ -150,7 +151,8 @@ def resnet18(
     image_size: int = 32,
     density: float | None = None,
     first_dense: bool = False,
+    share: str = "uniform",
 ) -> nn.Module:
     """ResNet18 × ``width``, for small images unless said; wired as `resnet50` is."""
     model = ResNet(Block, (2, 2, 2, 2), width, classes, image_size)
-    return wired(model, rule, density, skip=["conv1"] if first_dense else [])
+    return wired(model, rule, density, skip=["conv1"] if first_dense else [], share=share)

@@ -1,6 +1,7 @@
 """Recipes: one small YAML file a row of the paper's tables, which holds only what differs from its table's base.
 
-    table1/base.yaml          settings that all rows share, and `rows`, their order in the paper
+    table1/base.yaml          settings that all rows share, and `rows`, their order in the paper; a row of another table
+                              by its full name
     table1/static-dnw.yaml    settings of this row, `paper` (what the paper reports), `note`
 
 A file of your own works as well: it may name another recipe, or another file, as its `base`.
@@ -52,7 +53,8 @@ def table(number: int | str) -> list[Recipe]:
     name = f"table{number}" if str(number).isdecimal() else str(number)
     if name not in tables():
         raise unknown("table", name, tables())
-    return [get(f"{name}/{row}") for row in _read(_FOLDER / name / "base.yaml").get("rows", [])]
+    rows = _read(_FOLDER / name / "base.yaml").get("rows", [])
+    return [get(row if "/" in row else f"{name}/{row}") for row in rows]
 
 
 def get(name: str | Path) -> Recipe:
