@@ -1,6 +1,8 @@
 """The compiled kernels: found, built, cached; and networks run on PyTorch where they cannot be had."""
 
 import ctypes
+import os
+import platform
 import stat
 import subprocess
 import sys
@@ -112,22 +114,21 @@ def test_the_key_goes_by_compiler_and_processor(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", ["-mno-avx512f", "-mno-avx"])
 def test_other_widths_of_vectors(flags: str, tmp_path: Path) -> None:
-    if "x86" not in __import__("platform").machine():
+    if "x86" not in platform.machine():
         pytest.skip("these flags are for x86")
     (compiler, *_) = build._compilers("")
     script = (
         "import torch\n"
+        "from tests.engine.drawn import Drawn\n"
         "from tests.engine.test_kernels import differences, nodes\n"
-        "for size in ((7, 7), (14, 14), (33, 17)):\n"
-        "    for way in ('sparse', 'dense'):\n"
-        "        program = nodes(0, size, [20, 17, 9], 2, 0.3)\n"
-        "        assert max(differences(program, torch.randn(3, 3, *size), engine=way, threads=2)) < 1e-5\n"
+        "for way in ('sparse', 'dense'):\n"
+        "    programs = [nodes(0, size, [20, 17, 9], 2, 0.3) for size in ((7, 7), (14, 14), (33, 17))]\n"
+        "    programs += [Drawn(seed, (3, 5 + seed % 13, 9)).program(8) for seed in range(40)]\n"
+        "    for program in programs:\n"
+        "        images = torch.randn(3, *program.inputs['x'])\n"
+        "        assert max(differences(program, images, engine=way, threads=2)) < 1e-5\n"
     )
-    environment = {
-        "CXX": f"{compiler[0]} {flags}",
-        "WIRINGS_CACHE": str(tmp_path),
-        "PATH": __import__("os").environ["PATH"],
-    }
+    environment = {"CXX": f"{compiler[0]} {flags}", "WIRINGS_CACHE": str(tmp_path), "PATH": os.environ["PATH"]}
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", script], env=environment, cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

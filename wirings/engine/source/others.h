@@ -170,22 +170,23 @@ static void run_function(const Step &step, float *memory, float *, int task, con
 }
 
 static void run_instance_norm(const Step &step, float *memory, float *, int task, const Callers &) {
+    const bool flat = step.pitch == step.width && step.out_pitch == step.width;  // a map is one long row
+    const int height = flat ? 1 : step.height, width = flat ? step.height * step.width : step.width;
     const float pixels = static_cast<float>(step.height) * static_cast<float>(step.width);
     for (int c = step.chunks[task]; c < step.chunks[task + 1]; c++) {
         float sum = 0, squares = 0;
-        for (int y = 0; y < step.height; y++) sum += sum_of(memory + at(step.in[c], y, step.pitch), step.width);
+        for (int y = 0; y < height; y++) sum += sum_of(memory + at(step.in[c], y, step.pitch), width);
         const float mean = sum / pixels;
-        for (int y = 0; y < step.height; y++) {
-            const float *row = memory + at(step.in[c], y, step.pitch);
-            for (int x = 0; x < step.width; x++) squares += (row[x] - mean) * (row[x] - mean);
-        }
+        for (int y = 0; y < height; y++)
+            squares += sum_of(memory + at(step.in[c], y, step.pitch), width,
+                              [&](V v) { return (v - all(mean)) * (v - all(mean)); });
         const float times = step.weights[c] / std::sqrt(squares / pixels + step.scale);
         const V factor = all(times), plus = all(step.weights2[c] - mean * times);
-        for (int y = 0; y < step.height; y++) {
+        for (int y = 0; y < height; y++) {
             const float *row = memory + at(step.in[c], y, step.pitch);
             float *out = memory + at(step.out[c], y, step.out_pitch);
-            for (int x = 0; x < step.width; x += LANES) {
-                const int n = step.width - x < LANES ? step.width - x : LANES;
+            for (int x = 0; x < width; x += LANES) {
+                const int n = width - x < LANES ? width - x : LANES;
                 store_part(out + x, limited(load(row + x) * factor + plus, step.activation), n);
             }
         }

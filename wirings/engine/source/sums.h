@@ -123,13 +123,18 @@ static inline void sum_group(const Step &step, int group, const float *in, float
     }
 }
 
-static inline float sum_of(const float *row, int n) {
+// The sum of n numbers, of what `of` makes of them; up to LANES - 1 after the last are read and not used.
+template <class Of>
+static inline float sum_of(const float *row, int n, Of &&of) {
     V sum = V{};
     int i = 0;
-    for (; i + LANES <= n; i += LANES) sum += load(row + i);
-    float rest = 0;
-    for (; i < n; i++) rest += row[i];
-    return total(sum) + rest;
+    for (; i + LANES <= n; i += LANES) sum += of(load(row + i));
+    if (i < n) sum += masked(of(load(row + i)), count_up() < n - i);
+    return total(sum);
+}
+
+static inline float sum_of(const float *row, int n) {
+    return sum_of(row, n, [](V v) { return v; });
 }
 
 static inline float mean_of(const Step &step, const float *map) {
