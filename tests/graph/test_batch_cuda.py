@@ -17,6 +17,8 @@ from wirings.graph.nodes import ConvNode
 EPS = 1e-5
 SIZES = [(3, 5, 1, 1), (2, 3, 2, 2), (4, 7, 5, 4), (2, 9, 16, 16), (1, 2, 33, 17)]
 EVERY = list(itertools.product(SIZES, [1, 2], [True, False], [True, False]))
+# Columns of several strips, of images of an odd width; in the second more strips than a node has programs.
+EVERY += itertools.product([(2, 20, 9, 15), (1, 700, 2, 25)], [1, 2], [True], [True])
 
 
 def reference(x: Tensor, gamma: Tensor, beta: Tensor, mean: Any, var: Any, kernel: Tensor, relu: bool, stride: int):

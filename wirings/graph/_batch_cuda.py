@@ -6,8 +6,8 @@ kernel takes the gradient through the convolution and the ReLU and adds up all t
 know, and one finishes the norm in place. A program takes one node and a run of its pixels; it leaves its share of
 every sum in memory, and whoever needs the sum adds the shares up, always in the same order.
 
-A pixel's nine neighbours are looked up in the cache, nine times as often as they come from memory. That is cheap
-beside the memory that maps as large as these take.
+A program that convolves goes down columns of pixels, many side by side, and takes every row once: what a row has to do
+with the rows above and below it stays in registers.
 """
 
 import functools
@@ -24,7 +24,8 @@ from wirings.graph._node_cuda import _launcher
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _TILE = 1024  # pixels that a program looks at together
-_HALF_TILE = 512  # where it looks at the neighbours of each, too
+_COLUMNS = 256  # columns of pixels that a program goes down together
+_ROWS = 8  # that it goes down at least, if there are as many: one more above and one below are looked at each time
 _PROGRAMS = 2112  # wanted at least: sixteen for each of a large GPU's 132 processors
 _SHARES = 64  # at most for a node: whoever adds them up reads them all
 _SUMS = 16  # places of a share: the nine of a kernel, two of the norm
@@ -84,6 +85,20 @@ def _plan(nodes: int, pixels: int, tile: int) -> tuple[int, int]:
     return each, -(-tiles // each)
 
 
+@functools.cache
+def _columns(nodes: int, images: int, height: int, width: int) -> tuple[int, int, int, int, int]:
+    """Columns in strips of `_COLUMNS`, which are cut where there are too few: strips, rows and pieces in all.
+
+    After these, pieces a program, and programs a node.
+    """
+    strips = -(-images * width // _COLUMNS)
+    cuts = max(1, min(height // _ROWS, -(-_PROGRAMS // (nodes * strips))))
+    rows = -(-height // cuts)
+    pieces = strips * -(-height // rows)
+    each = -(-pieces // min(-(-_PROGRAMS // nodes), pieces, _SHARES))
+    return strips, rows, pieces, each, -(-pieces // each)
+
+
 def _out_shape(x: Tensor, stride: int) -> tuple[int, int, int, int]:
     nodes, images, height, width = x.shape
     return nodes, images, (height - 1) // stride + 1, (width - 1) // stride + 1
@@ -105,7 +120,7 @@ def _forward(
     nodes, images, height, width = x.shape
     shape = _out_shape(x, stride)
     out = torch.empty(shape, dtype=out_dtype, device=x.device)
-    pixels, out_pixels = images * height * width, images * shape[2] * shape[3]
+    pixels = images * height * width
     own = mean is None or var is None
     shares, parts = x.new_empty(0, dtype=torch.float32), 0
     if own:
@@ -118,12 +133,12 @@ def _forward(
     with on_device_of(x):
         if own:
             launch(_add_up, nodes * parts, 4, x, shares, pixels, each, parts, _TILE)
-        out_each, out_parts = _plan(nodes, out_pixels, _HALF_TILE)
+        *plan, programs = _columns(nodes, images, shape[2], shape[3])
         tensors = (x, gamma, beta, kernel, mean, var, shares, out)
-        numbers = (pixels, out_pixels, out_each, out_parts, parts)
+        numbers = (images, *plan, programs, parts)
         padded = triton.next_power_of_2(max(parts, 1))
-        constants = (eps, relu, stride, height, width, shape[2], shape[3], own, padded, _HALF_TILE)
-        launch(_map, nodes * out_parts, 4, *tensors, *numbers, *constants)
+        constants = (eps, relu, stride, height, width, shape[2], shape[3], own, padded, _COLUMNS)
+        launch(_map, nodes * programs, 4, *tensors, *numbers, *constants)
     return out, mean, var
 
 
@@ -148,15 +163,15 @@ def _backward(
     pixels = images * height * width
     dx = torch.empty_like(x)
     dgamma, dbeta, dkernel = torch.empty_like(gamma), torch.empty_like(beta), torch.empty_like(kernel)
-    each, parts = _plan(nodes, pixels, _HALF_TILE)
+    # With a stride of 2, rows are taken in pairs.
+    *plan, parts = _columns(nodes, images, out_height, width)
     shares = torch.empty((nodes, parts, _SUMS), dtype=torch.float32, device=x.device)
     last_each, last_parts = _plan(nodes, pixels, _TILE)
     launch = _launcher(x, gamma, kernel, grad, rest=("batch backward", own, eps, relu, stride))
     with on_device_of(x):
         tensors = (x, gamma, beta, kernel, mean, var, grad, dx, shares)
-        numbers = (pixels, images * out_height * out_width, each, parts)
-        constants = (eps, relu, stride, height, width, out_height, out_width, _SUMS, _HALF_TILE)
-        launch(_unmap, nodes * parts, 4, *tensors, *numbers, *constants)
+        constants = (eps, relu, stride, height, width, out_height, out_width, _SUMS, _COLUMNS)
+        launch(_unmap, nodes * parts, 4, *tensors, images, *plan, parts, *constants)
         tensors = (x, gamma, mean, var, dx, shares, dgamma, dbeta, dkernel)
         padded = triton.next_power_of_2(parts)
         launch(_finish, nodes * last_parts, 4, *tensors, pixels, last_each, last_parts, parts, eps, own, padded, _SUMS,
@@ -233,110 +248,182 @@ def _add_up(x, shares, pixels, tiles, parts, TILE: tl.constexpr):
 
 
 @triton.jit
-def _map(x, gamma, beta, kernel, mean, var, shares, out, pixels, out_pixels, tiles, out_parts, parts,
+def _map(x, gamma, beta, kernel, mean, var, shares, out, images, strips, rows, pieces, each, programs, parts,
          EPS: tl.constexpr, RELU: tl.constexpr, STRIDE: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
          OUT_H: tl.constexpr, OUT_W: tl.constexpr, OWN: tl.constexpr, PARTS: tl.constexpr,
-         TILE: tl.constexpr):  # fmt: skip
-    """Forward: one node, ``tiles`` tiles of its output pixels."""
-    node, part = tl.program_id(0) // out_parts, tl.program_id(0) % out_parts
-    x += node.to(tl.int64) * pixels
-    out += node.to(tl.int64) * out_pixels
-    kernel += node * 9
+         COLUMNS: tl.constexpr):  # fmt: skip
+    """Forward: one node, ``each`` pieces of the columns of its output."""
+    node, program = tl.program_id(0) // programs, tl.program_id(0) % programs
+    x += node.to(tl.int64) * images * (H * W)
+    out += node.to(tl.int64) * images * (OUT_H * OUT_W)
     if OWN:
         place = tl.arange(0, PARTS)
         shares += 2 * (node * parts + place)
+        pixels = images * (H * W)
         shift = tl.sum(tl.load(shares, mask=place < parts, other=0)) / pixels
         squares = tl.sum(tl.load(shares + 1, mask=place < parts, other=0)) / pixels
         m, v = tl.load(x).to(tl.float32) + shift, tl.maximum(squares - shift * shift, 0.0)
-        if part == 0:
+        if program == 0:
             tl.store(mean + node, m)
             tl.store(var + node, v)
     else:
         m, v = tl.load(mean + node), tl.load(var + node)
     scale = tl.load(gamma + node).to(tl.float32) * tl.rsqrt(v + EPS)
     shift = tl.load(beta + node).to(tl.float32) - m * scale
-    for tile in range(tiles):
-        at = tl.max_contiguous((part * tiles + tile) * TILE + tl.arange(0, TILE), 1)  # see `_unmap`
-        real = at < out_pixels
-        image, within = at // (OUT_H * OUT_W), at % (OUT_H * OUT_W)
-        row, column = within // OUT_W * STRIDE, within % OUT_W * STRIDE
-        y = tl.zeros([TILE], tl.float32)
-        for t in tl.static_range(9):
-            r, c = row + (t // 3 - 1), column + (t % 3 - 1)
-            inside = real & (r >= 0) & (r < H) & (c >= 0) & (c < W)
-            near = tl.load(x + image * (H * W) + r * W + c, mask=inside, other=0).to(tl.float32) * scale + shift
-            if RELU:
-                near = tl.where(near <= 0, 0.0, near)  # NaN stays, unlike in a maximum
-            y += tl.load(kernel + t).to(tl.float32) * tl.where(inside, near, 0.0)
-        tl.store(out + at, y.to(out.dtype.element_ty), mask=real)
+    k0, k1, k2 = _weights(kernel + node * 9)
+    k3, k4, k5 = _weights(kernel + node * 9 + 3)
+    k6, k7, k8 = _weights(kernel + node * 9 + 6)
+    for piece in range(program * each, tl.minimum(program * each + each, pieces)):
+        image, column, real = _place(piece % strips, images, OUT_W, COLUMNS)
+        to = out + image * (OUT_H * OUT_W) + column
+        column *= STRIDE
+        start = x + image * (H * W) + column
+        left, right = real & (column > 0), real & (column < W - 1)
+        begin = piece // strips * rows
+        end = tl.minimum(begin + rows, OUT_H)
+        if STRIDE == 1:
+            # Of the output at the row that is read and at the one below: what the rows up to here have given.
+            here, below = tl.zeros([COLUMNS], tl.float32), tl.zeros([COLUMNS], tl.float32)
+            for row in range(begin - 1, end + 1):
+                a, b, c = _normed(start + row * W, left, real, right, (row >= 0) & (row < H), scale, shift, RELU)
+                y = here + (k6 * a + k7 * b + k8 * c)
+                tl.store(to + (row - 1) * OUT_W, y.to(out.dtype.element_ty), mask=real & (row > begin))
+                here = below + (k3 * a + k4 * b + k5 * c)
+                below = k0 * a + k1 * b + k2 * c
+        else:
+            a, b, c = _normed(start + (2 * begin - 1) * W, left, real, right, begin > 0, scale, shift, RELU)
+            below = k0 * a + k1 * b + k2 * c
+            for row in range(begin, end):
+                a, b, c = _normed(start + 2 * row * W, left, real, right, row < OUT_H, scale, shift, RELU)
+                y = below + (k3 * a + k4 * b + k5 * c)
+                a, b, c = _normed(start + (2 * row + 1) * W, left, real, right, 2 * row + 1 < H, scale, shift, RELU)
+                y += k6 * a + k7 * b + k8 * c
+                tl.store(to + row * OUT_W, y.to(out.dtype.element_ty), mask=real)
+                below = k0 * a + k1 * b + k2 * c
 
 
 @triton.jit
-def _unmap(x, gamma, beta, kernel, mean, var, grad, dx, shares, pixels, out_pixels, tiles, parts,
+def _weights(kernel):
+    """A row of a kernel."""
+    return tl.load(kernel).to(tl.float32), tl.load(kernel + 1).to(tl.float32), tl.load(kernel + 2).to(tl.float32)
+
+
+@triton.jit
+def _place(strip, images, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+    """The columns of a strip: of which image, where in it, and whether there is one."""
+    # Neighbours to neighbouring threads, not to one: what is one pixel to the side cannot be loaded in fours.
+    at = tl.max_contiguous(strip * COLUMNS + tl.arange(0, COLUMNS), 1)
+    return at // WIDTH, at % WIDTH, at < images * WIDTH
+
+
+@triton.jit
+def _normed(at, left, real, right, there, scale, shift, RELU: tl.constexpr):
+    """Pixels left of some, at them and right of them, after norm and ReLU; zero beyond the map's ends."""
+    return (
+        _one_normed(at - 1, left & there, scale, shift, RELU),
+        _one_normed(at, real & there, scale, shift, RELU),
+        _one_normed(at + 1, right & there, scale, shift, RELU),
+    )
+
+
+@triton.jit
+def _one_normed(at, inside, scale, shift, RELU: tl.constexpr):
+    y = tl.load(at, mask=inside, other=0).to(tl.float32) * scale + shift
+    if RELU:
+        y = tl.where(y <= 0, 0.0, y)  # NaN stays, unlike in a maximum
+    return tl.where(inside, y, 0.0)
+
+
+@triton.jit
+def _unmap(x, gamma, beta, kernel, mean, var, grad, dx, shares, images, strips, rows, pieces, each, programs,
            EPS: tl.constexpr, RELU: tl.constexpr, STRIDE: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
-           OUT_H: tl.constexpr, OUT_W: tl.constexpr, SUMS: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
-    """Backward to before the ReLU: one node, ``tiles`` tiles of its input pixels; and a share of the sums."""
-    node, part = tl.program_id(0) // parts, tl.program_id(0) % parts
-    x += node.to(tl.int64) * pixels
-    dx += node.to(tl.int64) * pixels
-    grad += node.to(tl.int64) * out_pixels
-    kernel += node * 9
+           OUT_H: tl.constexpr, OUT_W: tl.constexpr, SUMS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+    """Backward to before the ReLU: one node, ``each`` pieces of the columns of its input; and a share of the sums."""
+    node, program = tl.program_id(0) // programs, tl.program_id(0) % programs
+    x += node.to(tl.int64) * images * (H * W)
+    dx += node.to(tl.int64) * images * (H * W)
+    grad += node.to(tl.int64) * images * (OUT_H * OUT_W)
     m, inverse = tl.load(mean + node), tl.rsqrt(tl.load(var + node) + EPS)
     g, b = tl.load(gamma + node).to(tl.float32), tl.load(beta + node).to(tl.float32)
-    # A sum for each of the nine taps, by pixel of a tile until the end: to add up a tile at every turn would be slow.
-    k0, s0 = tl.load(kernel + 0).to(tl.float32), tl.zeros([TILE], tl.float32)
-    k1, s1 = tl.load(kernel + 1).to(tl.float32), tl.zeros([TILE], tl.float32)
-    k2, s2 = tl.load(kernel + 2).to(tl.float32), tl.zeros([TILE], tl.float32)
-    k3, s3 = tl.load(kernel + 3).to(tl.float32), tl.zeros([TILE], tl.float32)
-    k4, s4 = tl.load(kernel + 4).to(tl.float32), tl.zeros([TILE], tl.float32)
-    k5, s5 = tl.load(kernel + 5).to(tl.float32), tl.zeros([TILE], tl.float32)
-    k6, s6 = tl.load(kernel + 6).to(tl.float32), tl.zeros([TILE], tl.float32)
-    k7, s7 = tl.load(kernel + 7).to(tl.float32), tl.zeros([TILE], tl.float32)
-    k8, s8 = tl.load(kernel + 8).to(tl.float32), tl.zeros([TILE], tl.float32)
-    by_shift, by_scale = tl.zeros([TILE], tl.float32), tl.zeros([TILE], tl.float32)
-    for tile in range(tiles):
-        # Neighbours to neighbouring threads, not to one: what is one pixel to the side cannot be loaded in fours.
-        at = tl.max_contiguous((part * tiles + tile) * TILE + tl.arange(0, TILE), 1)
-        real = at < pixels
-        image, within = at // (H * W), at % (H * W)
-        row, column = within // W + 1, within % W + 1
-        standard = (tl.load(x + at, mask=real, other=0).to(tl.float32) - m) * inverse
-        y = standard * g + b
-        after = tl.where(y <= 0, 0.0, y) if RELU else y
-        d = tl.zeros([TILE], tl.float32)
-        n = _behind(grad, image, row, column, real, 0, STRIDE, OUT_H, OUT_W)
-        d += k0 * n
-        s0 += n * after
-        n = _behind(grad, image, row, column, real, 1, STRIDE, OUT_H, OUT_W)
-        d += k1 * n
-        s1 += n * after
-        n = _behind(grad, image, row, column, real, 2, STRIDE, OUT_H, OUT_W)
-        d += k2 * n
-        s2 += n * after
-        n = _behind(grad, image, row, column, real, 3, STRIDE, OUT_H, OUT_W)
-        d += k3 * n
-        s3 += n * after
-        n = _behind(grad, image, row, column, real, 4, STRIDE, OUT_H, OUT_W)
-        d += k4 * n
-        s4 += n * after
-        n = _behind(grad, image, row, column, real, 5, STRIDE, OUT_H, OUT_W)
-        d += k5 * n
-        s5 += n * after
-        n = _behind(grad, image, row, column, real, 6, STRIDE, OUT_H, OUT_W)
-        d += k6 * n
-        s6 += n * after
-        n = _behind(grad, image, row, column, real, 7, STRIDE, OUT_H, OUT_W)
-        d += k7 * n
-        s7 += n * after
-        n = _behind(grad, image, row, column, real, 8, STRIDE, OUT_H, OUT_W)
-        d += k8 * n
-        s8 += n * after
-        if RELU:
-            d = tl.where(y <= 0, 0.0, d)
-        tl.store(dx + at, d.to(dx.dtype.element_ty), mask=real)
-        by_shift += d
-        by_scale += d * standard
+    k0, k1, k2 = _weights(kernel + node * 9)
+    k3, k4, k5 = _weights(kernel + node * 9 + 3)
+    k6, k7, k8 = _weights(kernel + node * 9 + 6)
     shares += tl.program_id(0) * SUMS
+    # A sum for each of the nine taps, by column until the end: to add up columns at every row would be slow.
+    none = tl.zeros([COLUMNS], tl.float32)
+    s0, s1, s2, s3, s4, s5, s6, s7, s8 = none, none, none, none, none, none, none, none, none
+    by_shift, by_scale = none, none
+    for piece in range(program * each, tl.minimum(program * each + each, pieces)):
+        image, column, real = _place(piece % strips, images, W, COLUMNS)
+        start, to = x + image * (H * W) + column, dx + image * (H * W) + column
+        begin = piece // strips * rows
+        end = tl.minimum(begin + rows, OUT_H)
+        if STRIDE == 1:
+            # By the taps of a row of the kernel a pixel reaches its right neighbour, itself and its left one.
+            behind = grad + image * (OUT_H * OUT_W) + column
+            right, left = real & (column < W - 1), real & (column > 0)
+            a6, a7, a8 = _beside(behind + (begin - 1) * W, right, real, left, begin > 0)
+            a3, a4, a5 = _beside(behind + begin * W, right, real, left, begin < H)
+            for row in range(begin, end):
+                a0, a1, a2 = _beside(behind + (row + 1) * W, right, real, left, row < H - 1)
+                standard, y, after = _at(start + row * W, real, m, inverse, g, b, RELU)
+                d = (k0 * a0 + k1 * a1 + k2 * a2) + (k3 * a3 + k4 * a4 + k5 * a5) + (k6 * a6 + k7 * a7 + k8 * a8)
+                if RELU:
+                    d = tl.where(y <= 0, 0.0, d)
+                tl.store(to + row * W, d.to(dx.dtype.element_ty), mask=real)
+                by_shift += d
+                by_scale += d * standard
+                s0 += a0 * after
+                s1 += a1 * after
+                s2 += a2 * after
+                s3 += a3 * after
+                s4 += a4 * after
+                s5 += a5 * after
+                s6 += a6 * after
+                s7 += a7 * after
+                s8 += a8 * after
+                a6, a7, a8 = a3, a4, a5
+                a3, a4, a5 = a0, a1, a2
+        else:
+            # A pixel in an even column reaches one pixel in a row, by the middle tap; one in an odd column two: the one
+            # to the right by the first tap, the one to the left by the last. Rows are alike.
+            odd = column % 2 == 1
+            behind = grad + image * (OUT_H * OUT_W) + (column + 1) // 2
+            right, left = real & ((column + 1) // 2 < OUT_W), real & odd
+            first, middle, last = tl.where(odd, k0, k1), tl.where(odd, k3, k4), tl.where(odd, k6, k7)
+            near, far = _two(behind + begin * OUT_W, right, left, begin < OUT_H)
+            t0, t3, t6 = none, none, none  # of odd and even columns, which need not be those of the next piece
+            for row in range(begin, end):
+                standard, y, after = _at(start + 2 * row * W, real, m, inverse, g, b, RELU)
+                d = middle * near + k5 * far
+                if RELU:
+                    d = tl.where(y <= 0, 0.0, d)
+                tl.store(to + 2 * row * W, d.to(dx.dtype.element_ty), mask=real)
+                by_shift += d
+                by_scale += d * standard
+                t3 += near * after
+                s5 += far * after
+                next_near, next_far = _two(behind + (row + 1) * OUT_W, right, left, row < OUT_H - 1)
+                there = real & (2 * row + 1 < H)
+                standard, y, after = _at(start + (2 * row + 1) * W, there, m, inverse, g, b, RELU)
+                d = (first * next_near + k2 * next_far) + (last * near + k8 * far)
+                if RELU:
+                    d = tl.where(y <= 0, 0.0, d)
+                d, after = tl.where(there, d, 0.0), tl.where(there, after, 0.0)
+                tl.store(to + (2 * row + 1) * W, d.to(dx.dtype.element_ty), mask=there)
+                by_shift += d
+                by_scale += d * standard
+                t0 += next_near * after
+                s2 += next_far * after
+                t6 += near * after
+                s8 += far * after
+                near, far = next_near, next_far
+            s0 += tl.where(odd, t0, 0.0)
+            s1 += tl.where(odd, 0.0, t0)
+            s3 += tl.where(odd, t3, 0.0)
+            s4 += tl.where(odd, 0.0, t3)
+            s6 += tl.where(odd, t6, 0.0)
+            s7 += tl.where(odd, 0.0, t6)
     tl.store(shares + 0, tl.sum(s0))
     tl.store(shares + 1, tl.sum(s1))
     tl.store(shares + 2, tl.sum(s2))
@@ -351,16 +438,33 @@ def _unmap(x, gamma, beta, kernel, mean, var, grad, dx, shares, pixels, out_pixe
 
 
 @triton.jit
-def _behind(grad, image, row, column, real, TAP: tl.constexpr, STRIDE: tl.constexpr, OUT_H: tl.constexpr,
-            OUT_W: tl.constexpr):  # fmt: skip
-    """The gradient at the output pixels that input pixels lead to by one of a kernel's weights; zero where none is."""
-    r, c = row - TAP // 3, column - TAP % 3
-    inside = real & (r >= 0) & (c >= 0)
-    if STRIDE == 2:
-        inside &= (r % 2 == 0) & (c % 2 == 0)
-        r, c = r // 2, c // 2
-    inside &= (r < OUT_H) & (c < OUT_W)
-    return tl.load(grad + image * (OUT_H * OUT_W) + r * OUT_W + c, mask=inside, other=0).to(tl.float32)
+def _at(at, real, mean, inverse, gamma, beta, RELU: tl.constexpr):
+    """Pixels, standardised; what the ReLU is given of them, and what it makes of it."""
+    standard = (tl.load(at, mask=real, other=0).to(tl.float32) - mean) * inverse
+    y = standard * gamma + beta
+    if RELU:
+        return standard, y, tl.where(y <= 0, 0.0, y)
+    else:
+        return standard, y, y
+
+
+@triton.jit
+def _beside(at, right, real, left, there):
+    """The gradient right of some pixels, at them and left of them; zero beyond the map's ends."""
+    return (
+        tl.load(at + 1, mask=right & there, other=0).to(tl.float32),
+        tl.load(at, mask=real & there, other=0).to(tl.float32),
+        tl.load(at - 1, mask=left & there, other=0).to(tl.float32),
+    )
+
+
+@triton.jit
+def _two(at, here, before, there):
+    """The gradient at some pixels and left of them, as far as they are wanted."""
+    return (
+        tl.load(at, mask=here & there, other=0).to(tl.float32),
+        tl.load(at - 1, mask=before & there, other=0).to(tl.float32),
+    )
 
 
 @triton.jit
