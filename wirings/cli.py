@@ -18,6 +18,7 @@ from rich.table import Table
 from wirings import demo as demonstration
 from wirings.errors import WiringError
 from wirings.profile import profile as count
+from wirings.sweep.command import sweep
 from wirings.version import __version__
 
 app = typer.Typer(
@@ -145,6 +146,9 @@ def train(
             log.say(f"{found.name}, seed {number}: {result.accuracy:.2f} % after {result.wall_s:.0f} s; see {folder}")
             if results is not None:
                 log.say(f"wrote {write(result, results, overwrite=overwrite)}")
+
+
+app.command()(sweep)
 
 
 @app.command("eval")

@@ -1,0 +1,28 @@
+"""Stands for a training run: it takes no time, and fails, hangs or is killed as a test wants it."""
+
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+
+def main(template: Path, out: Path, how: str) -> None:
+    with (out / "starts").open("a") as file:
+        file.write("once\n")
+    starts = len((out / "starts").read_text().splitlines())
+    (out / "log.csv").write_text("epoch,train_loss,accuracy,seconds\n1,0.5,12.5,3.0\n")
+    if how == "fail":
+        sys.exit("it has failed, for a reason")
+    if how == "killed" or (how == "killed once" and starts == 1):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "hang":
+        time.sleep(600)
+    if how != "time is up":
+        (out / "last.safetensors").touch()
+        shutil.copy(template, out / "result.json")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,205 @@
+"""``wirings sweep``: what it refuses, and twelve real runs with a worker that is killed half-way."""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from wirings import WiringError
+from wirings.cli import app
+from wirings.sweep import folder, plan
+from wirings.sweep.command import _keep
+from wirings.train import results
+
+ROWS = ["digits/static-dnw", "digits/static-random"]
+TINY = ["data.name=synthetic", "data.options={shape: [1, 8, 8], examples: 60, test_examples: 20}", "batch=20"]
+TINY += ["epochs=2", "optimizer.lr=0.1,0.3", "checkpoint_every=1"]
+OPTIONS = [*ROWS, "--seed", "0-2", *(word for change in TINY for word in ("--set", change)), "--device", "cpu"]
+
+
+def call(*words: Any, status: int = 0) -> str:
+    result = CliRunner().invoke(app, ["sweep", *map(str, words)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == status, result.output
+    return result.output
+
+
+def test_a_dry_run_lists_the_runs_and_writes_nothing(tmp_path: Path) -> None:
+    said = call(*OPTIONS, "--out", tmp_path / "out", "--dry-run").split()
+    assert len(said) == 12
+    assert not (tmp_path / "out").exists()
+    said = call("table2/lottery", "--out", tmp_path / "out", "--dry-run").splitlines()
+    assert said == ["table2/complete/seed0", "table2/lottery/seed0 (starts from table2/complete/seed0)"]
+
+
+def test_mistakes_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    for words, match in [
+        (["--on", "ray"], r"needs the package Ray, which is not installed: pip install \"wirings\[ray\]\""),
+        (["--on", "rya"], "unknown place for runs .* Did you mean 'ray'"),
+        (["--jobs", "0"], "--jobs must be at least 1"),
+        (["--per-gpu", "0"], "--per-gpu must be at least 1"),
+        (["--retries", "-1"], "--retries must be at least 0"),
+    ]:
+        with pytest.raises(WiringError, match=match):
+            call(*OPTIONS, "--out", tmp_path / "out", *words)
+    assert not (tmp_path / "out").exists()
+
+
+def test_results_of_whole_recipes_are_kept_once(tmp_path: Path) -> None:
+    out, kept = tmp_path / "out", tmp_path / "results"
+    runs = [*plan.make([ROWS[0]], [0, 1, 2], []), *plan.make([ROWS[0]], [3], [["epochs=2"]])]
+    known: dict[str, Any] = {"recipe": ROWS[0], "epochs": 2, "steps": 4, "params": 10, "settings": {}}
+    known |= {"precision": "fp32", "hardware": "none", "versions": {}, "commit": None, "dirty": None}
+    known |= {"started": "2026-01-01", "train_s": 1.0, "wall_s": 1.0}
+    for run in runs:
+        if run.seed != 2:  # which is not finished
+            changed = {"epochs": 2} if run.changes else {}
+            result = results.Result(seed=run.seed, accuracy=50.0, overrides=changed, **known)
+            results.write_json(out / run.place / "result.json", result)
+            (out / run.place / "last.safetensors").touch()
+    results.write(results.Result(seed=1, accuracy=60.0, overrides={}, **known), kept)
+    said: list[str] = []
+    _keep(runs, out, kept, SimpleNamespace(say=said.append))
+    assert [(r.seed, r.accuracy) for r in results.find(kept, ROWS[0])] == [(0, 50.0), (1, 60.0)]
+    assert said == [
+        f"wrote {kept / ROWS[0] / 'seed0.json'}",
+        f"{kept / ROWS[0] / 'seed1.json'} holds another result already and was left as it is",
+    ]
+    _keep(runs, out, kept, SimpleNamespace(say=said.append))
+    assert len(said) == 3, "the one that is left as it is"
+
+
+def words(out: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "wirings", "sweep", *OPTIONS, "--out", str(out), *more]
+
+
+def run_folders(out: Path) -> list[Path]:
+    return sorted(path.parent for path in out.glob("digits/*/*/seed*/output.txt"))
+
+
+def children(out: Path) -> dict[int, tuple[int, Path]]:
+    """The training processes of a sweep: their parents, and their folders."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        try:
+            asked = (
+                (entry / "cmdline").read_bytes().decode(errors="replace").split("\0") if entry.name.isdecimal() else []
+            )
+            if "train" in asked and any(word.startswith(str(out)) for word in asked):
+                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+                found[int(entry.name)] = parent, Path(asked[asked.index("--out") + 1])
+        except OSError:
+            continue
+    return found
+
+
+def kill_half_way(out: Path, process: subprocess.Popen[str], worker: bool) -> Path:
+    """Kill a run that has a checkpoint and no result, or the worker that does it; its folder."""
+    while True:
+        half_way: list[tuple[int, int, Path]] = []
+
+        def some(found: Any = half_way) -> bool:
+            found[:] = [
+                (pid, parent, place)
+                for pid, (parent, place) in children(out).items()
+                if (place / "last.safetensors").exists() and not (place / "result.json").exists()
+            ]
+            return bool(found)
+
+        wait_for(some, process)
+        pid, parent, place = half_way[0]
+        assert worker == (parent != process.pid)
+        os.kill(parent if worker else pid, signal.SIGKILL)
+        time.sleep(0.5)
+        if not (place / "result.json").exists():  # else it was faster
+            return place
+
+
+def wait_for(condition: Any, process: subprocess.Popen[str], seconds: float = 400) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, "nothing happened for too long"
+        time.sleep(0.02)
+
+
+def done(out: Path) -> dict[Path, str]:
+    """The finished runs, and when each was begun."""
+    return {path: results.read(path / "result.json").started for path in run_folders(out) if folder.finished(path)}
+
+
+def begin(out: Path, *more: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    piped: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "env": environment}
+    return subprocess.Popen(words(out, *more), **piped)
+
+
+def check_all_there(out: Path, before: dict[Path, str]) -> None:
+    after = done(out)
+    assert len(after) == 12
+    assert before.items() <= after.items(), "what had finished is as it was"
+    noted = (out / folder.NOTES).read_text().splitlines()
+    for path in before:  # and was not begun again
+        place = str(path.relative_to(out))
+        assert sum(line.endswith(f"started {place}") for line in noted) == 1
+    found = [json.loads((path / "result.json").read_text()) for path in after]
+    assert {(r["recipe"], r["seed"], r["settings"]["optimizer"]["lr"]) for r in found} == {
+        (row, seed, lr) for row in ROWS for seed in (0, 1, 2) for lr in (0.1, 0.3)
+    }
+    assert all(result["steps"] == 6 for result in found)
+
+
+needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes as Linux shows them")
+
+
+@pytest.mark.slow
+@needs_linux
+def test_twelve_runs_with_a_worker_killed_and_the_sweep_killed(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = begin(out, "--jobs", "2")
+    wait_for(lambda: len(done(out)) >= 3, process)
+    killed = kill_half_way(out, process, worker=False)
+    wait_for(lambda: f" killed {killed.relative_to(out)}" in (out / folder.NOTES).read_text(), process)
+    wait_for(lambda: len(done(out)) >= 6 and children(out), process)
+    process.kill()  # and the sweep itself
+    process.communicate()
+    deadline = time.monotonic() + 60
+    while children(out) and time.monotonic() < deadline:  # its runs end with it
+        time.sleep(0.1)
+    assert not children(out)
+    before = done(out)
+    assert 6 <= len(before) < 12
+    with begin(out, "--jobs", "2", "--results", str(tmp_path / "results")) as again:
+        said = again.communicate(timeout=500)[0]
+        assert again.returncode == 0, said
+    check_all_there(out, before)
+    assert "0,1,2" in said
+    assert not (tmp_path / "results").exists(), "results with changed settings are no table's"
+
+
+@pytest.mark.slow
+@needs_linux
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install ray")
+def test_twelve_runs_on_ray_with_a_worker_killed(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = begin(out, "--on", "ray", "--jobs", "2")
+    wait_for(lambda: len(done(out)) >= 4, process)
+    before = done(out)
+    kill_half_way(out, process, worker=True)
+    said = process.communicate(timeout=500)[0]
+    assert process.returncode == 0, said
+    check_all_there(out, before)
+    again = subprocess.run(words(out, "--on", "ray"), capture_output=True, text=True, timeout=300, check=False)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "started" not in again.stdout
