@@ -1,5 +1,6 @@
 """What the compiled kernels give is what PyTorch gives, for random networks."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ def differences(program: Program, images: Tensor, **how: Any) -> list[float]:
     return shares
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     channels=st.integers(1, 9),
@@ -102,6 +103,38 @@ def test_every_choice_gives_the_same(size: tuple[int, int], threads: int) -> Non
                 for choice in plan.choices_of(step):
                     plan.choose([choice if j == i else c for j, c in enumerate(plan.choices)])
                     torch.testing.assert_close(plan.run([images])[0], expected, rtol=1e-5, atol=1e-5)
+
+
+def strided_after_a_convolution(made: Drawn) -> None:
+    first = made.add(Conv("a", ("x",), made.normal(4, 3, 3, 3), None, (1, 1), (1, 1)))
+    second = made.add(Conv("b", (first,), made.normal(5, 4, 3, 3), None, (2, 2), (1, 1)))
+    made.add(Conv("c", (second,), made.normal(5, 1, 3, 3), None, (1, 1), (1, 1), (1, 1), 5))
+
+
+def a_mean_with_a_border(made: Drawn) -> None:
+    wide = made.add(Conv("a", ("x",), made.normal(4, 3, 1, 1), made.normal(4), (1, 1), (0, 2)))
+    made.add(Mean("b", (wide,)))
+
+
+def a_mean_without_edges(made: Drawn) -> None:
+    wide = made.add(Conv("a", ("x",), torch.zeros(4, 3, 1, 1), made.normal(4), (3, 1), (0, 2)))
+    made.add(Mean("b", (wide,)))
+
+
+def nodes_without_edges(made: Drawn) -> None:
+    first = made.add(Conv("a", ("x",), torch.zeros(4, 3, 3, 3), made.normal(4), (2, 2), (1, 1)))
+    made.add(Conv("b", (first,), made.normal(4, 1, 3, 3), None, (1, 1), (1, 1), (1, 1), 4))
+
+
+@pytest.mark.parametrize(
+    "make", [strided_after_a_convolution, a_mean_with_a_border, a_mean_without_edges, nodes_without_edges]
+)
+@pytest.mark.parametrize("way", ["sparse", "dense"])
+def test_what_went_wrong_once(make: Callable[[Drawn], None], way: str) -> None:
+    made = Drawn(0, (3, 9, 7))
+    make(made)
+    program = Program({"x": made.input}, made.operations, (made.operations[-1].output,))
+    assert max(differences(program, torch.randn(2, 3, 9, 7), engine=way, threads=2)) < 1e-5
 
 
 def test_a_row_by_hand() -> None:

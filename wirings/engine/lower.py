@@ -140,7 +140,7 @@ class Lowering:
         """If sums are over an input of the caller's alone, that input; and the copy of it is taken back."""
         for (name, *stride), copy in self.phases.items():
             if len(sums.terms) == 1 and sums.terms[0].source is copy.out and self.users[name] == 1:
-                if copy.source is not None:
+                if copy.kind != Kind.COPY or copy.source is not None or not sums.edges:
                     return None
                 self.steps.remove(copy)
                 return Caller(copy.numbers["source"], *self._shape(name), (stride[0], stride[1]))
@@ -200,13 +200,15 @@ class Lowering:
         real = source.buffers[channel] != EMPTY
         row, channel, value, dy, dx = (part[real] for part in (row, channel, value, dy, dx))
         term = Term(source, row, channel, value, dy, dx, int(taps))
-        if len(term.row):
-            up, down, left, right = (int(n) for n in (-dy.min(), dy.max(), -dx.min(), dx.max()))
-            above, before = max(0, up), max(0, left)
-            below, after = max(0, out_height + down - source.height), max(0, out_width + right - source.width)
-            pitch = max(source.width + before, out_width + right)
-            if above or before or below or after:
-                self.memory.reach(source, above, below, max(before, 1), pitch)
+        if not len(term.row):
+            self.memory.reach(source, 0, 0, 0, out_width)
+            return term
+        up, down, left, right = (int(n) for n in (-dy.min(), dy.max(), -dx.min(), dx.max()))
+        above, before = max(0, up), max(0, left)
+        below, after = max(0, out_height + down - source.height), max(0, out_width + right - source.width)
+        pitch = max(source.width + before, out_width + max(0, right))
+        if above or before or below or after:
+            self.memory.reach(source, above, below, max(before, 1), pitch)
         return term
 
     def _affine(self, o: ops.Affine) -> Pending:
