@@ -1,9 +1,9 @@
-"""Make what the gallery shows: pictures and pages of committed histories, and screenshots of the pages.
+"""Make what the gallery shows: pictures and pages of committed histories, screenshots of the pages, and the text.
 
 python -m benchmarks.gallery [--only RECIPE]
 
-Histories are ``results/histories/<recipe>.wirings`` and those beside the trained networks of the package. A screenshot
-needs Chromium; without it the pages and pictures are made all the same.
+Histories are ``results/histories/<recipe>.wirings``. A screenshot needs Chromium; without it the pages and pictures are
+made all the same. What README and docs/gallery.md say of the histories is written anew, too.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import argparse
 import shutil
 from pathlib import Path
 
+import numpy as np
 import torch
 from PIL import Image
 
+from benchmarks import readme
+from benchmarks.seen import histories, moment
 from wirings import draw, models, recipes
-from wirings.draw.coarse import too_large
 from wirings.history import still
 from wirings.train.showing import look_at
 
@@ -27,15 +29,6 @@ SHOTS = {  # name: width, height, scale, dark, what happens before it
     "dark": (1280, 760, 1, True, "wirings.pick({node})"),
     "phone": (390, 844, 2, False, ""),
 }
-
-
-def histories() -> dict[str, Path]:
-    """The committed histories by the names of their recipes."""
-    found = {}
-    for folder in (ROOT / "results" / "histories", ROOT / "wirings" / "trained"):
-        for path in sorted(folder.glob("**/*.wirings")):
-            found[path.relative_to(folder).with_suffix("").as_posix()] = path
-    return found
 
 
 def of_history(recipe: str, path: Path) -> None:
@@ -49,10 +42,8 @@ def of_history(recipe: str, path: Path) -> None:
     draw.save(IMAGES / f"{name}-density.png", draw.density, history, size=(6, 3), title=title)
     for of in ("edges", "nodes"):
         draw.save(IMAGES / f"{name}-{of}.png", draw.births_and_deaths, history, size=(6, 3), title=title, of=of)
-    middle = history.steps.index(min(history.steps, key=lambda step: abs(step - history.steps[-1] / 12)))
-    assert not too_large(history.state())
-    into = history.state(middle).degrees()[0]
-    screenshots(page, name, middle, int(into.argmax()))
+    record = moment(history)
+    screenshots(page, name, record, int(history.state(record).degrees()[0].argmax()))
 
 
 def screenshots(page: Path, name: str, record: int, node: int) -> None:
@@ -106,10 +97,20 @@ def others() -> None:
 
 
 def shrink(path: Path) -> None:
-    """Few colours are enough, and a third of the bytes. What has few is left as it is."""
+    """256 colours are enough, and a third of the bytes. What has no more is left as it is."""
     picture = Image.open(path)
-    if picture.mode != "P" and path.name != "demo.png":
-        picture.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+    if picture.mode == "P":
+        return
+    picture = picture.convert("RGB")
+    # The most frequent colours as they are; the others spread over all there are, so that a thin dash keeps its own.
+    spread = picture.quantize(192, method=Image.Quantize.MAXCOVERAGE).getpalette()
+    often = [colour for _, colour in sorted(picture.getcolors(2**24), reverse=True)[: 256 - len(spread) // 3]]
+    palette = np.concatenate([np.array(often), np.reshape(spread, (-1, 3))]).astype(np.float32)
+    colours, which = np.unique(np.asarray(picture).reshape(-1, 3), axis=0, return_inverse=True)
+    nearest = ((palette**2).sum(1) - 2 * colours.astype(np.float32) @ palette.T).argmin(1)
+    few = Image.fromarray(nearest[which].astype(np.uint8).reshape(picture.height, picture.width), "P")
+    few.putpalette(palette.astype(np.uint8).tobytes())
+    few.save(path, optimize=True)
 
 
 def main() -> None:
@@ -123,6 +124,8 @@ def main() -> None:
         others()
     for path in IMAGES.glob("*.png"):
         shrink(path)
+    for text in ("README.md", "docs/gallery.md"):
+        (ROOT / text).write_text(readme.rendered(text))
 
 
 if __name__ == "__main__":

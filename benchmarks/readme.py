@@ -15,7 +15,7 @@ from typing import Any
 if not __package__:  # run as a file: this folder must not hide Python's own module `select`
     sys.path[0] = str(Path(__file__).parents[1])
 
-from benchmarks import your_model
+from benchmarks import seen, your_model
 from wirings.train import tables
 
 ROOT = Path(__file__).parents[1]
@@ -153,9 +153,17 @@ def _time(seconds: float) -> str:
 
 
 PAGES = {
-    "README.md": {"demo": demo, "examples": examples, "graphs": graphs, "paper": paper, "cost": cost},
+    "README.md": {
+        "demo": demo,
+        "examples": examples,
+        "graphs": graphs,
+        "paper": paper,
+        "wiring": seen.wiring,
+        "cost": cost,
+    },
     "docs/your_model.md": your_model.FIGURES,
     "docs/results.md": {name: functools.partial(table, name) for name in TABLES},
+    "docs/gallery.md": seen.FIGURES,
     "docs/graphs.md": {"scaling": scaling, "dense": dense},
 }
 

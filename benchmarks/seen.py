@@ -1,4 +1,4 @@
-"""The figures of docs/gallery.md: how fast the page is, and what recording costs."""
+"""What docs/gallery.md and README say of records: committed histories, how fast the page is, what recording costs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,64 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from wirings.history import History
+
 ROOT = Path(__file__).parents[1]
 
 
 def _record(name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((ROOT / "results" / "benchmarks" / f"{name}.json").read_text())
     return found
+
+
+def histories() -> dict[str, Path]:
+    """The committed histories by the names of their recipes, those of the paper's tables first."""
+    folder = ROOT / "results" / "histories"
+    found = {path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.glob("**/*.wirings")}
+    return {name: found[name] for name in sorted(found, key=lambda name: (not name.startswith("table"), name))}
+
+
+def moment(history: History) -> int:
+    """The record that screenshots show: early, when much is new."""
+    return min(range(len(history)), key=lambda i: abs(history.steps[i] - history.steps[-1] / 12))
+
+
+def _film(recipe: str, path: Path, root: str, docs: str) -> tuple[str, str]:
+    """A history's screenshot, which leads to its page, and a text. Links begin with ``root`` or ``docs``."""
+    history, name = History.load(path), recipe.replace("/", "-")
+    step, last = history.steps[moment(history)], history.state()
+    size = f"{np.count_nonzero(last.alive):,} of {history.structure.nodes:,} nodes used, {len(last):,} edges"
+    accuracy = history.series("accuracy")[1][-1]
+    page = f"{docs}pages/{name}.html"
+    picture = (
+        f"[![The page of {recipe} at step {step:,} of its training: blocks of nodes, and edges between them, new ones "
+        f"with an outline, dying ones dashed]({docs}images/{name}-desktop.png)]({page})"
+    )
+    text = (
+        f"`{recipe}`, {history.steps[-1]:,} steps, {len(history)} records: {size}; {history.births[1:].sum():,} were "
+        f"swapped from record to record; {accuracy:.1f} % accuracy at the end. [Its history]({root}results/histories/"
+        f"{recipe}.wirings) has {_bytes(path)}, [its page]({page}), to download and open, "
+        f"{_bytes(ROOT / 'docs' / 'pages' / f'{name}.html')}."
+    )
+    return picture, text
+
+
+def _bytes(path: Path) -> str:
+    size = path.stat().st_size
+    return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"
+
+
+def wiring() -> str:
+    """One wiring, for README."""
+    recipe, path = next(iter(histories().items()))
+    return "\n\n".join(_film(recipe, path, "", "docs/"))
+
+
+def films() -> str:
+    """All of them, for the gallery."""
+    return "\n\n".join(part for recipe, path in histories().items() for part in _film(recipe, path, "../", ""))
 
 
 def page() -> str:
@@ -49,4 +101,4 @@ def recording() -> str:
     return "\n".join([*lines, "", "(Medians of turns side by side; in brackets where the median is with 95 %.)"])
 
 
-FIGURES = {"page": page, "recording": recording}
+FIGURES = {"films": films, "page": page, "recording": recording}

@@ -36,14 +36,25 @@ def layers(figure: Figure, what: Drawn, title: str = "") -> None:
         ax.imshow(np.sqrt(table / most), cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="none")
         ax.set_xticks([])
         ax.set_yticks([])
-        name = layer.name.removesuffix(".weight")
-        short = name if len(name) <= 20 else f"…{name[-19:]}"
-        ax.set_title(f"{short}\n{100 * count / (layer.stop - layer.start):.3g} %", fontsize=7, color=SOFT, pad=3)
+        name = _short(layer.name.removesuffix(".weight"))
+        ax.set_title(f"{name}\n{100 * count / (layer.stop - layer.start):.3g} %", fontsize=7, color=SOFT, pad=3)
     if title:
         figure.suptitle(title, fontsize=11)
 
 
 layers.whole_figure = True  # type: ignore[attr-defined]
+
+
+def _short(name: str, most: int = 20) -> str:
+    """The end of a long name, from a dot on if there is one.
+
+    >>> _short("stages.1.0.shortcut.0"), _short("transformer_in_the_middle")
+    ('….1.0.shortcut.0', '…ormer_in_the_middle')
+    """
+    if len(name) <= most:
+        return name
+    end = name[1 - most :]
+    return f"…{end[max(end.find('.'), 0) :]}"
 
 
 def _table(state: State, i: int) -> np.ndarray:

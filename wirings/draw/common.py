@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 POSITIVE, NEGATIVE = "#0068a8", "#c85200"
 ALIVE, DEAD, SOFT = "#2a2c30", "#c4c7cb", "#66696e"
-BORN, DIED = "#0068a8", "#a0407a"
+BORN, DIED = POSITIVE, "#8c25f4"
 
 Drawn = State | History | nn.Module
 """What pictures take: a wiring at one moment, a history (its last record counts), or a model, wired or finalized."""

@@ -1,0 +1,51 @@
+"""What the gallery shows is what the code makes of the committed histories."""
+
+import base64
+import re
+import zlib
+from pathlib import Path
+
+import pytest
+
+from wirings import recipes
+from wirings.draw import page
+from wirings.train.showing import look_at
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "results" / "histories"
+HISTORIES = {path.relative_to(FOLDER).with_suffix("").as_posix(): path for path in FOLDER.glob("**/*.wirings")}
+DATA = re.compile(r'(?<=<script type="text/plain" id="data">)[^<]*')
+
+
+@pytest.mark.parametrize("recipe", HISTORIES)
+def test_a_history_is_that_of_a_whole_run(recipe: str) -> None:
+    path = HISTORIES[recipe]
+    history, title, note = look_at(path)
+    assert (note, history.damage) == ("", None)
+    assert history.about["recipe"] == recipe
+    assert title.startswith(recipe)
+    assert path.stat().st_size < 5_000_000
+    assert len(list(history.states())) == len(history) >= 50
+    settings = recipes.get(recipe).settings
+    steps, accuracy = history.series("accuracy")
+    assert len(accuracy) == settings.epochs
+    assert history.steps[0] == 0
+    assert steps[-1] - history.steps[-1] < history.steps[-1] - history.steps[-2]
+
+
+@pytest.mark.parametrize("recipe", HISTORIES)
+def test_the_pages_are_up_to_date(recipe: str) -> None:
+    history, title, _ = look_at(HISTORIES[recipe])
+    name = recipe.replace("/", "-")
+    committed = (ROOT / "docs" / "pages" / f"{name}.html").read_text()
+    made = page(history, title)
+    assert DATA.sub("", made) == DATA.sub("", committed), "run python -m benchmarks.gallery"
+    carried = [zlib.decompress(base64.b64decode(DATA.search(text)[0])) for text in (made, committed)]  # type: ignore[index]
+    assert carried[0] == carried[1]
+    assert len(committed) < 5_000_000
+    for shot in ("desktop", "dark", "phone", "blocks", "edges"):
+        assert (ROOT / "docs" / "images" / f"{name}-{shot}.png").exists()
+
+
+def test_there_is_one() -> None:
+    assert HISTORIES
