@@ -59,16 +59,9 @@ def load_compact(path: str | Path) -> CompactModel:
     return CompactModel(program, None if report is None else Report.from_mapping(report)).eval()
 
 
-def _example(program: Program) -> list[Tensor]:
-    """Two images of noise, always the same."""
-    generator = torch.Generator().manual_seed(0)
-    images = program.zeros(program.notes.get("batch", 2))
-    return [torch.randn(x.shape, generator=generator, dtype=x.dtype) if x.is_floating_point() else x for x in images]
-
-
 def _compare(program: Program, what: str, call: Callable[..., Any]) -> None:
     """Raise unless ``call`` gives what the program gives, for two images, and for one where it takes any number."""
-    example = _example(program)
+    example = program.example(2)
     for images in (example,) if "batch" in program.notes else (example, [x[:1] for x in example]):
         found = call(*images)
         found = (found,) if isinstance(found, Tensor) else tuple(found)
@@ -83,7 +76,7 @@ def _write_program(program: Program, path: Path) -> None:
 
 
 def _write_exported(program: Program, path: Path) -> None:
-    example = tuple(_example(program))
+    example = tuple(program.example(2))
     batches = tuple({} if "batch" in program.notes else {0: torch.export.Dim.AUTO} for _ in example)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch's own, about itself
@@ -127,7 +120,7 @@ def _traced_onnx(program: Program, path: Path, why: str) -> None:
             f"the model has {why}, which is put into ONNX by PyTorch's own exporter, and that needs the package "
             "onnxscript: pip install onnxscript. Or take .pt2."
         )
-    example = tuple(_example(program))
+    example = tuple(program.example(2))
     batches = None if "batch" in program.notes else (tuple({0: torch.export.Dim.AUTO} for _ in example),)
     try:
         with warnings.catch_warnings():

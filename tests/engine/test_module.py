@@ -16,6 +16,7 @@ from tests.engine.test_kernels import nodes
 from wirings import WiringError, engine
 from wirings.compaction.operations import Activation, Conv, Opaque, Taken
 from wirings.compaction.program import Program
+from wirings.engine.plan import Plan
 
 needs_kernels = pytest.mark.skipif(not engine.available(), reason="there is no C++ compiler")
 
@@ -130,6 +131,43 @@ def test_operators_without_a_kernel_run_on_pytorch() -> None:
     for result, expected in zip(made(images), mixed.run(images), strict=True):
         close(result, expected)
     assert "torch" in {step.way for step in made.report.steps}
+
+
+def test_inputs_that_are_whole_numbers_and_one_number_of_images() -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.layer = nn.Embedding(5, 3), nn.Linear(3, 2)
+
+        def forward(self, words: Tensor) -> Tensor:
+            return self.layer(self.table(words).mean(1)).relu()
+
+    model, words = Words(), torch.randint(5, (3, 4))
+    made = engine.compile(model, words, threads=2)
+    close(made(words), model(words).detach())
+    assert made.report.seconds > 0
+    with pytest.raises(WiringError, match=r"takes int64 on the CPU, but input is torch\.float32"):
+        made(words.float())
+    mixed = nn.Sequential(nn.Linear(4, 4), nn.Unflatten(0, (2, 1)), nn.Flatten(0, 1), nn.ReLU(), nn.Linear(4, 2))
+    made = engine.compile(mixed, torch.randn(2, 4), threads=2)
+    assert made.report.steps
+    with pytest.raises(WiringError, match="one number of images only, 2, but 3 came"):
+        made(torch.randn(3, 4))
+
+
+@needs_kernels
+@pytest.mark.parametrize("which", ["plan", "apart"])
+def test_a_network_that_comes_out_wrong_is_not_returned(
+    program: Program, which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = Plan.run
+
+    def wrong(self: Plan, *args: Any) -> list[Tensor]:
+        return [x + 1e-3 * (self.together == (which == "plan")) for x in right(self, *args)]
+
+    monkeypatch.setattr(Plan, "run", wrong)
+    with pytest.raises(WiringError, match="the outputs of the compiled network differ from the model's"):
+        engine.compile(program, engine="sparse", threads=2)
 
 
 @needs_kernels

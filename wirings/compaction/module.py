@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from wirings.compaction.operations import AddMap, Constant, Opaque, Operation
-from wirings.compaction.program import Program
+from wirings.compaction.program import Program, check_batch
 from wirings.compaction.report import Report
 from wirings.errors import WiringError
 
@@ -89,12 +89,7 @@ class CompactModel(nn.Module):
                     f"{name} of this compact model is (batch, {', '.join(map(str, shape))}), but {tuple(x.shape)} "
                     f"came.{why}"
                 )
-            batch = self.notes.get("batch")
-            if batch is not None and x.shape[0] != batch:
-                raise WiringError(
-                    f"the model could be traced for one number of images only, {batch}, but {x.shape[0]} came; compact "
-                    "it with an example of that many."
-                )
+            check_batch(self.notes, x.shape[0])
 
     def save(self, path: str | Path) -> Path:
         """Write it to a file: ``.safetensors``, ``.onnx`` or ``.pt2``; see `wirings.export`."""

@@ -68,6 +68,14 @@ class Program:
             for name, shape in self.inputs.items()
         ]
 
+    def example(self, batch: int) -> list[Tensor]:
+        """Inputs of noise, always the same, so many images or as many as it takes; whole numbers are zeros."""
+        generator = torch.Generator().manual_seed(0)
+        images = self.zeros(self.notes.get("batch", batch))
+        return [
+            torch.randn(x.shape, generator=generator, dtype=x.dtype) if x.is_floating_point() else x for x in images
+        ]
+
     def users(self) -> dict[str, list[Operation]]:
         """The operations that take each tensor; an operation that takes it twice stands twice."""
         users: dict[str, list[Operation]] = {name: [] for name in self.inputs}
@@ -171,6 +179,16 @@ class Program:
         inputs = {name: tuple(shape) for name, shape in about["inputs"].items()}
         operations = [_made(one, tensors) for one in about["operations"]]
         return cls(inputs, operations, tuple(about["outputs"]), about["notes"])
+
+
+def check_batch(notes: dict[str, Any], images: int) -> None:
+    """Raise if a program whose notes these are takes another number of images."""
+    batch = notes.get("batch", images)
+    if images != batch:
+        raise WiringError(
+            f"the model could be traced for one number of images only, {batch}, but {images} came; compact it with an "
+            "example of that many."
+        )
 
 
 def stored(x: Tensor) -> dict[str, Tensor]:

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from wirings.compaction.compact import check_outputs
 from wirings.compaction.operations import Conv, Linear, Operation
-from wirings.compaction.program import Program
+from wirings.compaction.program import Program, check_batch
 from wirings.engine.build import kernels, processor
 from wirings.engine.measure import timed, tune
 from wirings.engine.pack import Choice
@@ -79,11 +80,12 @@ class EngineModel(nn.Module):
         library = None if engine == "torch" else kernels()
         self.compiled = library is not None
         """Whether the compiled kernels are used; else it runs on PyTorch."""
-        self._shapes = self.program.shapes()
+        self._shapes, self._like = self.program.shapes(), self.program.zeros(0)
         self._parts = self._make_parts(library)
         self._report: EngineReport | None = None
         if library is not None:
             self._choose(choices)
+            self._verify()
 
     # ---- made once --------------------------------------------------------------------------------------------------
 
@@ -129,6 +131,13 @@ class EngineModel(nn.Module):
             images = 1 if plan.together else self.threads
             tune(plan, [torch.zeros(images, *shape) for shape in plan.program.inputs.values()])
 
+    def _verify(self) -> None:
+        """Raise unless the kernels give what PyTorch does: for an image a thread, and for one on all threads."""
+        images = self.program.example(self.threads + 1)
+        found = self(*images)
+        found = found if isinstance(found, tuple) else (found,)
+        check_outputs(self.program, found, images, self.program.run(*images), "the compiled network")
+
     def _about(self) -> dict[str, Any]:
         return {"engine": self.engine, "threads": self.threads, "processor": processor()}
 
@@ -146,16 +155,18 @@ class EngineModel(nn.Module):
         shapes = self.program.inputs
         if len(inputs) != len(shapes):
             raise WiringError(f"this network takes {len(shapes)} inputs, but {len(inputs)} came.")
-        for (name, shape), x in zip(shapes.items(), inputs, strict=True):
+        for (name, shape), like, x in zip(shapes.items(), self._like, inputs, strict=True):
             if x.shape[1:] != shape or x.dim() != len(shape) + 1:
                 raise WiringError(
                     f"{name} is (batch, {', '.join(map(str, shape))}) in this compiled network, but {tuple(x.shape)} "
                     "came. Compile it with an example of this size."
                 )
-            if x.dtype != torch.float32 or not x.is_cpu:
+            if x.dtype != like.dtype or not x.is_cpu:
+                kind = str(like.dtype).removeprefix("torch.")
                 raise WiringError(
-                    f"a compiled network takes float32 on the CPU, but {name} is {x.dtype} on {x.device}; convert it."
+                    f"a compiled network takes {kind} on the CPU, but {name} is {x.dtype} on {x.device}; convert it."
                 )
+            check_batch(self.program.notes, x.shape[0])
 
     # ---- what can be told, and kept ---------------------------------------------------------------------------------
 
@@ -164,7 +175,7 @@ class EngineModel(nn.Module):
         """Each step's way and time for one image; measured when it is first asked for."""
         if self._report is None:
             steps: list[StepReport] = []
-            values = {name: torch.zeros(1, *shape) for name, shape in self.program.inputs.items()}
+            values = dict(zip(self.program.inputs, self.program.example(1), strict=True))
             for part in self._parts:
                 steps += self._look(part, values)
                 part.run(values, self.threads)
