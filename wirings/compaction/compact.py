@@ -108,7 +108,12 @@ def verify(program: Program, small: Program, inputs: Sequence[Tensor], expected:
 
 @torch.no_grad()
 def check_outputs(
-    program: Program, found: Sequence[Tensor], inputs: Sequence[Tensor], expected: Sequence[Tensor], what: str
+    program: Program,
+    found: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    expected: Sequence[Tensor],
+    what: str,
+    tolerance: float = TOLERANCE,
 ) -> float:
     """Compare outputs with those expected: the largest difference as a share of the largest; raises if it is large.
 
@@ -121,15 +126,15 @@ def check_outputs(
         scale = float(two.abs().max()) or 1.0
         off = _off(one, two, scale)
         worst = max(worst, off)
-        if off <= TOLERANCE:
+        if off <= tolerance:
             continue
         if exact is None:
             exact = program.to(torch.float64).run(*(x.double() if x.is_floating_point() else x for x in inputs))
         own, here = _off(two, exact[number], scale), _off(one, exact[number], scale)
-        if not here <= max(TOLERANCE, 2 * own):
+        if not here <= max(tolerance, 2 * own):
             raise WiringError(
                 f"the outputs of {what} differ from the model's by {off:.1e} of the largest, more than "
-                f"{TOLERANCE:.0e}; the model itself is off by {own:.1e} from exact arithmetic. Nothing is returned. Is "
+                f"{tolerance:.0e}; the model itself is off by {own:.1e} from exact arithmetic. Nothing is returned. Is "
                 "the model deterministic in eval()? If so this is a mistake of ours: please report it with the model."
             )
     return worst
