@@ -180,14 +180,18 @@ def predict(
 
 @app.command()
 def table(
-    number: Annotated[str, typer.Argument(help="The table's number in the paper, or appendix_b.")],
+    number: Annotated[str, typer.Argument(help="The table's number in the paper, or appendix_b, resnet or ste.")],
     results: Annotated[Path, typer.Option(help="The folder of results.")] = Path("results"),
     markdown: Annotated[bool, typer.Option(help="As Markdown.")] = False,
     count: Annotated[bool, typer.Option(help="Count networks whose size the paper has and no result says.")] = True,
 ) -> None:
-    """A table of the paper: its figures beside the measured ones."""
-    from wirings.train import tables
+    """A table of the paper: its figures beside the measured ones. `ste`: every rule at one budget, and its costs."""
+    from wirings.train import leaderboard, tables
 
+    if number == leaderboard.TABLE:
+        boards = leaderboard.boards(results)
+        typer.echo(leaderboard.markdown(boards) if markdown else leaderboard.render(boards))
+        return
     found = tables.table(number, results, count)
     typer.echo(tables.markdown(found) if markdown else tables.render(found))
 

@@ -200,6 +200,25 @@ def test_backward_flows_through_real_edges_alone(rule: str, layer: str, dtype: t
 
 
 @each_rule
+def test_the_gradient_reaches_whom_the_rule_says(rule: str) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(12, 10)), torch.randn(6, 12)
+    wiring = wire(model, rule)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+    weight, shares = wiring.layers[0].weight, []
+    for _ in range(STEPS):
+        hallucinated = ~wiring.masks()["0.weight"]
+        optimizer.zero_grad()
+        (model(x) - 1).square().mean().backward()
+        assert weight.grad is not None
+        shares.append(float(weight.grad[hallucinated].ne(0).float().mean()) if hallucinated.any() else 0.0)
+        optimizer.step()
+        wiring.step(optimizer)
+    reaches = "real" if max(shares) == 0 else "all" if min(shares) == 1 else "some"
+    assert rules.get(rule).reaches == reaches, shares
+
+
+@each_rule
 @each_layer
 @everywhere
 def test_compiled_training_equals_eager(rule: str, layer: str, dtype: torch.dtype) -> None:

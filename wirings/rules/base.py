@@ -45,6 +45,8 @@ class Rule(ABC):
     """Whether the rule moves edges between layers, by writing ``edges.k``: only their sum is the budget's then."""
     layers_only: ClassVar[bool] = False
     """Whether the rule wires layers alone, and no neural graphs, whose edges are no matrix."""
+    reaches: ClassVar[str] = "real"
+    """Whose gradient training needs: ``"real"`` edges', of ``"some"`` others too, or in some steps, or ``"all"``."""
     schedule: Any = None
     """How layers come down to their budgets over training, for any rule: see `get`."""
 

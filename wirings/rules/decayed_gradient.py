@@ -37,6 +37,7 @@ class DecayedGradient(Planned):
     """
 
     name = "decayed_gradient"
+    reaches = "all"
 
     def __init__(
         self, factor: float = 1.0, end: float | None = 0.0, kind: str = "linear", steps: int | None = None

@@ -13,6 +13,7 @@ class DNW(Rule):
     """
 
     name = "dnw"
+    reaches = "all"
 
     def real(self, weight: Tensor, edges: Edges) -> Tensor:
         return edges.choose(weight)

@@ -35,6 +35,7 @@ class GMP(Planned):
     """
 
     name = "gmp"
+    reaches = "some"
 
     def __init__(
         self,

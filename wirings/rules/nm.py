@@ -29,6 +29,7 @@ class NM(Rule):
     """
 
     name = "nm"
+    reaches = "all"
     own_budget = True
     layers_only = True
 

@@ -35,6 +35,7 @@ class RigL(SET):
     """
 
     name = "rigl"
+    reaches = "some"
 
     def __init__(
         self,

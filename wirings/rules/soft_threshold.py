@@ -42,6 +42,7 @@ class SoftThreshold(Rule):
     """
 
     name = "soft_threshold"
+    reaches = "all"
 
     def __init__(self, shape: str | float = "feather", factor: float = 1.0, rescale: bool = False) -> None:
         power = POWERS.get(shape) if isinstance(shape, str) else shape

@@ -44,6 +44,7 @@ class SparseMomentum(Planned):
     """
 
     name = "sparse_momentum"
+    reaches = "all"
     moves_budget = True
 
     def __init__(

@@ -29,6 +29,7 @@ class TargetedDropout(Rule):
     """
 
     name = "targeted_dropout"
+    reaches = "some"
 
     def __init__(self, rho: float | str = 0.95, regular: bool = False) -> None:
         hint = f' A fraction equal to γ is written "{GAMMA}".'

@@ -33,6 +33,7 @@ class TopKAST(Rule):
     """
 
     name = "top_kast"
+    reaches = "some"
 
     def __init__(self, reach: float = 0.5, exploration: float = 0.0) -> None:
         self.reach = number(self.name, "reach", reach)

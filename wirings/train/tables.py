@@ -64,6 +64,10 @@ class Row:
     """A mean over seeds, as ``mean`` is."""
     data: str = ""
     """The name of the data set."""
+    mult_adds: float | None = None
+    """For an image; a mean over seeds."""
+    hardware: tuple[str, ...] = ()
+    """What it was trained on, each once."""
 
     @property
     def difference(self) -> float | None:
@@ -78,10 +82,11 @@ def table(number: int | str, results_folder: Path, count: bool = False) -> list[
     """
     found = recipes.table(number)
     sizes = count and any({"params", "mult_adds"} & (recipe.paper or {}).keys() for recipe in found)
-    return [_row(recipe, Path(results_folder), sizes) for recipe in found]
+    return [row_of(recipe, Path(results_folder), sizes) for recipe in found]
 
 
-def _row(recipe: recipes.Recipe, folder: Path, sizes: bool) -> Row:
+def row_of(recipe: recipes.Recipe, folder: Path, sizes: bool = False) -> Row:
+    """What the results in a folder say of a recipe; ``sizes``: how large its network is, too."""
     found = results.find(folder, recipe.name)
     ours = [result for result in found if _counts(result, recipe)]
     paper = recipe.paper or {}
@@ -105,6 +110,8 @@ def _row(recipe: recipes.Recipe, folder: Path, sizes: bool) -> Row:
         paper_top5=paper.get("top5"),
         top5=_mean([result.top5 for result in ours]),
         data=recipe.settings.data.name,
+        mult_adds=_mean([result.mult_adds for result in ours]),
+        hardware=tuple(sorted({result.hardware for result in ours})),
     )
 
 
@@ -122,7 +129,7 @@ def _counts(result: results.Result, recipe: recipes.Recipe) -> bool:
 def render(rows: Sequence[Row]) -> str:
     """The rows as plain text."""
     top5 = _has_top5(rows)
-    lines = [_header(rows), *(_cells(row, _braced(row), top5) for row in rows)]
+    lines = [_header(rows), *(_cells(row, braced(row), top5) for row in rows)]
     widths = [max(len(line[place]) for line in lines) for place in range(len(lines[0]))]
     text = []
     for line in lines:
@@ -137,8 +144,7 @@ def markdown(rows: Sequence[Row]) -> str:
     header, top5 = _header(rows), _has_top5(rows)
     lines = [header, ("---", *("---:" for _ in header[2:]), "---")]
     for row in rows:
-        links = ", ".join(f"[{seed}]({path.as_posix()})" for seed, path in zip(row.seeds, row.files, strict=True))
-        name, *rest = _cells(row, links, top5)
+        name, *rest = _cells(row, links(row), top5)
         lines.append((f"`{name}`", *rest))
     text = ["| " + " | ".join(line) + " |" for line in lines]
     notes = _footnotes(rows)
@@ -164,15 +170,15 @@ def _cells(row: Row, files: str, top5: bool) -> tuple[str, ...]:
     return (
         row.recipe,
         *sizes,
-        _with_std(row.paper, row.paper_std, 2 if row.published else 1) + ("*" if row.published else ""),
-        _with_std(row.mean, row.std, 2),
+        with_std(row.paper, row.paper_std, 2 if row.published else 1) + ("*" if row.published else ""),
+        with_std(row.mean, row.std, 2),
         str(len(row.seeds)),
         "" if row.difference is None else f"{row.difference:+.2f}",
-        *((_with_std(row.paper_top5, None, 1), _with_std(row.top5, None, 2)) if top5 else ()),
-        _number(row.edges),
-        _number(row.usable_edges),
-        _number(row.dead_nodes),
-        _duration(row.train_s),
+        *((with_std(row.paper_top5, None, 1), with_std(row.top5, None, 2)) if top5 else ()),
+        number(row.edges),
+        number(row.usable_edges),
+        number(row.dead_nodes),
+        duration(row.train_s),
         files,
     )
 
@@ -202,7 +208,12 @@ def _not_at_hand(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _braced(row: Row) -> str:
+def links(row: Row) -> str:
+    """All files as links in Markdown, by their seeds."""
+    return ", ".join(f"[{seed}]({path.as_posix()})" for seed, path in zip(row.seeds, row.files, strict=True))
+
+
+def braced(row: Row) -> str:
     """All files in one word, as a shell takes it."""
     if len(row.files) < 2:
         return "".join(path.as_posix() for path in row.files)
@@ -215,17 +226,20 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return statistics.fmean(known) if known and len(known) == len(values) else None
 
 
-def _with_std(mean: float | None, std: float | None, digits: int) -> str:
+def with_std(mean: float | None, std: float | None, digits: int) -> str:
+    """A percentage, with its deviation where there is one; empty if there is none."""
     if mean is None:
         return ""
     return f"{mean:.{digits}f} %" if std is None else f"{mean:.{digits}f} ± {std:.{digits}f} %"
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
+    """A whole number with commas; empty if there is none."""
     return "" if value is None else f"{value:,.0f}"
 
 
-def _duration(seconds: float | None) -> str:
+def duration(seconds: float | None) -> str:
+    """In the unit that suits it; empty if it is not known."""
     if seconds is None:
         return ""
     if seconds < 100:

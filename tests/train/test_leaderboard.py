@@ -1,0 +1,96 @@
+"""The leaderboard: with no results, some and all; what is above DNW, and what it costs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_results import make
+from typer.testing import CliRunner
+
+from wirings import recipes, rules
+from wirings.cli import app
+from wirings.train import leaderboard, results
+from wirings.train.leaderboard import Board, Needs, Standing, boards
+
+
+def add(folder: Path, recipe: str, *accuracies: float, **values: Any) -> None:
+    for seed, accuracy in enumerate(accuracies):
+        known: dict[str, Any] = {"edges": 158_939, "mult_adds": 12_345_678, "train_s": 100.0}
+        results.write(make(recipe, seed, accuracy, **known | values), folder)
+
+
+def by_name(found: list[Board]) -> dict[str, Standing]:
+    return {one.row.recipe: one for board in found for one in board.standings}
+
+
+def test_without_results_every_row_is_there_and_says_so(tmp_path: Path) -> None:
+    found = boards(tmp_path)
+    assert [board.title for board in found] == [
+        "MobileNetV1-DNW × 0.225, the network of Table 2; 160 epochs",
+        *(f"ResNet18 × 0.5 with {percent} % of its weights; 60 epochs" for percent in (10, 5, 2)),
+    ]
+    assert set(by_name(found)) == {recipe.name for recipe in recipes.table("ste")}
+    for text in (leaderboard.render(found), leaderboard.markdown(found)):
+        assert text.count("not measured yet") == len(recipes.table("ste"))
+
+
+def test_the_best_comes_first_with_what_it_is_above_dnw_and_what_it_cost(tmp_path: Path) -> None:
+    add(tmp_path, "table2/dnw", 89.0, 90.0, hardware="H200")
+    add(tmp_path, "ste/mobilenet-rigl", 88.25, hardware="H200", train_s=150.0)
+    add(tmp_path, "ste/mobilenet-soft_threshold", 90.75, hardware="A100", train_s=300.0)
+    add(tmp_path, "table2/complete", 92.0, hardware="H200", train_s=40.0)
+    add(tmp_path, "table2/lottery", 87.0, hardware="H200", train_s=110.0)
+    add(tmp_path, "table2/fine_tune-0.01", 80.0, overrides={"epochs": 1})
+    add(tmp_path, "resnet/dnw-10", 93.0, hardware="H200")
+    board = boards(tmp_path)[0]
+    shown = [(one.row.recipe, one.above, one.seconds, one.ratio) for one in board.standings[:4]]
+    assert shown == [
+        ("ste/mobilenet-soft_threshold", 1.25, 300.0, None),  # of another machine
+        ("table2/dnw", 0.0, 100.0, 1.0),
+        ("ste/mobilenet-rigl", -1.25, 150.0, 1.5),
+        ("table2/lottery", -2.5, 150.0, 1.5),  # with the training of the complete graph
+    ]
+    assert all(one.row.mean is None for one in board.standings[4:])
+    text = leaderboard.render([board])
+    line = next(line for line in text.splitlines() if line.startswith("ste/mobilenet-rigl"))
+    assert line.split()[1:-1] == [
+        *("88.25", "%", "1", "-1.25", "158,939", "12.3M", "2", "min", "1.50", "×", "2", "%", "some", "2"),
+    ]
+    assert line.endswith("ste/mobilenet-rigl/seed0.json")
+    assert "89.50 ± 0.71 %" in text
+    linked = leaderboard.markdown([board])
+    assert f"[1]({tmp_path.as_posix()}/table2/dnw/seed1.json)" in linked
+    add(tmp_path, "ste/mobilenet-gmp", 91.0, hardware="H200")
+    assert by_name(boards(tmp_path))["ste/mobilenet-gmp"].above == 1.5
+    assert by_name(boards(tmp_path))["ste/resnet-gmp-10"].above is None
+
+
+def test_a_lottery_ticket_without_its_complete_graph_has_no_known_cost(tmp_path: Path) -> None:
+    add(tmp_path, "table2/dnw", 89.0)
+    add(tmp_path, "table2/lottery", 87.0)
+    one = by_name(boards(tmp_path))["table2/lottery"]
+    assert (one.above, one.seconds, one.ratio) == (-2.0, None, None)
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "expected"),
+    [
+        ("dnw", {}, Needs(0.1, "all", 0)),
+        ("dnw", {"schedule": "cubic"}, Needs(1.0, "all", 0)),
+        ("random", {}, Needs(0.1, "real", 1)),
+        ("rigl", {}, Needs(0.1, "some", 2)),
+        ("gmp", {}, Needs(1.0, "some", 1)),
+        ("fine_tune", {}, Needs(0.1, "real", 5)),
+        ("nm", {"n": 1, "m": 4}, Needs(0.25, "all", 0)),
+    ],
+)
+def test_what_a_rule_needs(rule: str, options: dict[str, Any], expected: Needs) -> None:
+    assert leaderboard.needs(rules.get(rule, **options), 0.1) == expected
+
+
+def test_the_command(tmp_path: Path) -> None:
+    add(tmp_path, "table2/dnw", 89.0)
+    for words, expected in (([], "table2/dnw"), (["--markdown"], "| `table2/dnw` | 89.00 % | 1 | +0.00 |")):
+        result = CliRunner().invoke(app, ["table", "ste", "--results", str(tmp_path), *words])
+        assert result.exit_code == 0
+        assert expected in result.output

@@ -1,0 +1,167 @@
+"""The leaderboard: every rule at one budget on the same networks, with what it reached and what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from wirings import recipes, rules
+from wirings.recipes import Recipe
+from wirings.train import tables
+from wirings.wire import wire_
+
+TABLE = "ste"
+HEADER = (
+    *("recipe", "accuracy", "seeds", "above dnw", "edges", "mult-adds", "training", "of dnw's"),
+    *("edges at first", "gradient", "remembers", "results"),
+)
+NOTE = (
+    "Training: the time of training steps, with that of the network that a row starts from; several runs may have "
+    "shared a GPU. Edges at first: the share that the first step uses. Gradient: which edges training needs it of. "
+    "Remembers: bytes an allowed edge, beside the weight and the optimizer's."
+)
+NOT_YET = "not measured yet"
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What training with a rule takes."""
+
+    first: float
+    """The share of the allowed edges that the first step uses."""
+    gradient: str
+    """Of which edges: see `wirings.rules.Rule.reaches`."""
+    remembered: int
+    """Bytes an allowed edge, beside the weight and the optimizer's memory."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One row."""
+
+    row: tables.Row
+    rule: str
+    above: float | None
+    """Points of accuracy above ``dnw``'s mean on the same network; None where either was not measured."""
+    seconds: float | None
+    """Of training; with those of the network that it starts from, where it does."""
+    ratio: float | None
+    """The same over ``dnw``'s, where both were trained on the same hardware."""
+    needs: Needs
+
+
+@dataclass(frozen=True)
+class Board:
+    """All rules on one network with one budget, the best first, those without results last."""
+
+    title: str
+    standings: tuple[Standing, ...]
+
+
+def boards(folder: Path) -> list[Board]:
+    """The leaderboard of the results in a folder, one a network and budget."""
+    groups: dict[str, list[Recipe]] = {}
+    for recipe in recipes.table(TABLE):
+        groups.setdefault(_title(recipe), []).append(recipe)
+    return [Board(title, _ranked(rows, Path(folder))) for title, rows in groups.items()]
+
+
+def _title(recipe: Recipe) -> str:
+    """What rows that can be compared have in common: network, budget and epochs. Names end with the percentage."""
+    s = recipe.settings
+    width = s.model.options.get("width", 1)
+    if s.model.name == "mobilenetv1_dnw":
+        return f"MobileNetV1-DNW × {width}, the network of Table 2; {s.epochs} epochs"
+    return f"ResNet18 × {width} with {recipe.name.rpartition('-')[2]} % of its weights; {s.epochs} epochs"
+
+
+def _ranked(rows: Sequence[Recipe], folder: Path) -> tuple[Standing, ...]:
+    found = {recipe.name: tables.row_of(recipe, folder) for recipe in rows}
+    dnw = next(found[recipe.name] for recipe in rows if recipe.name.split("/")[1].split("-")[0] == "dnw")
+    density = next((r.settings.model.options["density"] for r in rows if "density" in r.settings.model.options), 0.02)
+    standings = [_standing(recipe, found[recipe.name], dnw, folder, density) for recipe in rows]
+    return tuple(sorted(standings, key=lambda one: -(one.row.mean or 0)))
+
+
+def _standing(recipe: Recipe, row: tables.Row, dnw: tables.Row, folder: Path, density: float) -> Standing:
+    seconds = row.train_s
+    if recipe.settings.start.recipe is not None:
+        first = tables.row_of(recipes.get(recipe.settings.start.recipe), folder).train_s
+        seconds = None if seconds is None or first is None else seconds + first
+    same = len(row.hardware) == 1 and row.hardware == dnw.hardware
+    return Standing(
+        row=row,
+        rule=recipe.settings.rule.name,
+        above=None if row.mean is None or dnw.mean is None else row.mean - dnw.mean,
+        seconds=seconds,
+        ratio=seconds / dnw.train_s if same and seconds is not None and dnw.train_s else None,
+        needs=needs(rules.get(recipe.settings.rule.name, **recipe.settings.rule.options), density),
+    )
+
+
+def needs(rule: rules.Rule, density: float) -> Needs:
+    """What training with a rule takes, as a small layer tells.
+
+    >>> needs(rules.GMP(), 0.1)
+    Needs(first=1.0, gradient='some', remembered=1)
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layer = nn.Linear(160, 100, bias=False)
+        wiring = wire_(layer, rule, density=None if rule.own_budget else density)
+        used = layer.weight
+    memory = wiring.layers[0].edges.memory().values()
+    return Needs(
+        first=int(used.count_nonzero()) / used.numel(),
+        gradient=rule.reaches,
+        remembered=sum(kept.element_size() for kept in memory if kept.shape == used.shape),
+    )
+
+
+def _cells(one: Standing, files: str) -> tuple[str, ...]:
+    row, needs = one.row, one.needs
+    return (
+        row.recipe,
+        tables.with_std(row.mean, row.std, 2) or NOT_YET,
+        str(len(row.seeds)),
+        "" if one.above is None else f"{one.above:+.2f}",
+        tables.number(row.edges),
+        "" if row.mult_adds is None else f"{row.mult_adds / 1e6:.1f}M",
+        tables.duration(one.seconds),
+        "" if one.ratio is None else f"{one.ratio:.2f} ×",
+        f"{100 * needs.first:.3g} %",
+        needs.gradient,
+        str(needs.remembered),
+        files,
+    )
+
+
+def render(found: Sequence[Board]) -> str:
+    """The boards as plain text."""
+    text = []
+    for board in found:
+        lines = [HEADER, *(_cells(one, tables.braced(one.row)) for one in board.standings)]
+        widths = [max(len(line[place]) for line in lines) for place in range(len(HEADER))]
+        text += [board.title, ""]
+        for line in lines:
+            first, *middle, last = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+            text.append("  ".join([first.strip().ljust(widths[0]), *middle, last.strip()]).rstrip())
+        text.append("")
+    return "\n".join([*text, NOTE]) + "\n"
+
+
+def markdown(found: Sequence[Board]) -> str:
+    """The boards as Markdown; results are links, as in `wirings.train.tables.markdown`."""
+    text = []
+    for board in found:
+        text += [f"### {board.title}", ""]
+        lines = [HEADER, ("---", *("---:" for _ in HEADER[2:]), "---")]
+        for one in board.standings:
+            name, *rest = _cells(one, tables.links(one.row))
+            lines.append((f"`{name}`", *rest))
+        text += ["| " + " | ".join(line) + " |" for line in lines] + [""]
+    return "\n".join([*text, NOTE]) + "\n"
