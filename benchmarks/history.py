@@ -5,9 +5,10 @@ python -m benchmarks.history --device cuda [--data FOLDER] [--out results/benchm
 
 The recipe is that of the digits on a CPU and Table 1's static network on a GPU, where the step is captured. A turn is a
 few epochs of the recipe's own loop; with records there are as many as a run has by default, and a turn ends when the
-last of them is in the file. Turns come in pairs, one of each side, now the one first and now the other; on a CPU, pairs
-in which other processes used the machine are left out. The cost is the median over the pairs, with the interval that
-holds it with 95 % (by resampling). Beside it stands the share of the time that the host spends in the recorder.
+last of them is in the file. Turns come in pairs, one of each side, now the one first and now the other. On a CPU they
+wait until other processes leave the machine alone, and pairs that were disturbed are left out. The cost is the median
+over the pairs, with the interval that holds it with 95 % (by resampling). Beside it stands the share of the time that
+the host spends in the recorder.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import argparse
 import os
 import random
 import statistics
-import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -39,8 +39,6 @@ from wirings.train.summary import Progress
 RECIPES = {"cpu": "digits/static-dnw", "cuda": "table1/static-dnw"}
 WARM_UP = 2
 """Pairs that are not counted."""
-PATIENCE = 8
-"""Times as many pairs as are wanted may be tried."""
 
 
 class Timed(Recording):
@@ -81,7 +79,9 @@ def measure(
         recorder = Timed(step, settings, path, name, (0, steps), print)
         sides = {"without": Recording(None, settings, path, name, (0, steps), print), "with": recorder}
         assert recorder.recorder is not None
-        while len(inside) < pairs and tried < WARM_UP + PATIENCE * pairs:
+        while len(inside) < pairs:
+            if disturbed is not None and tried >= WARM_UP:
+                wait_for_quiet(disturbed)
             others, now = others_used(), dict[str, float]()
             recorder.spent = 0.0
             for side in sorted(sides, reverse=tried % 2 == 0):
@@ -102,8 +102,6 @@ def measure(
                 inside.append(recorder.spent / (now["with"] - recorder.spent))
         recorder.close()
         size, records = path.stat().st_size, len(History.load(path))
-    if len(inside) < pairs:
-        sys.exit(f"the machine is too busy: of {tried} pairs {len(inside)} were undisturbed, {pairs} are wanted")
     ratios = [b / a for a, b in zip(taken["without"], taken["with"], strict=True)]
     low, high = interval(ratios)
     return {
@@ -130,6 +128,15 @@ def others_used() -> float:
         return 0.0
     user, nice, system, _, _, irq, softirq, steal = ticks[:8]
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK") - time.process_time()
+
+
+def wait_for_quiet(disturbed: float) -> None:
+    """Until other processes use less than this of a core."""
+    while True:
+        before, began = others_used(), time.perf_counter()
+        time.sleep(0.3)
+        if others_used() - before <= disturbed * (time.perf_counter() - began):
+            return
 
 
 def interval(values: list[float], share: float = 0.95, draws: int = 4000) -> tuple[float, float]:
