@@ -138,7 +138,7 @@ def test_sizes_are_those_of_results_where_there_are_any(tmp_path: Path) -> None:
     for seed, mult_adds in enumerate((42.0e6, 42.2e6)):
         made = make(name, seed=seed, accuracy=60.0, params=1_120_000, mult_adds=int(mult_adds))
         results.write(made, tmp_path)
-    row = tables._row(recipes.get(name), tmp_path, sizes=True)
+    row = tables.row_of(recipes.get(name), tmp_path, sizes=True)
     assert row.size is not None
     assert (row.size.params, row.size.mult_adds, row.size.trained, row.size.same) == (1.12e6, 42.1e6, True, True)
     assert remarks(row.size, row.note) == []
