@@ -195,6 +195,31 @@ def test_a_finalized_model_looks_as_it_did() -> None:
         still(nn.Linear(2, 2))
 
 
+@pytest.mark.parametrize("rule", wirings.rules.names())
+def test_every_rule_is_recorded(rule: str) -> None:
+    torch.manual_seed(0)
+    convolutions = [nn.Conv2d(4, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=2, padding=1)]
+    model = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(128, 12), nn.Tanh(), nn.Linear(12, 4))
+    wiring = wirings.wire_(model, rule, **({} if rule in ("dense", "nm") else {"density": 0.3}))
+    wiring.plan(6)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    recorder, masks = wiring.history(every=1), [flat_masks(wiring)]
+    for _ in range(6):
+        loss = nn.functional.cross_entropy(model(torch.randn(8, 4, 4, 4)), torch.randint(4, (8,)))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        wiring.step(optimizer)
+        recorder.step()
+        masks.append(flat_masks(wiring))
+    for state, mask in zip(recorder.history().states(), masks, strict=True):
+        assert np.array_equal(state.places, np.flatnonzero(mask))
+
+
+def flat_masks(wiring: Any) -> np.ndarray:
+    return np.concatenate([mask.reshape(-1).numpy() for mask in wiring.masks().values()])
+
+
 def test_recording_changes_nothing() -> None:
     models = [nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))]
     models.append(copy.deepcopy(models[0]))
