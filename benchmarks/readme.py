@@ -15,7 +15,7 @@ from typing import Any
 if not __package__:  # run as a file: this folder must not hide Python's own module `select`
     sys.path[0] = str(Path(__file__).parents[1])
 
-from benchmarks import seen, your_model
+from benchmarks import choosing, seen, your_model
 from wirings.train import tables
 
 ROOT = Path(__file__).parents[1]
@@ -162,7 +162,8 @@ PAGES = {
         "cost": cost,
     },
     "docs/your_model.md": your_model.FIGURES,
-    "docs/results.md": {name: functools.partial(table, name) for name in TABLES},
+    "docs/results.md": {name: functools.partial(table, name) for name in TABLES} | {"ste": choosing.ste},
+    "docs/rules.md": {"choosing": choosing.choosing},
     "docs/gallery.md": seen.FIGURES,
     "docs/graphs.md": {"scaling": scaling, "dense": dense},
 }

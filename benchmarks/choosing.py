@@ -1,0 +1,93 @@
+"""The tables of rules in docs/rules.md and docs/results.md, from results; `benchmarks.readme` writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from wirings import recipes, rules
+from wirings.train import leaderboard, tables
+from wirings.train.leaderboard import Board, Standing
+
+ROOT = Path(__file__).parents[1]
+WHEN = {
+    "dnw": "to begin with: nothing to set or to remember, and any edge can still come in at the end",
+    "decayed_gradient": "very few edges, whose wiring should settle: `dnw` first, a fixed wiring at last",
+    "soft_threshold": 'few edges, and all fit at first: with a `schedule`, and `share="global"`, as its papers have it',
+    "top_kast": "the gradient of all weights would not fit",
+    "str": "a total is given, and layers should find out themselves how much of it is theirs",
+    "gmp": "a pruning that everybody knows, and all edges fit at first",
+    "l1_anneal": "the same, with weights drawn to zero before they go",
+    "targeted_dropout": "one training, and the density may still be lowered afterwards",
+    "set": "sparse from beginning to end, in memory and time, where no other gradient is to be had",
+    "rigl": "the same, where the gradient of all edges can be had now and then",
+    "sparse_momentum": "edges should move between layers; needs the momentum of all weights",
+    "nm": "the network will run where n of every m weights are fast (2:4)",
+    "fine_tune": "there is a trained network already",
+    "lottery": "to study tickets: it trains twice",
+    "random": "the baseline for all others: what learning a wiring is worth",
+    "expander": "the same, with equally many edges for every node",
+    "no_update": "an ablation: what the gradient to hallucinated edges is worth",
+    "dense": "all edges: what is given up",
+}
+"""When to use a rule."""
+HEADER = ("rule", "when to use it", "gradient", "edges at first", "remembers", "time")
+COLUMNS = ("Table 2's network", "ResNet, 10 %", "5 %", "2 %")
+DENSE = {0: "table2/complete", 1: "resnet/dense", 2: "resnet/dense", 3: "resnet/dense"}
+"""By the column: the same network with all its edges, which is no row of the leaderboard."""
+NOTE = (
+    "(Accuracy on CIFAR-10 in percent, mean ± standard deviation, in brackets the number of seeds, and the kind if it "
+    "is not the rule's plain one; –: not measured yet, or no row. Gradient: whether training needs that of all "
+    "edges, of some, or of real ones alone. Edges at first: the share that the first step uses, at 10 %. Remembers: "
+    "bytes an allowed edge. Time: of training, over `dnw`'s on Table 2's network.)"
+)
+
+
+def choosing(folder: Path = ROOT / "results") -> str:
+    """One row a rule: when, what it costs, what it reached."""
+    assert set(WHEN) == set(rules.names()), "every rule has its words"
+    boards = leaderboard.boards(folder)
+    assert len(boards) == len(COLUMNS)
+    lines = [f"| {' | '.join((*HEADER, *COLUMNS))} |", "|---|---|" + "---:|" * (len(HEADER) + len(COLUMNS) - 2)]
+    for rule, when in WHEN.items():
+        needs = leaderboard.needs(rules.get(rule), 0.1)
+        costs = (needs.gradient, f"{100 * needs.first:.3g} %", str(needs.remembered), _time(rule, boards[0]))
+        reached = (_reached(rule, board, folder, DENSE[place]) for place, board in enumerate(boards))
+        lines.append(f"| {' | '.join((f'`{rule}`', when, *costs, *reached))} |")
+    return "\n".join([*lines, "", NOTE])
+
+
+def _time(rule: str, board: Board) -> str:
+    ratio = next((one.ratio for one in _of(rule, board)), None)
+    return "–" if ratio is None else f"{ratio:.2f} ×"
+
+
+def _of(rule: str, board: Board) -> list[Standing]:
+    """The rows of a rule that have results, the best first."""
+    return [one for one in board.standings if one.rule == rule and one.row.mean is not None]
+
+
+def _reached(rule: str, board: Board, folder: Path, dense: str) -> str:
+    if rule == "dense":
+        row = tables.row_of(recipes.get(dense), folder)
+        return _cell(row, "")
+    found = _of(rule, board)
+    return _cell(found[0].row, _variant(found[0])) if found else "–"
+
+
+def _cell(row: tables.Row, variant: str) -> str:
+    if row.mean is None:
+        return "–"
+    shown = f"{row.mean:.1f}" if row.std is None else f"{row.mean:.1f} ± {row.std:.1f}"
+    return f"{shown} ({len(row.seeds)}{variant})"
+
+
+def _variant(one: Standing) -> str:
+    """What tells a row from its rule's plain one, such as a schedule: the rest of the recipe's name."""
+    name = one.row.recipe.partition("/")[2].removeprefix("mobilenet-").removeprefix("resnet-")
+    rest = name.partition(one.rule)[2].split("-")[0].strip("_")
+    return f", {rest}" if rest else ""
+
+
+def ste(folder: Path = ROOT / "results") -> str:
+    """The leaderboard."""
+    return leaderboard.markdown(leaderboard.boards(folder)).replace(f"{ROOT}/", "../").rstrip()
