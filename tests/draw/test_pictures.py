@@ -67,13 +67,25 @@ def drawn(function: Any, *what: Any, size: tuple[float, float] = (8, 5), **how: 
     return figure
 
 
+def labels(figure: Figure) -> list[tuple[str, Any]]:
+    """Texts that are drawn and not turned, and where. Ticks outside of axes, or of axes that are off, are not."""
+    renderer, found = figure.canvas.get_renderer(), []
+    hidden = set()
+    for ax in figure.axes:
+        for side, (low, high) in ((ax.xaxis, sorted(ax.get_xlim())), (ax.yaxis, sorted(ax.get_ylim()))):
+            if not ax.axison:
+                hidden.update(side.findobj(Text))
+            hidden.update(tick.label1 for tick in side.get_major_ticks() if not low <= tick.get_loc() <= high)
+    for text in figure.findobj(Text):
+        if text.get_visible() and text.get_text().strip() and not text.get_rotation() % 90 and text not in hidden:
+            found.append((text.get_text(), text.get_window_extent(renderer)))
+    return found
+
+
 def overlaps(figure: Figure) -> list[tuple[str, str]]:
     """Labels that overlap by more than a pixel or two."""
-    renderer = figure.canvas.get_renderer()
-    texts = [t for t in figure.findobj(Text) if t.get_visible() and t.get_text().strip() and not t.get_rotation() % 90]
-    boxes = [(t.get_text(), t.get_window_extent(renderer)) for t in texts]
     found = []
-    for (a, x), (b, y) in itertools.combinations(boxes, 2):
+    for (a, x), (b, y) in itertools.combinations(labels(figure), 2):
         wide = min(x.x1, y.x1) - max(x.x0, y.x0)
         high = min(x.y1, y.y1) - max(x.y0, y.y0)
         if wide > 2 and high > 2:
@@ -81,17 +93,25 @@ def overlaps(figure: Figure) -> list[tuple[str, str]]:
     return found
 
 
+def cut_off(figure: Figure) -> list[str]:
+    """Labels that are not wholly in the picture."""
+    wide, high = figure.canvas.get_width_height()
+    return [text for text, box in labels(figure) if min(box.x0, box.y0) < -1 or box.x1 > wide + 1 or box.y1 > high + 1]
+
+
+@pytest.mark.parametrize("size", [(5, 4), (8, 5)], ids=["small", "usual"])
 @pytest.mark.parametrize("subject", SUBJECTS)
-def test_every_picture_can_be_drawn_and_read(subject: str) -> None:
+def test_every_picture_can_be_drawn_and_read(subject: str, size: tuple[float, float]) -> None:
     history = SUBJECTS[subject]()
     history = history if isinstance(history, History) else still(history)
     for name, function in PICTURES.items():
-        size = (12, 9) if subject == "61 layers" else (8, 5)
+        size = (12, 9) if subject == "61 layers" else size
         figure = drawn(function, history, title=f"{name} of {subject}", size=size)
         assert overlaps(figure) == [], name
+        assert cut_off(figure) == [], name
         pixels = np.asarray(figure.canvas.buffer_rgba())
         assert (pixels[..., :3].min(2) < 250).mean() > 0.004, f"{name} is empty"
-        said = " ".join(text.get_text() for text in figure.findobj(Text))
+        said = " ".join(" ".join(text.get_text() for text in figure.findobj(Text)).split())
         if subject.startswith("5,000") and name in ("blocks", "circle", "spring"):
             assert "Too large to draw node by node: a dot stands for up to 16 neighbouring nodes" in said
         if subject.startswith("5,000") and name == "adjacency":

@@ -103,14 +103,14 @@ def density(ax: Axes, what: Drawn, title: str = "") -> None:
     if len(names) <= 25:
         for place, value, count in zip(places, percent, real, strict=True):
             ax.annotate(
-                f"{value:.3g} %, {count:,.0f} edges",
+                f"{value:.3g} %, {count:,.0f} edge{'' if count == 1 else 's'}",
                 (value, place),
                 (4, 0),
                 textcoords="offset points",
                 va="center",
                 fontsize=8,
             )
-    ax.set_xlim(0, 1.3 * percent.max() if len(names) <= 25 else 1.05 * percent.max())
+    ax.set_xlim(0, 1.4 * percent.max() if len(names) <= 25 else 1.05 * percent.max())
     ax.set_xlabel("density, %" + (f" ({note})" if note else ""))
     ax.spines[["top", "right"]].set_visible(False)
     say(ax, title)

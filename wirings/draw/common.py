@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,8 +88,16 @@ def say(ax: Axes, title: str, note: str = "") -> None:
     if title:
         ax.set_title(title, fontsize=11)
     if note:
+        wide = int(15 * ax.figure.bbox.width / ax.figure.dpi)  # letters of this size in so many inches
         ax.annotate(
-            note, (0.5, 0), (0, -6), "axes fraction", textcoords="offset points", ha="center", va="top", fontsize=8
+            textwrap.fill(note, wide),
+            (0.5, 0),
+            (0, -6),
+            "axes fraction",
+            textcoords="offset points",
+            ha="center",
+            va="top",
+            fontsize=8,
         ).set_color(SOFT)
 
 

@@ -43,10 +43,10 @@ def degrees(ax: Axes, what: Drawn, title: str = "") -> None:
         ax.stairs(np.histogram(count, edges)[0], edges, label=label, color=colour, linewidth=1.6, fill=False)
     ax.set_xlabel("real edges of a node" + (f" (in steps of {step})" if step > 1 else ""))
     ax.set_ylabel("nodes")
-    ax.set_ylim(bottom=0)
+    ax.set_ylim(0, 1.25 * ax.get_ylim()[1])  # room for the legend
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.yaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.legend(fontsize=8, frameon=False)
+    ax.legend(fontsize=8, frameon=False, loc="upper right")
     ax.spines[["top", "right"]].set_visible(False)
     say(ax, title)
 
