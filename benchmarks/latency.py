@@ -8,7 +8,8 @@
   multiplies by the zeros, too.
 
 The wiring is drawn, not trained: see `draw_wiring`. Sides take turns. Threads that spin after a call would take the
-next side's cores (ONNX Runtime's do for 40 ms), so every turn begins with a pause and some calls that are not counted.
+next side's cores (ONNX Runtime's do for 40 ms), so every turn begins with a pause; then come calls that are not counted,
+until caches and cores are as they stay.
 
     python -m benchmarks.latency [mobilenet|batches|density|resnet] [--threads 2] [--seconds 4] [--out RECORD.json]
 """
@@ -47,11 +48,10 @@ WIDTH = 0.225
 PAPER = 42.1e6
 """Multiply-adds of MobileNetV1-DNW ×0.225 in the paper's Table 3."""
 PIXELS = 224
-PAUSE = 0.06
-BLOCK = 0.03
-"""Seconds between turns, and of a turn."""
+PAUSE, WARM, BLOCK = 0.06, 0.1, 0.1
+"""Seconds of a turn: nothing, calls that are not counted, and calls that are."""
 BATCHES = (1, 8, 64)
-TURNS = 100
+TURNS = 30
 """Turns at most, for each second of calls."""
 DISTURBED = 0.02
 """The share of a turn that threads may have waited for a core."""
@@ -167,12 +167,11 @@ def in_turn(sides: dict[str, Callable[[], Any]], seconds: float) -> dict[str, di
         for name in unfinished:
             run = sides[name]
             time.sleep(PAUSE)
-            start = time.perf_counter()
-            run()
-            once = time.perf_counter() - start
-            for _ in range(min(8, int(BLOCK / once))):
+            start, warm = time.perf_counter(), 0
+            while time.perf_counter() - start < WARM:
                 run()
-            calls = max(1, int(BLOCK / once))
+                warm += 1
+            calls = max(1, int(warm * BLOCK / WARM))
             before, start = waited(), time.perf_counter()
             for _ in range(calls):
                 run()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from wirings.engine.plan import Plan
 
-ROUNDS = 6
+ROUNDS = 16
 SECONDS = 3.0
 """What measuring takes at most, roughly."""
 
