@@ -8,7 +8,8 @@ few epochs of the recipe's own loop; with records there are as many as a run has
 last of them is in the file. Turns come in pairs, one of each side, now the one first and now the other. On a CPU they
 wait until other processes leave the machine alone, and pairs that were disturbed are left out. The cost is the median
 over the pairs, with the interval that holds it with 95 % (by resampling). Beside it stands the share of the time that
-the host spends in the recorder.
+the host spends in the recorder. On a CPU the time is that of the process, and a second row has a record after every
+step: what is lost in the noise of the first can be seen there.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ def measure(
     wiring.plan(steps)
     step = Step(model, wiring, make_optimizer(model, wiring, settings, place.device), settings, place.device)
     fast = make_fast(step, found.train, print) if settings.fast else None
-    Timed.clock = staticmethod(time.perf_counter)
+    clock = time.process_time if device == "cpu" else time.perf_counter
+    Timed.clock = staticmethod(clock)
     taken: dict[str, list[float]] = {"without": [], "with": []}
     inside: list[float] = []
     log, progress, tried = Log(), Progress(), 0
@@ -82,10 +84,10 @@ def measure(
         while len(inside) < pairs:
             if disturbed is not None and tried >= WARM_UP:
                 wait_for_quiet(disturbed)
-            others, now = others_used(), dict[str, float]()
+            others, began_at, now = others_used(), time.perf_counter(), dict[str, float]()
             recorder.spent = 0.0
             for side in sorted(sides, reverse=tried % 2 == 0):
-                began = time.perf_counter()
+                began = clock()
                 for _ in range(epochs):
                     progress.batch = 0
                     loop._epoch(
@@ -93,10 +95,11 @@ def measure(
                     )
                     progress.epoch += 1
                 sides[side].flush()
-                now[side] = time.perf_counter() - began
+                now[side] = clock() - began
             tried += 1
             others = others_used() - others
-            if tried > WARM_UP and (disturbed is None or others <= disturbed * sum(now.values())):
+            passed = time.perf_counter() - began_at
+            if tried > WARM_UP and (disturbed is None or others <= disturbed * passed):
                 for side, seconds in now.items():
                     taken[side].append(seconds)
                 inside.append(recorder.spent / (now["with"] - recorder.spent))
@@ -165,22 +168,22 @@ def main() -> None:
         settings = replace(settings, data=replace(settings.data, directory=str(chosen.data)))
     epochs = chosen.epochs or (1 if chosen.device == "cpu" else 4)
     disturbed = chosen.disturbed if chosen.device == "cpu" else None
-    row = measure(name, settings, chosen.device, chosen.pairs, epochs, disturbed)
+    rows = [measure(name, settings, chosen.device, chosen.pairs, epochs, disturbed)]
+    tell(rows[-1])
+    if chosen.device == "cpu":
+        rows.append(measure(name, replace(settings, history_every=1), "cpu", chosen.pairs, epochs, disturbed))
+        tell(rows[-1])
+    about = {"set": chosen.set, "disturbed": disturbed}
+    save(chosen.out, {"benchmark": "history", "settings": about, **machine(chosen.device), "rows": rows})
+
+
+def tell(row: dict[str, Any]) -> None:
     ratio, low, high = (100 * (row[key] - 1) for key in ("ratio", "ratio_low", "ratio_high"))
     without, recorded = (1e3 * row["times"][side]["median_s"] for side in ("without", "with"))
     print(
         f"{row['recipe']}, {'captured' if row['captured'] else 'called'}: {row['steps']} steps, a record every "
         f"{row['every']}: without {without:.1f} ms, with {recorded:.1f} ms; {ratio:+.2f} % ({low:+.2f} to "
         f"{high:+.2f}), {100 * row['inside']:.2f} % in the recorder, {row['bytes_a_record']:,.0f} bytes a record"
-    )
-    save(
-        chosen.out,
-        {
-            "benchmark": "history",
-            "settings": {"set": chosen.set, "disturbed": disturbed},
-            **machine(chosen.device),
-            "rows": [row],
-        },
     )
 
 

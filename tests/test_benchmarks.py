@@ -75,12 +75,14 @@ def test_a_billion_weights_fit() -> None:
 @pytest.mark.slow
 def test_what_a_history_costs(tmp_path: Path) -> None:
     text, record = run("history", tmp_path / "record.json", "--pairs=2", "--disturbed=9")
-    (row,) = record["rows"]
-    assert (row["recipe"], row["captured"], row["steps"], row["every"]) == ("digits/static-dnw", False, 14, 8)
-    assert all(taken["n"] == 2 and taken["median_s"] > 0 for taken in row["times"].values())
-    assert row["ratio_low"] <= row["ratio"] <= row["ratio_high"]
-    assert row["inside"] > 0
-    assert f"a record every 8: without {1e3 * row['times']['without']['median_s']:.1f} ms" in text
+    assert [row["every"] for row in record["rows"]] == [8, 1]
+    for row in record["rows"]:
+        assert (row["recipe"], row["captured"], row["steps"]) == ("digits/static-dnw", False, 14)
+        assert all(taken["n"] == 2 and taken["median_s"] > 0 for taken in row["times"].values())
+        assert row["ratio_low"] <= row["ratio"] <= row["ratio_high"]
+        without = 1e3 * row["times"]["without"]["median_s"]
+        assert f"a record every {row['every']}: without {without:.1f} ms" in text
+    assert record["rows"][1]["inside"] > 3 * record["rows"][0]["inside"] > 0
 
 
 @pytest.mark.parametrize("name", ["history-cpu", "history-h200"])
@@ -88,10 +90,12 @@ def test_a_history_costs_little(name: str) -> None:
     path = ROOT / "results" / "benchmarks" / f"{name}.json"
     if not path.exists():
         pytest.skip(f"no {name}.json yet")
-    (row,) = json.loads(path.read_text())["rows"]
+    row, *often = json.loads(path.read_text())["rows"]
     assert row["captured"] == (name == "history-h200")
     assert row["inside"] < 0.01
     assert row["ratio"] < 1.01
+    for each in often:  # a record after every step
+        assert (each["ratio_high"] - 1) / row["every"] < 0.01
 
 
 def test_accuracy_against_density(tmp_path: Path) -> None:
