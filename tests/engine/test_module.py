@@ -85,7 +85,7 @@ def test_forced_ways_are_taken(program: Program) -> None:
 @needs_kernels
 def test_what_was_chosen_is_saved(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = engine.compile(program, threads=2)
-    made.save(tmp_path / "net.safetensors")
+    assert made.save(tmp_path / "net.safetensors").exists()
     images = torch.randn(1, 3, 20, 20)
 
     def never(*_: Any) -> None:
@@ -205,6 +205,8 @@ def test_calls_from_several_threads(program: Program) -> None:
         (lambda p: engine.compile(p, engine="sparse")(torch.zeros(1, 3, 20, 20).double()), "float32 on the CPU"),
         (lambda p: engine.compile(p, engine="sparse")(), "takes 1 inputs, but 0 came"),
         (lambda p: engine.load("nowhere.safetensors"), "there is no file"),
+        (lambda p: engine.compile(p, engine="sparse").save("net.onnx"), r"must end in \.safetensors.*compact model"),
+        (lambda p: engine.compile(p, engine="sparse").save("nowhere/net.safetensors"), "folder nowhere.*not exist"),
     ],
 )
 def test_mistakes(program: Program, make: Any, words: str) -> None:

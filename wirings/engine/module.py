@@ -23,6 +23,7 @@ from wirings.engine.plan import Plan
 from wirings.engine.report import EngineReport, StepReport
 from wirings.engine.support import runs
 from wirings.errors import WiringError, unknown
+from wirings.export import check_path
 
 ENGINES = ("auto", "sparse", "dense", "torch")
 MISTAKE = 1e-3
@@ -224,10 +225,17 @@ class EngineModel(nn.Module):
         """Of memory for maps; weights are not counted."""
         return sum(plan.bytes for plan in self._plans())
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path) -> Path:
         """Write the network, and what was chosen for it here, to one .safetensors file."""
+        place = check_path(path)
+        if place.suffix != ".safetensors":
+            raise WiringError(
+                f"{path} must end in .safetensors: other files cannot hold what was chosen for a compiled network. For "
+                "those save the compact model."
+            )
         notes = {**self.program.notes, "engine": self.choices}
-        Program(self.program.inputs, self.program.operations, self.program.outputs, notes).save(path)
+        Program(self.program.inputs, self.program.operations, self.program.outputs, notes).save(place)
+        return place
 
     def __getstate__(self) -> dict[str, Any]:
         return {"program": self.program, "engine": self.engine, "threads": self.threads, "choices": self.choices}
