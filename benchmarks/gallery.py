@@ -19,11 +19,13 @@ from PIL import Image
 from benchmarks import readme
 from benchmarks.seen import histories, moment
 from wirings import draw, models, recipes
-from wirings.history import still
+from wirings.history import History, still
 from wirings.train.showing import look_at
 
 ROOT = Path(__file__).parents[1]
 IMAGES, PAGES = ROOT / "docs" / "images", ROOT / "docs" / "pages"
+EXAMPLE = "digits/static-dnw"
+"""The history of which there is a picture of every kind."""
 SHOTS = {  # name: width, height, scale, dark, what happens before it
     "desktop": (1280, 760, 1, False, ""),
     "dark": (1280, 760, 1, True, "wirings.pick({node})"),
@@ -37,13 +39,19 @@ def of_history(recipe: str, path: Path) -> None:
     name = recipe.replace("/", "-")
     page = draw.write_page(history, PAGES / f"{name}.html", title)
     print(f"wrote {page}")
-    for picture, size in (("blocks", (8.0, 4.5)), ("adjacency", (5.0, 5.0)), ("degrees", (6.0, 3.6))):
-        draw.save(IMAGES / f"{name}-{picture}.png", getattr(draw, picture), history, size=size, title=title)
-    draw.save(IMAGES / f"{name}-density.png", draw.density, history, size=(6, 3), title=title)
     for of in ("edges", "nodes"):
         draw.save(IMAGES / f"{name}-{of}.png", draw.births_and_deaths, history, size=(6, 3), title=title, of=of)
+    if recipe == EXAMPLE:
+        of_state(name, history, title)
+        draw.save(IMAGES / f"{name}-density.png", draw.density, history, size=(6, 3), title=title)
     record = moment(history)
     screenshots(page, name, record, int(history.state(record).degrees()[0].argmax()))
+
+
+def of_state(name: str, history: History, title: str) -> None:
+    """Pictures of the wiring at the end."""
+    for picture, size in (("blocks", (8.0, 4.5)), ("adjacency", (5.0, 5.0)), ("degrees", (6.0, 3.6))):
+        draw.save(IMAGES / f"{name}-{picture}.png", getattr(draw, picture), history, size=size, title=title)
 
 
 def screenshots(page: Path, name: str, record: int, node: int) -> None:
@@ -71,10 +79,7 @@ def screenshots(page: Path, name: str, record: int, node: int) -> None:
 
 def others() -> None:
     """Pictures of networks that have no history: the trained one of the package, and networks before training."""
-    trained = look_at("table1/static-dnw")
-    for picture, size in (("blocks", (8.0, 4.5)), ("adjacency", (5.0, 5.0)), ("degrees", (6.0, 3.6))):
-        path = IMAGES / f"trained-{picture}.png"
-        draw.save(path, getattr(draw, picture), trained.history, size=size, title="table1/static-dnw")
+    of_state("trained", look_at("table1/static-dnw").history, "table1/static-dnw")
     torch.manual_seed(0)
     discrete = still(models.get("tiny_discrete", rule="dnw", edges=2_000))
     title = "discrete time, before training"

@@ -63,7 +63,13 @@ def wiring() -> str:
 
 def films() -> str:
     """All of them, for the gallery."""
-    return "\n\n".join(part for recipe, path in histories().items() for part in _film(recipe, path, "../", ""))
+    parts: list[str] = []
+    for recipe, path in histories().items():
+        parts += _film(recipe, path, "../", "")
+        if recipe.startswith("table"):  # the digits' are below
+            picture = f"images/{recipe.replace('/', '-')}-edges.png"
+            parts.append(f"![Edges of {recipe} that were born and that died, over training]({picture})")
+    return "\n\n".join(parts)
 
 
 def page() -> str:

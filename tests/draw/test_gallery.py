@@ -43,7 +43,7 @@ def test_the_pages_are_up_to_date(recipe: str) -> None:
     carried = [zlib.decompress(base64.b64decode(DATA.search(text)[0])) for text in (made, committed)]  # type: ignore[index]
     assert carried[0] == carried[1]
     assert len(committed) < 5_000_000
-    for shot in ("desktop", "dark", "phone", "blocks", "edges"):
+    for shot in ("desktop", "dark", "phone", "edges", "nodes"):
         assert (ROOT / "docs" / "images" / f"{name}-{shot}.png").exists()
 
 
