@@ -8,7 +8,7 @@
   multiplies by the zeros, too.
 
 The wiring is drawn, not trained: see `draw_wiring`. Sides take turns. Threads that spin after a call would take the
-next side's cores (ONNX Runtime's do for 40 ms), so every turn begins with a pause; then come calls that are not counted,
+next side's cores (ONNX Runtime's do for 40 ms), so every turn begins with a pause. Calls that are not counted follow,
 until caches and cores are as they stay.
 
     python -m benchmarks.latency [mobilenet|batches|density|resnet] [--threads 2] [--seconds 4] [--out RECORD.json]

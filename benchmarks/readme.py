@@ -15,7 +15,7 @@ from typing import Any
 if not __package__:  # run as a file: this folder must not hide Python's own module `select`
     sys.path[0] = str(Path(__file__).parents[1])
 
-from benchmarks import choosing, seen, your_model
+from benchmarks import choosing, engine, seen, your_model
 from wirings.train import tables
 
 ROOT = Path(__file__).parents[1]
@@ -158,12 +158,14 @@ PAGES = {
         "examples": examples,
         "graphs": graphs,
         "paper": paper,
+        "shipped": engine.shipped,
         "wiring": seen.wiring,
         "cost": cost,
     },
     "docs/your_model.md": your_model.FIGURES,
     "docs/results.md": {name: functools.partial(table, name) for name in TABLES} | {"ste": choosing.ste},
     "docs/rules.md": {"choosing": choosing.choosing},
+    "docs/engine.md": engine.FIGURES,
     "docs/gallery.md": seen.FIGURES,
     "docs/graphs.md": {"scaling": scaling, "dense": dense},
 }

@@ -1,0 +1,103 @@
+"""The figures of docs/engine.md, and README's of shipping a network, from the record of `benchmarks.latency`;
+`benchmarks.readme` writes them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.your_model import record
+from wirings import recipes
+
+ENGINE, PLAIN = "DNW x0.225, engine", "DNW x0.225, PyTorch, not compact"
+
+
+def _found(part: str) -> dict[str, Any]:
+    found: dict[str, Any] = record("benchmarks/latency-cpu")[part]
+    return found
+
+
+def latency() -> str:
+    """One image of 224 pixels, every side."""
+    found = _found("mobilenet")
+    times = found["times"]
+    lines = [f"| {found['hardware']}, {found['threads']} threads | median | quartiles | fastest |", "|---|---|---|---|"]
+    for name, taken in times.items():
+        low, middle, high, fastest = (f"{1e3 * taken[key]:.2f}" for key in ("q1_s", "median_s", "q3_s", "min_s"))
+        lines.append(f"| {_shown(name)} | {middle} ms | {low} to {high} | {fastest} |")
+    return "\n".join([*lines, "", f"({100 * found['live_share']:.0f} % of the nodes live. {_ratio(times)})"])
+
+
+def shipped() -> str:
+    """The same in a few lines, with what the paper says of these networks."""
+    found = _found("mobilenet")
+    times = found["times"]
+    rows = {"DNW x0.225": "dnw-0.225", "MobileNetV1 x0.25": "mobilenetv1-0.25", "MobileNetV1 x0.5": "mobilenetv1-0.5"}
+    sides = [ENGINE, "DNW x0.225, ONNX Runtime", PLAIN, *(f"MobileNetV1 x{w}, ONNX Runtime" for w in (0.25, 0.5))]
+    lines = [
+        f"| one image of 224 pixels, {found['threads']} CPU threads | time | ImageNet, in the paper |",
+        "|---|---|---|",
+    ]
+    for name in sides:
+        accuracy = (recipes.get(f"table3/{rows[name.partition(',')[0]]}").paper or {})["accuracy"]
+        lines.append(f"| {_shown(name)} | {1e3 * times[name]['median_s']:.2f} ms | {accuracy} % |")
+    work = f"The wiring is drawn, with the {found['mult_adds'] / 1e6:.1f}M multiply-adds of the paper's trained one."
+    return "\n".join([*lines, "", f"(Medians, {found['hardware']}. {work} {_ratio(times)})"])
+
+
+def _shown(name: str) -> str:
+    network, how = name.split(", ", 1)
+    return f"{network.replace('DNW', 'MobileNetV1-DNW').replace('x0', '×0')}, {how}"
+
+
+def _ratio(times: dict[str, Any]) -> str:
+    ratio = times[PLAIN]["median_s"] / times[ENGINE]["median_s"]
+    return f"The engine is {ratio:.0f} times as fast as PyTorch on the network that is not compact."
+
+
+def batches() -> str:
+    return _by_batch([(f"{row['batch']}", row) for row in _found("batches")["rows"]], "images")
+
+
+def resnet() -> str:
+    rows = _found("resnet")["rows"]
+    return _by_batch([(f"{100 * row['density']:g} %, {row['batch']}", row) for row in rows], "weights, images")
+
+
+def _by_batch(rows: list[tuple[str, dict[str, Any]]], head: str) -> str:
+    names = list(rows[0][1]["times"])
+    lines = [f"| {head} | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
+    for title, row in rows:
+        speeds = (row["batch"] / row["times"][name]["median_s"] for name in names)
+        lines.append(f"| {title} | {' | '.join(f'{speed:,.0f}' for speed in speeds)} |")
+    return "\n".join(lines)
+
+
+def steps() -> str:
+    """Where the time of one image goes."""
+    lines = ["| step | kind | way | multiply-adds | µs | G/s |", "|---|---|---|---|---|---|"]
+    for step in _found("mobilenet")["steps"]:
+        work, seconds = step["mult_adds"], step["seconds"]
+        speed = f"{work / seconds / 1e9:.0f}" if work else ""
+        lines.append(
+            f"| `{step['name']}` | {step['kind']} | {step['way']} | {work:,} | {1e6 * seconds:.0f} | {speed} |"
+        )
+    return "\n".join(lines)
+
+
+def density() -> str:
+    """Sparse against dense by the share of weights that there are."""
+    rows = _found("density")["rows"]
+    shares = sorted({row["density"] for row in rows})
+    lines = [
+        f"| µs, sparse / dense | {' | '.join(f'{100 * share:g} %' for share in shares)} |",
+        f"|---|{'---|' * len(shares)}",
+    ]
+    for layer in dict.fromkeys(row["layer"] for row in rows):
+        own = {row["density"]: row for row in rows if row["layer"] == layer}
+        cells = (f"{1e6 * own[share]['sparse_s']:.0f} / {1e6 * own[share]['dense_s']:.0f}" for share in shares)
+        lines.append(f"| {layer} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+FIGURES = {"latency": latency, "batches": batches, "resnet": resnet, "steps": steps, "density": density}
