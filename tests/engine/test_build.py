@@ -70,7 +70,7 @@ def test_a_compiler_that_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_compiler_that_writes_nonsense(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = folder / "nonsense"
-    broken.write_text('#!/bin/sh\nfor last; do :; done\necho nonsense > "$last"\n')
+    broken.write_text('#!/bin/sh\n[ "$1" = --version ] && exit\nfor last; do :; done\necho nonsense > "$last"\n')
     broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("CXX", str(broken))
     falls_back("no compiled kernels on this machine")
