@@ -1,0 +1,54 @@
+"""The benchmark of latency: what it measures on is what it says, and it keeps a record."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks import latency
+from wirings import engine
+from wirings.profile import profile
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.skipif(not engine.available(), reason="there is no C++ compiler")
+
+
+@pytest.mark.slow
+def test_the_drawn_network_costs_what_the_papers_does() -> None:
+    model, about = latency.dnw()
+    counted = profile(model, (3, latency.PIXELS, latency.PIXELS))
+    assert counted.mult_adds == about["mult_adds"]
+    assert abs(about["mult_adds"] / 42.1e6 - 1) < 0.02
+    assert counted.live_params < 0.6 * counted.all_params  # many nodes are dead, as in trained networks
+
+
+@pytest.mark.slow
+def test_a_part_is_measured_and_added_to_the_record(tmp_path: Path) -> None:
+    out = tmp_path / "record.json"
+    out.write_text(json.dumps({"benchmark": "latency", "mobilenet": {"kept": True}}))
+    command = [sys.executable, "-m", "benchmarks.latency", "density", "--seconds=0.05", "--threads=1", f"--out={out}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=600)
+    assert done.returncode == 0, done.stderr
+    record = json.loads(out.read_text())
+    assert record["mobilenet"] == {"kept": True}
+    found = record["density"]
+    assert {"hardware", "versions", "commit", "date"} <= found.keys()
+    assert len(found["rows"]) == len(latency.LAYERS) * len(latency.DENSITIES)
+    assert all(row["sparse_s"] > 0 and row["dense_s"] > 0 for row in found["rows"])
+
+
+def test_sides_take_turns() -> None:
+    calls: list[str] = []
+
+    def side(name: str, seconds: float) -> None:
+        calls.append(name)
+        time.sleep(seconds)
+
+    found = latency.in_turn({"a": lambda: side("a", 0.002), "b": lambda: side("b", 0.006)}, seconds=0.5)
+    first_of_b = calls.index("b")
+    assert "a" in calls[first_of_b:]  # not all of one side first
+    assert found["a"]["n"] >= 5
+    assert 0.002 <= found["a"]["min_s"] <= found["a"]["median_s"] < found["b"]["median_s"]
