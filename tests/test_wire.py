@@ -426,6 +426,32 @@ def test_a_global_budget_is_ranked_once_a_step(monkeypatch: pytest.MonkeyPatch) 
     assert len(calls) == 2
 
 
+@pytest.mark.filterwarnings("default")  # the compiler's own deprecations
+@pytest.mark.parametrize(("rule", "rankings"), [("dnw", 1), ("soft_threshold", 1), ("top_kast", 2)])
+def test_a_compiler_ranks_a_global_budget_once_a_step(rule: str, rankings: int) -> None:
+    from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+    from torch._dynamo.backends.common import aot_autograd
+
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+    wire_(model, rule, k=100, share="global")
+    count = 0
+
+    def counted(graph: torch.fx.GraphModule, inputs: object) -> object:
+        nonlocal count
+        count += sum("wirings.choose" in str(node.target) for node in graph.graph.nodes)
+        return make_boxed_func(graph.forward)
+
+    partition = min_cut_rematerialization_partition
+    backend = aot_autograd(fw_compiler=counted, bw_compiler=counted, partition_fn=partition)
+    torch._dynamo.reset()
+    x = torch.randn(4, 8)
+    compiled = torch.compile(model, backend=backend, fullgraph=True)(x)
+    compiled.sum().backward()
+    assert count == rankings
+    torch.testing.assert_close(compiled, model(x))
+
+
 def test_part_of_a_global_budget_cannot_be_finalized_alone() -> None:
     model = mlp()
     wire_(model, k=100, share="global")

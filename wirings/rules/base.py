@@ -113,6 +113,7 @@ class Edges(nn.Module):
         super().__init__()
         self.rule, self.possible, self.pool = rule, possible, pool
         self.together: Any = None  # a `wirings.together.Together`, where edges of all layers are chosen at once
+        self.place = 0  # among its members
         self.planned: int | None = None
         # A tensor, so that a schedule can change it under torch.compile and in captured CUDA graphs. What follows from
         # the call that wired the model is not saved; a k that the rule or a schedule has moved does not follow from it.
@@ -250,8 +251,7 @@ class Pool:
 
     def choose(self, edges: Edges) -> Tensor:
         """The wiring of ``edges``, one of the pool's."""
-        place = next(i for i, layer in enumerate(self.layers) if layer.edges is edges)
-        weights = [layer.weight for layer in self.layers]
+        place, weights = self._place(edges), self._weights()
         if torch.compiler.is_compiling() or any(primitive.in_transform(w) or w.is_inference() for w in weights):
             # A compiler drops the repeated calls by itself; under torch.func there is no version to go by.
             return choose_together(self.layers, weights)[place]
@@ -265,17 +265,29 @@ class Pool:
             self._stamp, self._masks = stamp, choose_together(self.layers, weights)
         return self._masks[place]
 
+    def _place(self, edges: Edges) -> int:
+        return next(i for i, layer in enumerate(self.layers) if layer.edges is edges)
+
+    def _k(self) -> Tensor:
+        """The same tensor for whoever asks, so that a compiler sees that choices are the same."""
+        return self.layers[0].edges.k
+
+    def _weights(self) -> list[nn.Parameter]:
+        if not torch.compiler.is_compiling():
+            return [layer.weight for layer in self.layers]
+        # Every layer asks, so this is traced a number of times that goes with the square of the layers: in few steps.
+        return [getattr(layer.module.parametrizations, layer.attribute).original for layer in self.layers]
+
     def choose_more(self, edges: Edges, density: float) -> Tensor:
         """`Edges.choose_more` for ``edges``, one of the pool's: the strongest of all layers together."""
-        weights = [layer.weight for layer in self.layers]
+        place, weights = self._place(edges), self._weights()
         most = int(density * sum(layer.edges.possible for layer in self.layers) + 1e-6)
 
         def choice() -> list[Tensor]:
-            return choose_together(self.layers, weights, [edges.k.clamp(min=most)] * len(weights))
+            return choose_together(self.layers, weights, [self._k().clamp(min=most)] * len(weights))
 
-        place = next(i for i, layer in enumerate(self.layers) if layer.edges is edges)
         if any(sharded.is_sharded(weight) for weight in weights):
-            within, k = [layer.edges.within() for layer in self.layers], edges.k.clamp(min=most)
+            within, k = [layer.edges.within() for layer in self.layers], self._k().clamp(min=most)
             cut = self._kept(edges, density, lambda: sharded.Cut.find(weights, k, within))
             return cut.mask(place, weights[place].detach(), within[place])
         return self._kept(edges, density, choice)[place]
@@ -284,6 +296,9 @@ class Pool:
         """The magnitude of the strongest edge of all layers that is not real."""
 
         def strongest() -> Tensor:
+            if torch.compiler.is_compiling():  # few operations for it to look at: one row, which it makes once for all
+                row, among = _in_a_row(self._weights(), [one.edges.within() for one in self.layers])
+                return _next_out(row, primitive.choose(row, self._k(), among), among)
             with sharded.on_shards(any(sharded.is_sharded(one.weight) for one in self.layers)):
                 parts = [_next_out(one.weight, self.choose(one.edges), one.edges.within()) for one in self.layers]
                 return torch.stack([sharded.whole(part).double() for part in parts]).amax()
@@ -292,8 +307,7 @@ class Pool:
 
     def _kept(self, edges: Edges, what: Any, find: Callable[[], Any]) -> Any:
         """What follows from the weights of all layers: found once, and kept as long as the choice of edges is."""
-        weights = [layer.weight for layer in self.layers]
-        if torch.compiler.is_compiling() or any(primitive.in_transform(w) or w.is_inference() for w in weights):
+        if torch.compiler.is_compiling() or any(primitive.in_transform(w) or w.is_inference() for w in self._weights()):
             return find()
         self.choose(edges)  # makes a new stamp where anything has changed
         if what not in self._more or self._more[what][0] is not self._stamp:
@@ -348,17 +362,22 @@ def choose_together(
     if any(sharded.is_sharded(s) for s in scores):
         cut = sharded.Cut.find(scores, torch.as_tensor(counts[0]), within)
         return [cut.mask(i, s, among) for i, (s, among) in enumerate(zip(scores, within, strict=True))]
+    row, allowed = _in_a_row(scores, within)
+    real = primitive.choose(row, counts[0], allowed)
+    parts = real.split([s.numel() for s in scores])
+    return [part.view(s.shape) for part, s in zip(parts, scores, strict=True)]
+
+
+def _in_a_row(scores: Sequence[Tensor], within: Sequence[Tensor | None]) -> tuple[Tensor, Tensor | None]:
+    """All layers' scores one after the other, and so their masks, if any has one."""
     dtype = scores[0].dtype
     for score in scores[1:]:
         dtype = torch.promote_types(dtype, score.dtype)
     row = torch.cat([s.detach().reshape(-1).to(dtype) for s in scores])
-    allowed = None
-    if any(among is not None for among in within):
-        masks = zip(within, scores, strict=True)
-        allowed = torch.cat([(torch.ones_like(s, dtype=torch.bool) if a is None else a).reshape(-1) for a, s in masks])
-    real = primitive.choose(row, counts[0], allowed)
-    parts = real.split([s.numel() for s in scores])
-    return [part.view(s.shape) for part, s in zip(parts, scores, strict=True)]
+    if all(among is None for among in within):
+        return row, None
+    masks = zip(within, scores, strict=True)
+    return row, torch.cat([(torch.ones_like(s, dtype=torch.bool) if a is None else a).reshape(-1) for a, s in masks])
 
 
 _registry: dict[str, type[Rule]] = {}
