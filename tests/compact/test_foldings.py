@@ -3,11 +3,23 @@
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from wirings import Blocks, DiscreteGraph, StaticGraph, compact, wire_
 from wirings.compaction.compact import lower, plain_copy
 from wirings.compaction.module import CompactModel
-from wirings.compaction.operations import AddMap, Affine, Conv, InstanceNorm, Linear, Opaque, Operation, Place, Select
+from wirings.compaction.operations import (
+    AddMap,
+    Affine,
+    Conv,
+    InstanceNorm,
+    Linear,
+    Multiply,
+    Opaque,
+    Operation,
+    Place,
+    Select,
+)
 from wirings.nodes import ActivationNode, ConvNode
 
 
@@ -249,6 +261,37 @@ def test_channel_shuffles_and_splits_are_seen_through() -> None:
     small = compared(Shuffled(), 2, 4, 4)
     assert not any(isinstance(o, Opaque) for o in small.program.operations)
     assert next(o for o in small.program.operations if isinstance(o, Conv)).weight.shape[0] == 3
+
+
+def test_gates_come_after_what_they_gate() -> None:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.gate = nn.Conv2d(2, 4, 1), nn.Conv2d(4, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            return self.gate(x.mean((2, 3), keepdim=True)).sigmoid() * x
+
+    small = compared(Gated(), 2, 5, 5)
+    shapes = small.program.shapes()
+    assert [shapes[name] for name in only(small, Multiply).inputs] == [(4, 5, 5), (4, 1, 1)]
+
+
+def test_attention_and_sizes_that_are_computed() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.three, self.last = nn.Linear(6, 18), nn.Linear(6, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            b, n, c = x.shape
+            q, k, v = self.three(x).view(b, n, 3, 2, c // 2).permute(2, 0, 3, 1, 4)
+            y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+            return self.last(y.reshape(b * n, c)).view(b, n, 4)
+
+    small = compared(Attention(), 5, 6)
+    assert "scaled_dot_product_attention" in str([getattr(o, "target", "") for o in small.program.operations])
 
 
 def test_what_is_not_understood_blocks_removal_around_it_and_nothing_else() -> None:

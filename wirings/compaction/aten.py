@@ -306,7 +306,8 @@ def _times(builder: Builder, hint: str, a: Arguments) -> Any:
             return None
         one, two = builder.values[x.name].shape, builder.values[y.name].shape
         fits = len(one) == len(two) and one[:2] == two[:2]
-        return Value(builder.add(Multiply, (x.name, y.name), hint)) if fits else None
+        ordered = (x.name, y.name) if one.numel() >= two.numel() else (y.name, x.name)  # maps first, then their gates
+        return Value(builder.add(Multiply, ordered, hint)) if fits else None
     if hint.startswith("div"):
         if not isinstance(x, Value) or (values := _constant(builder, x, y)) is None:
             return None

@@ -104,7 +104,7 @@ class _Tracer:
         options = {name: self._known(x) for name, x in node.kwargs.items()}
         target: Any = node.target
         name = _operator_name(target)
-        if hasattr(target, "tags") and torch.Tag.nondeterministic_seeded in target.tags:
+        if _random(target, arguments, options):
             raise WiringError(
                 f"the model draws random numbers in evaluation ({name}), so it has no outputs to keep; make it "
                 "deterministic in eval()."
@@ -119,7 +119,7 @@ class _Tracer:
             return Value(lower(self.builder, leaf, self._hint(node, "graph"), arguments[0].name))
         short = name.removeprefix("aten::").partition(".")[0]
         first = all(self._batch_first(x) for x in node.all_input_nodes)
-        if short in TABLE and first:
+        if short in TABLE and first and isinstance(target, torch._ops.OpOverload):  # Python's act on sizes
             named = dict(zip((a.name for a in target._schema.arguments), arguments, strict=False)) | options
             if "out" not in named:
                 named["out"] = self._shape(node)
@@ -218,6 +218,15 @@ _MOVES = ("aten::reshape", "aten::transpose.int", "aten::permute")
 def _numbered(shape: torch.Size) -> Tensor:
     """At every place its number, the images one after the other."""
     return torch.arange(shape.numel()).view(shape)
+
+
+def _random(target: Any, arguments: list[Any], options: dict[str, Any]) -> bool:
+    """Whether an operator draws random numbers; attention does only if it drops something out."""
+    if torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ()):
+        return False
+    names = [argument.name for argument in target._schema.arguments]
+    given = dict(zip(names, arguments, strict=False)) | options
+    return "dropout_p" not in names or given.get("dropout_p", 0.0) != 0.0
 
 
 def _check_sizes(node: fx.Node, name: str) -> None:
