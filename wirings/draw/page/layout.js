@@ -40,8 +40,10 @@ function layoutOf(structure, grouped, width, height) {
   return { x, y, labels };
 }
 
-// What fits above a column: the whole name, its last part, or its number alone.
+// What fits above a column: the whole name, or its last part; of one that ends in a number all its numbers.
 function labelTexts({ name, count }) {
-  const last = name.split(/[. ]/).pop();
+  const parts = name.split(/[. ]/),
+    numbers = parts.filter((part) => /^\d+$/.test(part)),
+    last = /\d$/.test(name) && numbers.length ? numbers.join(".") : parts.pop();
   return [count ? `${name} · ${count}` : name, name, last.length < name.length ? last : ""];
 }
