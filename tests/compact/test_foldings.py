@@ -263,6 +263,28 @@ def test_channel_shuffles_and_splits_are_seen_through() -> None:
     assert next(o for o in small.program.operations if isinstance(o, Conv)).weight.shape[0] == 3
 
 
+def test_changes_in_place() -> None:
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(2, 4, 1), nn.Conv2d(2, 4, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.first(x)
+            y[:] += self.second(x)
+            return y.relu_()
+
+    assert kinds(compared(InPlace(), 2, 5, 5)) == ["Conv", "Conv", "Add", "Activation"]
+
+    class Partly(InPlace):
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.first(x)
+            y[:, 1:3] += self.second(x)[:, :2]
+            return y
+
+    compared(Partly(), 2, 5, 5)
+
+
 def test_gates_come_after_what_they_gate() -> None:
     class Gated(nn.Module):
         def __init__(self) -> None:

@@ -90,6 +90,17 @@ def _slice(builder: Builder, hint: str, a: Arguments) -> Any:
     return Value(builder.add(Crop, (x.name,), hint, starts=starts, stops=stops, steps=steps))
 
 
+@lowers("copy", "slice_scatter")
+def _written(builder: Builder, hint: str, a: Arguments) -> Any:
+    """In-place changes of all of a tensor, ``x[:] += y``; of some of it they are not understood."""
+    x, source, end = a["self"], a["src"], a.get("end")
+    if not has_channels(builder, x) or not has_channels(builder, source):
+        return None
+    whole = a.get("start") in (None, 0) and (end is None or end >= 2**62) and a.get("step", 1) == 1
+    before, after = builder.values[x.name], builder.values[source.name]
+    return source if whole and (before.shape, before.dtype) == (after.shape, after.dtype) else None
+
+
 @lowers("split", "split_with_sizes", "chunk")
 def _split(builder: Builder, hint: str, a: Arguments) -> Any:
     x, dim = a["self"], a.get("dim", 0)
