@@ -79,3 +79,5 @@ def test_the_usual_number_of_records(monkeypatch: pytest.MonkeyPatch) -> None:
     assert usual_every(wiring, 10) == 8
     monkeypatch.setattr(wiring, "masks", lambda: {"a large layer": torch.ones(2_000_000, dtype=torch.bool)})
     assert usual_every(wiring, 1000) == 100
+    monkeypatch.setattr(wiring, "masks", lambda: {"a layer of Table 2": torch.ones(160_000, dtype=torch.bool)})
+    assert usual_every(wiring, 62_000) == 1000

@@ -17,8 +17,8 @@ from wirings.wiring import Wiring
 HISTORY = "history.wirings"
 RECORDS, LEAST = 200, 8
 """Records of a run whose settings do not say how many, and steps from one to the next at least."""
-ENOUGH = 20_000_000
-"""Edges in all records together, which come to several megabytes: of a large wiring there are fewer records."""
+ENOUGH = 10_000_000
+"""Edges in all records together, at half a byte each or less: of a large wiring there are fewer records."""
 
 
 class Recording:
