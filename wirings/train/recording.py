@@ -18,7 +18,7 @@ HISTORY = "history.wirings"
 RECORDS, LEAST = 200, 8
 """Records of a run whose settings do not say how many, and steps from one to the next at least."""
 ENOUGH = 10_000_000
-"""Edges in all records together, at half a byte each or less: of a large wiring there are fewer records."""
+"""Edges in all records together, at about half a byte each: of a large wiring there are fewer records."""
 
 
 class Recording:
