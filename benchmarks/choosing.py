@@ -37,8 +37,8 @@ DENSE = {0: "table2/complete", 1: "resnet/dense", 2: "resnet/dense", 3: "resnet/
 NOTE = (
     "(Accuracy on CIFAR-10 in percent, mean ± standard deviation, in brackets the number of seeds, and the kind if it "
     "is not the rule's plain one; –: not measured yet, or no row. Gradient: whether training needs that of all "
-    "edges, of some, or of real ones alone. Edges at first: the share that the first step uses, at 10 %. Remembers: "
-    "bytes an allowed edge. Time: of training, over `dnw`'s on Table 2's network.)"
+    "edges, of some, or of real ones alone. Edges at first: those that the first step uses, without a schedule, at a "
+    "density of 10 %. Remembers: bytes an allowed edge. Time: of training, over `dnw`'s on Table 2's network.)"
 )
 
 
@@ -50,7 +50,7 @@ def choosing(folder: Path = ROOT / "results") -> str:
     lines = [f"| {' | '.join((*HEADER, *COLUMNS))} |", "|---|---|" + "---:|" * (len(HEADER) + len(COLUMNS) - 2)]
     for rule, when in WHEN.items():
         needs = leaderboard.needs(rules.get(rule), 0.1)
-        costs = (needs.gradient, f"{100 * needs.first:.3g} %", str(needs.remembered), _time(rule, boards[0]))
+        costs = (needs.gradient, needs.first, str(needs.remembered), _time(rule, boards[0]))
         reached = (_reached(rule, board, folder, DENSE[place]) for place, board in enumerate(boards))
         lines.append(f"| {' | '.join((f'`{rule}`', when, *costs, *reached))} |")
     return "\n".join([*lines, "", NOTE])

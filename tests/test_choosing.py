@@ -38,7 +38,7 @@ def test_none_some_and_all(page: dict[str, Any], tmp_path: Path) -> None:
     empty = cells(page["choosing"](tmp_path))
     assert set(empty) == set(rules.names())
     assert all(line[3:] == ["–"] * 5 for line in empty.values())
-    assert empty["rigl"][:3] == ["some", "10 %", "2"]
+    assert empty["rigl"][:3] == ["some", "k", "2"]
     add(tmp_path, "table2/dnw", 89.0, 90.0)
     add(tmp_path, "table2/complete", 92.04)
     add(tmp_path, "ste/mobilenet-dnw_cubic", 91.0, seconds=120.0)

@@ -54,7 +54,7 @@ def test_the_best_comes_first_with_what_it_is_above_dnw_and_what_it_cost(tmp_pat
     text = leaderboard.render([board])
     line = next(line for line in text.splitlines() if line.startswith("ste/mobilenet-rigl"))
     assert line.split()[1:-1] == [
-        *("88.25", "%", "1", "-1.25", "158,939", "12.3M", "2", "min", "1.50", "×", "2", "%", "some", "2"),
+        *("88.25", "%", "1", "-1.25", "158,939", "12.3M", "2", "min", "1.50", "×", "k", "some", "2"),
     ]
     assert line.endswith("ste/mobilenet-rigl/seed0.json")
     assert "89.50 ± 0.71 %" in text
@@ -75,13 +75,14 @@ def test_a_lottery_ticket_without_its_complete_graph_has_no_known_cost(tmp_path:
 @pytest.mark.parametrize(
     ("rule", "options", "expected"),
     [
-        ("dnw", {}, Needs(0.1, "all", 0)),
-        ("dnw", {"schedule": "cubic"}, Needs(1.0, "all", 0)),
-        ("random", {}, Needs(0.1, "real", 1)),
-        ("rigl", {}, Needs(0.1, "some", 2)),
-        ("gmp", {}, Needs(1.0, "some", 1)),
-        ("fine_tune", {}, Needs(0.1, "real", 5)),
-        ("nm", {"n": 1, "m": 4}, Needs(0.25, "all", 0)),
+        ("dnw", {}, Needs("k", "all", 0)),
+        ("dnw", {"schedule": "cubic"}, Needs("all", "all", 0)),
+        ("random", {}, Needs("k", "real", 1)),
+        ("rigl", {}, Needs("k", "some", 2)),
+        ("gmp", {}, Needs("all", "some", 1)),
+        ("targeted_dropout", {"rho": 0.95}, Needs("14 %", "some", 0)),
+        ("fine_tune", {}, Needs("k", "real", 5)),
+        ("nm", {"n": 1, "m": 4}, Needs("k", "all", 0)),
     ],
 )
 def test_what_a_rule_needs(rule: str, options: dict[str, Any], expected: Needs) -> None:

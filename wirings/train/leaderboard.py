@@ -21,7 +21,7 @@ HEADER = (
 )
 NOTE = (
     "Training: the time of training steps, with that of the network that a row starts from; several runs may have "
-    "shared a GPU. Edges at first: the share that the first step uses. Gradient: which edges training needs it of. "
+    "shared a GPU. Edges at first: those that the first step uses. Gradient: which edges training needs it of. "
     "Remembers: bytes an allowed edge, beside the weight and the optimizer's."
 )
 NOT_YET = "not measured yet"
@@ -31,8 +31,8 @@ NOT_YET = "not measured yet"
 class Needs:
     """What training with a rule takes."""
 
-    first: float
-    """The share of the allowed edges that the first step uses."""
+    first: str
+    """The edges that the first step uses: ``"all"``, ``"k"``, the budget's number, or a percentage of all."""
     gradient: str
     """Of which edges: see `wirings.rules.Rule.reaches`."""
     remembered: int
@@ -107,16 +107,18 @@ def needs(rule: rules.Rule, density: float) -> Needs:
     """What training with a rule takes, as a small layer tells.
 
     >>> needs(rules.GMP(), 0.1)
-    Needs(first=1.0, gradient='some', remembered=1)
+    Needs(first='all', gradient='some', remembered=1)
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         layer = nn.Linear(160, 100, bias=False)
         wiring = wire_(layer, rule, density=None if rule.own_budget else density)
         used = layer.weight
-    memory = wiring.layers[0].edges.memory().values()
+    edges, count = wiring.layers[0].edges, int(used.count_nonzero())
+    memory = edges.memory().values()
+    percent = f"{100 * count / used.numel():.0f} %"
     return Needs(
-        first=int(used.count_nonzero()) / used.numel(),
+        first="all" if count == used.numel() else "k" if count == int(edges.k) else percent,
         gradient=rule.reaches,
         remembered=sum(kept.element_size() for kept in memory if kept.shape == used.shape),
     )
@@ -133,7 +135,7 @@ def _cells(one: Standing, files: str) -> tuple[str, ...]:
         "" if row.mult_adds is None else f"{row.mult_adds / 1e6:.1f}M",
         tables.duration(one.seconds),
         "" if one.ratio is None else f"{one.ratio:.2f} ×",
-        f"{100 * needs.first:.3g} %",
+        needs.first,
         needs.gradient,
         str(needs.remembered),
         files,
