@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from kernels import on_gpu
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 
 import wirings
 from wirings import edges as primitive
@@ -174,8 +176,58 @@ def test_recomputing_in_the_backward_pass(device: str) -> None:
         torch.testing.assert_close(a, b)
 
 
+def test_layers_of_several_kinds(device: str, calls: list[int]) -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6).double(), nn.Linear(6, 6).double())
+    wiring = wirings.wire_(model.to(device), "dnw", density=0.5)
+    model[:2](torch.randn(2, 6, device=device))
+    assert not calls  # no pass of the model
+    model.forward = lambda x: model[2:](model[:2](x).double())  # type: ignore[method-assign]
+    out = model(torch.randn(2, 6, device=device))
+    assert out.dtype == torch.float64
+    assert calls == [2]
+    assert all(int((layer.module.weight != 0).sum()) == 18 for layer in wiring.layers)
+
+
+class Own(nn.Module):
+    """A module of one's own, for which a compiler runs hooks outside."""
+
+    def __init__(self, spare: bool = False) -> None:
+        super().__init__()
+        self.body = network("cpu")
+        self.spare = nn.Linear(5, 5) if spare else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+
+@pytest.mark.parametrize("kind", ["sequential", "own", "with a layer that is not used"])
+def test_compiled_steps_choose_once(device: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[tuple[int, int]] = []
+
+    def note(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        targets = [str(node.target) for node in graph.graph.nodes]
+        chosen.append((targets.count("wirings.real_edges_of.default"), targets.count("wirings.real_edges.default")))
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(fw_compiler=note, bw_compiler=note, partition_fn=min_cut_rematerialization_partition)
+    losses = []
+    for way in ("compiled", "called", "alone"):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        monkeypatch.setattr(together, "DEVICES", ("cpu", "cuda") if way != "alone" else ())
+        model = (network("cpu") if kind == "sequential" else Own(spare="not used" in kind)).to(device)
+        wiring = wirings.wire_(model, "dnw", density=0.3)
+        losses.append(train(torch.compile(model, backend=backend) if way == "compiled" else model, device))
+        assert all(kept is None for kept in wiring.layers[0].edges.together._traced)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert losses[1] == losses[2]
+    many, alone = (sum(column) for column in zip(*chosen, strict=True))
+    assert many == 1
+    assert bool(alone) == ("not used" in kind)  # from its second pass on
+
+
 @on_gpu
-def test_compiled_steps_choose_once() -> None:
+def test_compiled_steps_are_right_on_a_gpu() -> None:
     both = []
     for compiled in (False, True):
         model = network("cuda")

@@ -25,22 +25,37 @@ DEVICES = ("cuda",)
 
 
 class Together:
-    """The layers that one call of `wire_` wired; called before every forward pass of the model, as a hook."""
+    """The layers that one call of `wire_` wired; called before every forward pass of the model, as a hook.
+
+    A compiler may run the hook outside of what it makes of the model, so what was chosen goes through an attribute. A
+    model with a layer that a pass did not ask for has it no more: what is left there would be out of date some time.
+    """
 
     def __init__(self) -> None:
         self.members: list[tuple[nn.Module, str, Edges]] = []
         self._begun = False
         self._chosen: dict[Edges, tuple[tuple[Any, ...], Tensor]] = {}
+        self._traced: list[Tensor | None] = []
+        self._partly = False
 
     def __call__(self, model: nn.Module, args: Any) -> None:
         """A forward pass begins."""
         if torch.compiler.is_compiling():
+            self._partly |= any(kept is not None for kept in self._traced)
+            self._traced = self._choose() if self._pays() else [None] * len(self.members)
             return
         if not self.members:  # a copy, which has layers of its own
-            found = {edges: (module, name, edges) for _, module, name, edges in wired(model) if edges.together is self}
-            self.members = list(found.values())
+            self.find(model)
         self._chosen.clear()
         self._begun = len(self.members) > 1
+
+    def find(self, model: nn.Module) -> None:
+        """Learn which layers of the model these are."""
+        found = {edges: (module, name, edges) for _, module, name, edges in wired(model) if edges.together is self}
+        self.members = list(found.values())
+        self._traced = [None] * len(self.members)
+        for place, (_, _, edges) in enumerate(self.members):
+            edges.place = place
 
     def kept(self, edges: Edges, weight: Tensor) -> Tensor | None:
         """The real edges of a layer, zeros elsewhere; None if it had better choose them by itself."""
@@ -52,7 +67,7 @@ class Together:
             self._begun = False
             members = [(e, _weight(module, name)) for module, name, e in self.members]
             # With FSDP, what is whole at this moment; other layers' weights are when their own module runs.
-            members = [(e, w) for e, w in members if not sharded.is_sharded(w)]
+            members = [(e, w) for e, w in members if _alike(w, weight)]
             ks, allowed = [e.k for e, _ in members], [e.allowed for e, _ in members]
             for (e, w), kept in zip(
                 members, primitive.real_edges_of([w for _, w in members], ks, allowed), strict=True
@@ -62,15 +77,26 @@ class Together:
         return found[1] if found is not None and found[0] == _stamp(edges, weight) else None
 
     def _compiled(self, edges: Edges, weight: Tensor) -> Tensor | None:
-        """The same where a compiler looks on: it drops the repeated calls by itself."""
-        if weight.device.type not in DEVICES or len(self.members) < 2:
+        """The same where a compiler looks on."""
+        place = edges.place
+        if place >= len(self._traced):
             return None
-        place = next((i for i, (_, _, e) in enumerate(self.members) if e is edges), None)
+        module, name, member = self.members[place]
+        if member is not edges or _weight(module, name) is not weight:
+            return None
+        kept, self._traced[place] = self._traced[place], None
+        return kept
+
+    def _pays(self) -> bool:
         weights = [_weight(module, name) for module, name, _ in self.members]
-        if place is None or weights[place] is not weight:
-            return None
+        if self._partly or len(weights) < 2 or weights[0].device.type not in DEVICES:
+            return False
+        return all(_alike(weight, weights[0]) for weight in weights)
+
+    def _choose(self) -> list[Tensor | None]:
+        weights = [_weight(module, name) for module, name, _ in self.members]
         ks, allowed = [e.k for _, _, e in self.members], [e.allowed for _, _, e in self.members]
-        return primitive.real_edges_of(weights, ks, allowed)[place]
+        return [*primitive.real_edges_of(weights, ks, allowed)]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Together:
         memo[id(self)] = replica = Together()  # it finds its layers when the copied model is first used
@@ -80,6 +106,11 @@ class Together:
 def _weight(module: nn.Module, name: str) -> Tensor:
     """The parameter with all edges."""
     return held(module)[name].original
+
+
+def _alike(weight: Tensor, other: Tensor) -> bool:
+    """Whether weights can be chosen from together, ``other`` being whole."""
+    return not sharded.is_sharded(weight) and weight.device == other.device and weight.dtype == other.dtype
 
 
 def _stamp(edges: Edges, weight: Tensor) -> tuple[Any, ...]:

@@ -108,6 +108,7 @@ def wire_(
             together = Together()
             for layer in layers:
                 layer.edges.together = together
+            together.find(model)  # a compiler looks on as early as the first pass
             model.register_forward_pre_hook(together)
         if pool is not None:
             pool.layers = layers
