@@ -36,6 +36,7 @@ def time_once(run: Callable[[], object], device: str, calls: int = 1) -> float:
 def captured(run: Callable[[], object]) -> Callable[[], object]:
     """The same call, replayed from a CUDA graph: what the GPU takes, without the host."""
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         run()
     torch.cuda.synchronize()

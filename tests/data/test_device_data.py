@@ -185,6 +185,7 @@ def test_a_captured_graph_sees_new_examples_at_every_replay() -> None:
     data = loader(**settings)
     data.begin(0)
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(9):  # more than an epoch: warming up needs no care
             data.next(8)

@@ -84,6 +84,7 @@ def test_a_whole_step_is_captured(name: str, compiled: bool) -> None:
 
     eager, captured = stepper(twin), stepper(model)
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):
             captured()
