@@ -70,7 +70,6 @@ def _compare(program: Program, what: str, call: Callable[..., Any]) -> None:
 
 
 def _write_program(program: Program, path: Path) -> None:
-    _need("safetensors", "safetensors", "train")
     program.save(path)
     _compare(Program.load(path), "the file", program.run)
 
@@ -90,8 +89,8 @@ def _write_exported(program: Program, path: Path) -> None:
 
 
 def _write_onnx(program: Program, path: Path) -> None:
-    _need("onnx", "onnx", "export")
-    _need("onnxruntime", "onnxruntime", "export")
+    _need("onnx")
+    _need("onnxruntime")
     import onnxruntime
 
     from wirings.compaction.onnx import UntoldError, model_of
@@ -137,9 +136,9 @@ def _traced_onnx(program: Program, path: Path, why: str) -> None:
         ) from error
 
 
-def _need(module: str, package: str, extra: str) -> None:
-    if importlib.util.find_spec(module) is None:
-        raise WiringError(f'this file needs the package {package!r}: pip install "wirings[{extra}]" or {package}.')
+def _need(package: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise WiringError(f'this file needs the package {package!r}: pip install "wirings[export]" or {package}.')
 
 
 _WRITERS: dict[str, Callable[[Program, Path], None]] = {

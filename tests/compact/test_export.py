@@ -168,9 +168,15 @@ def test_mistakes(digits: CompactModel, tmp_path: Path, monkeypatch: pytest.Monk
     import importlib.util
 
     found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "onnx" else found(name, *a))
+    small = digits.save(tmp_path / "small.safetensors")
+    gone = {"onnx", "safetensors"}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name in gone else found(name, *a))
     with pytest.raises(WiringError, match=r'pip install "wirings\[export\]"'):
         digits.save(tmp_path / "model.onnx")
+    with pytest.raises(WiringError, match="pip install safetensors"):
+        digits.save(tmp_path / "model.safetensors")
+    with pytest.raises(WiringError, match="pip install safetensors"):
+        load_compact(small)
     assert not list(tmp_path.glob("model*"))
 
 

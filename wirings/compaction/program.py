@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import math
 from collections.abc import Iterator
@@ -127,6 +128,7 @@ class Program:
 
     def save(self, path: str | Path) -> None:
         """Write it as one safetensors file, whose header describes the operations in JSON."""
+        _need_safetensors()
         from safetensors.torch import save_file
 
         tensors: dict[str, Tensor] = {}
@@ -150,10 +152,11 @@ class Program:
     @classmethod
     def load(cls, path: str | Path) -> Program:
         """Read what `save` wrote. Nothing in the file can execute."""
-        from safetensors import SafetensorError, safe_open
-
         if not Path(path).is_file():
             raise WiringError(f"there is no file {path}; expected a .safetensors file that was saved by wirings.")
+        _need_safetensors()
+        from safetensors import SafetensorError, safe_open
+
         try:
             with safe_open(str(path), framework="pt") as file:
                 header = file.metadata() or {}
@@ -179,6 +182,11 @@ class Program:
         inputs = {name: tuple(shape) for name, shape in about["inputs"].items()}
         operations = [_made(one, tensors) for one in about["operations"]]
         return cls(inputs, operations, tuple(about["outputs"]), about["notes"])
+
+
+def _need_safetensors() -> None:
+    if importlib.util.find_spec("safetensors") is None:
+        raise WiringError("files of compact models need the package safetensors: pip install safetensors.")
 
 
 def check_batch(notes: dict[str, Any], images: int) -> None:
