@@ -60,8 +60,16 @@ def batches() -> str:
 
 
 def resnet() -> str:
-    rows = _found("resnet")["rows"]
-    return _by_batch([(f"{100 * row['density']:g} %, {row['batch']}", row) for row in rows], "weights, images")
+    """Batches, and how much slower small maps are."""
+    found = _found("resnet")
+    titled = [(f"{100 * row['density']:g} %, {row['batch']}", row) for row in found["rows"]]
+    sums = [step for step in found["steps"]["0.05"] if step["mult_adds"] > 1e6]
+    first, last = (step["mult_adds"] / step["seconds"] / 1e9 for step in (sums[0], sums[-1]))
+    told = (
+        f"(One image at 5 %: the first layers, with maps of 32 × 32, make {first:.0f} G multiply-adds a second, the "
+        f"last, with maps of 4 × 4, {last:.0f}.)"
+    )
+    return "\n".join([_by_batch(titled, "weights, images"), "", told])
 
 
 def _by_batch(rows: list[tuple[str, dict[str, Any]]], head: str) -> str:

@@ -295,7 +295,7 @@ def density(threads: int, seconds: float) -> dict[str, Any]:
 
 
 def resnets(threads: int, seconds: float) -> dict[str, Any]:
-    rows = []
+    rows, steps = [], {}
     for density in (0.05, 0.02):
         model = resnet(density)
         x = torch.randn(max(BATCHES), 3, 32, 32)
@@ -314,7 +314,8 @@ def resnets(threads: int, seconds: float) -> dict[str, Any]:
         fast = networks["engine"]
         assert isinstance(fast, engine.EngineModel)
         print(fast.report)
-    return {"rows": rows}
+        steps[f"{density:g}"] = fast.report.as_mapping()["steps"]
+    return {"rows": rows, "steps": steps}
 
 
 def main() -> None:
