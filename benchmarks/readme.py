@@ -19,7 +19,7 @@ from benchmarks import choosing, engine, seen, your_model
 from wirings.train import tables
 
 ROOT = Path(__file__).parents[1]
-TABLES = ["table1", "table4", "resnet"]
+TABLES = ["table1", "table2", "appendix_b", "table4", "resnet"]
 
 
 def record(name: str) -> dict[str, Any]:

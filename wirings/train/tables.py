@@ -19,6 +19,7 @@ HEADER = (
     "measured",
     "seeds",
     "difference",
+    "best epoch",
     "edges",
     "usable edges",
     "dead nodes",
@@ -68,6 +69,8 @@ class Row:
     """For an image; a mean over seeds."""
     hardware: tuple[str, ...] = ()
     """What it was trained on, each once."""
+    best: float | None = None
+    """The accuracy of each run's best epoch, which the test set itself picked; a mean over seeds."""
 
     @property
     def difference(self) -> float | None:
@@ -112,6 +115,7 @@ def row_of(recipe: recipes.Recipe, folder: Path, sizes: bool = False) -> Row:
         data=recipe.settings.data.name,
         mult_adds=_mean([result.mult_adds for result in ours]),
         hardware=tuple(sorted({result.hardware for result in ours})),
+        best=_mean([result.best_accuracy for result in ours]),
     )
 
 
@@ -152,7 +156,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def _header(rows: Sequence[Row]) -> tuple[str, ...]:
-    before, after = HEADER[1:5], HEADER[5:]
+    before, after = HEADER[1:6], HEADER[6:]
     sizes = SIZES if any(row.size is not None for row in rows) else ()
     return (HEADER[0], *sizes, *before, *(TOP5 if _has_top5(rows) else ()), *after)
 
@@ -174,6 +178,7 @@ def _cells(row: Row, files: str, top5: bool) -> tuple[str, ...]:
         with_std(row.mean, row.std, 2),
         str(len(row.seeds)),
         "" if row.difference is None else f"{row.difference:+.2f}",
+        with_std(row.best, None, 2),
         *((with_std(row.paper_top5, None, 1), with_std(row.top5, None, 2)) if top5 else ()),
         number(row.edges),
         number(row.usable_edges),
