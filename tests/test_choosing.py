@@ -1,5 +1,6 @@
 """The page's table of rules: with no results, some, and all."""
 
+import json
 import runpy
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,11 @@ def test_none_some_and_all(page: dict[str, Any], tmp_path: Path) -> None:
     add(tmp_path, "ste/mobilenet-soft_threshold", 90.0, seconds=130.0)
     add(tmp_path, "ste/resnet-rigl-2", 88.26)
     add(tmp_path, "resnet/dense", 95.5)
+    measured = [{"recipe": "ste/mobilenet-soft_threshold", "ratio": 1.3}, {"recipe": "table2/dnw", "ratio": 1.0}]
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "rules-h200.json").write_text(json.dumps({"networks": [{"rows": measured}]}))
     some = cells(page["choosing"](tmp_path))
-    assert some["dnw"][3:] == ["1.20 ×", "91.0 (1, cubic)", "–", "–", "–"]
+    assert some["dnw"][3:] == ["1.00 ×", "91.0 (1, cubic)", "–", "–", "–"]
     assert some["soft_threshold"][3:] == ["1.30 ×", "90.0 (1)", "–", "–", "–"]
     assert some["rigl"][3:] == ["–", "–", "–", "–", "88.3 (1)"]
     assert some["dense"][3:] == ["–", "92.0 (1)", "95.5 (1)", "95.5 (1)", "95.5 (1)"]

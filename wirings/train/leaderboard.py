@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +17,14 @@ from wirings.wire import wire_
 
 TABLE = "ste"
 HEADER = (
-    *("recipe", "accuracy", "seeds", "above dnw", "edges", "mult-adds", "training", "of dnw's"),
+    *("recipe", "accuracy", "seeds", "above dnw", "edges", "mult-adds", "training", "a step"),
     *("edges at first", "gradient", "remembers", "results"),
 )
 NOTE = (
     "Training: the time of training steps, with that of the network that a row starts from; several runs may have "
-    "shared a GPU. Edges at first: those that the first step uses. Gradient: which edges training needs it of. "
-    "Remembers: bytes an allowed edge, beside the weight and the optimizer's."
+    "shared a GPU. A step: its time over `dnw`'s, measured side by side by `benchmarks.rules`. Edges at first: those "
+    "that the first step uses. Gradient: which edges training needs it of. Remembers: bytes an allowed edge, beside "
+    "the weight and the optimizer's."
 )
 NOT_YET = "not measured yet"
 
@@ -50,7 +52,7 @@ class Standing:
     seconds: float | None
     """Of training; with those of the network that it starts from, where it does."""
     ratio: float | None
-    """The same over ``dnw``'s, where both were trained on the same hardware."""
+    """Of a step's time over ``dnw``'s, where the two were measured side by side."""
     needs: Needs
 
 
@@ -70,6 +72,15 @@ def boards(folder: Path) -> list[Board]:
     return [Board(title, _ranked(rows, Path(folder))) for title, rows in groups.items()]
 
 
+def step_costs(folder: Path) -> dict[str, float]:
+    """By recipe: the time of a step over ``dnw``'s, as `benchmarks.rules` measured it; the last record counts."""
+    costs: dict[str, float] = {}
+    for path in sorted((folder / "benchmarks").glob("rules-*.json")):
+        for network in json.loads(path.read_text(encoding="utf-8"))["networks"]:
+            costs |= {row["recipe"]: row["ratio"] for row in network["rows"]}
+    return costs
+
+
 def _title(recipe: Recipe) -> str:
     """What rows that can be compared have in common: network, budget and epochs. Names end with the percentage."""
     s = recipe.settings
@@ -83,22 +94,24 @@ def _ranked(rows: Sequence[Recipe], folder: Path) -> tuple[Standing, ...]:
     found = {recipe.name: tables.row_of(recipe, folder) for recipe in rows}
     dnw = next(found[recipe.name] for recipe in rows if recipe.name.split("/")[1].split("-")[0] == "dnw")
     density = next((r.settings.model.options["density"] for r in rows if "density" in r.settings.model.options), 0.02)
-    standings = [_standing(recipe, found[recipe.name], dnw, folder, density) for recipe in rows]
+    costs = step_costs(folder)
+    standings = [_standing(recipe, found[recipe.name], dnw, folder, density, costs.get(recipe.name)) for recipe in rows]
     return tuple(sorted(standings, key=lambda one: -(one.row.mean or 0)))
 
 
-def _standing(recipe: Recipe, row: tables.Row, dnw: tables.Row, folder: Path, density: float) -> Standing:
+def _standing(
+    recipe: Recipe, row: tables.Row, dnw: tables.Row, folder: Path, density: float, ratio: float | None
+) -> Standing:
     seconds = row.train_s
     if recipe.settings.start.recipe is not None:
         first = tables.row_of(recipes.get(recipe.settings.start.recipe), folder).train_s
         seconds = None if seconds is None or first is None else seconds + first
-    same = len(row.hardware) == 1 and row.hardware == dnw.hardware
     return Standing(
         row=row,
         rule=recipe.settings.rule.name,
         above=None if row.mean is None or dnw.mean is None else row.mean - dnw.mean,
         seconds=seconds,
-        ratio=seconds / dnw.train_s if same and seconds is not None and dnw.train_s else None,
+        ratio=ratio,
         needs=needs(rules.get(recipe.settings.rule.name, **recipe.settings.rule.options), density),
     )
 
