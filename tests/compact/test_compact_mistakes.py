@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from wirings import ContinuousGraph, StaticGraph, WiringError, compact
 from wirings.compaction import compact as package  # noqa: F401 - the function, not a module of that name
+from wirings.compaction.compact import check_outputs
 from wirings.nodes import ActivationNode
 
 
@@ -65,6 +66,8 @@ class Gives(nn.Module):
 def test_other_outputs_and_randomness() -> None:
     with pytest.raises(WiringError, match=r"returned dict. Wrap it"):
         compact(Gives(lambda x: {"y": x}), torch.randn(1, 2))
+    with pytest.raises(WiringError, match=r"returned tuple of \(Tensor, tuple\). Wrap it"):
+        compact(nn.LSTM(2, 3), torch.randn(1, 2, 2))
     with pytest.raises(
         WiringError, match=r"draws random numbers in evaluation \(aten::(rand|dropout|bernoulli|native)"
     ):
@@ -73,6 +76,46 @@ def test_other_outputs_and_randomness() -> None:
         compact(Gives(lambda x: (x, torch.ones(2))), torch.randn(1, 2))
     with pytest.raises(WiringError, match="random numbers"):
         compact(Gives(lambda x: F.dropout(x, 0.5, training=True)), torch.randn(1, 2))
+
+
+def test_outputs_that_are_not_finite() -> None:
+    """Infinities are compared, and hide no other difference; where there is nothing else it is told."""
+    barred = torch.tensor([0.0, -float("inf"), 0.0])
+    model = nn.Sequential(nn.Linear(2, 3), Gives(lambda x: x + barred))
+    x = torch.randn(4, 2)
+    small = compact(model, x)
+    torch.testing.assert_close(small(x), model(x).detach())
+    expected = model(x).detach()
+    check_outputs(small.program, [expected + 1e-7], [x], [expected], "this")
+    with pytest.raises(WiringError, match="the outputs of this differ"):
+        check_outputs(small.program, [expected + 1.0], [x], [expected], "this")
+    with pytest.raises(WiringError, match="no finite number for the example"):
+        compact(Gives(lambda x: (x - x.abs() - 1).log()), x)
+
+
+def test_outputs_that_are_true_or_false() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), Gives(lambda x: x > 0))
+    x = torch.randn(4, 2)
+    assert torch.equal(compact(model, x)(x), model(x))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x[:, :, :-1],
+        lambda x: x * (1 / x.shape[-1]),
+        lambda x: F.avg_pool2d(x, x.shape[-1]),
+        lambda x: F.pad(x, (0, -x.shape[-1] % 4, 0, 0)),
+        lambda x: x[:, :, : x.shape[2] // 2],
+    ],
+)
+def test_models_that_compute_with_the_size_of_images_hold_for_one(function: Any) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), Gives(function))
+    small = compact(model, torch.randn(2, 1, 8, 8))
+    x = torch.randn(3, 1, 8, 8)
+    torch.testing.assert_close(small(x), model(x).detach(), rtol=1e-5, atol=1e-6)
+    with pytest.raises(WiringError, match=r"hold for that size only: compact the model again"):
+        small(torch.randn(1, 1, 12, 12))
 
 
 def test_arguments() -> None:

@@ -36,7 +36,8 @@ def compact(model: nn.Module, example_input: Tensor | Sequence[Tensor]) -> Compa
     Args:
         model: any feed-forward model that `torch.export` can trace, neural graphs included; a wired one is finalized
             on a copy. It is taken in evaluation, and left as it is.
-        example_input: (batch, …), or a tuple of inputs. Its size may be baked in, the number of images is not.
+        example_input: (batch, …), or a tuple of inputs. The number of images is not baked in; their size is if the
+            model on larger images turns out to give something else.
 
     Returns:
         A module of plain operators; ``print(small.report)`` tells what became of the model.
@@ -52,11 +53,18 @@ def compact(model: nn.Module, example_input: Tensor | Sequence[Tensor]) -> Compa
     with torch.no_grad():
         outputs = plain(*inputs)
     expected = _as_tuple(outputs)
+    if any(y.numel() and not torch.isfinite(y).any() for y in expected):
+        raise WiringError(
+            "the model gives no finite number for the example, so that nothing can be compared. Give it an example as "
+            "it was trained on, or look for what went wrong in training."
+        )
     program = lower(plain, inputs)
     program.notes["one_output"] = isinstance(outputs, Tensor)
     small = shrunk(program)
     report = Report(count_model(program, plain), count(small), verify(program, small, inputs, expected))
     small.notes["report"] = report.as_mapping()
+    if not _any_size(plain, small, inputs):
+        small.notes["one_size"] = True
     return CompactModel(small, report).to(device).eval()
 
 
@@ -123,7 +131,7 @@ def check_outputs(
     worst = 0.0
     exact: tuple[Tensor, ...] | None = None
     for number, (one, two) in enumerate(zip(found, expected, strict=True)):
-        scale = float(two.abs().max()) or 1.0
+        scale = _largest(two)
         off = _off(one, two, scale)
         worst = max(worst, off)
         if off <= tolerance:
@@ -138,6 +146,37 @@ def check_outputs(
                 "the model deterministic in eval()? If so this is a mistake of ours: please report it with the model."
             )
     return worst
+
+
+def _largest(x: Tensor) -> float:
+    """The largest number of a tensor, whatever its sign; infinities would hide all differences. 1 if there is none."""
+    finite = x[torch.isfinite(x)].double()
+    return (float(finite.abs().max()) or 1.0) if finite.numel() else 1.0
+
+
+@torch.no_grad()
+def _any_size(model: nn.Module, small: Program, inputs: Sequence[Tensor]) -> bool:
+    """Whether a compact program gives what the model gives for larger images, too: traces have sizes as plain numbers.
+
+    A model divides by a size, say, or cuts the last row off, and the trace holds the example's number.
+    """
+
+    def larger(x: Tensor) -> Tensor:
+        x = x if "batch" in small.notes else x[:1]
+        for dim in range(2, x.dim()):
+            x = torch.cat([x, x], dim).narrow(dim, 0, x.shape[dim] + x.shape[dim] // 2 + 1)
+        return x
+
+    if small.one_size:
+        return False
+    images = [larger(x) for x in inputs]
+    if all(x.dim() <= 2 for x in images):
+        return True
+    try:
+        pairs = list(zip(small.run(*images), _as_tuple(model(*images)), strict=True))
+        return all(_off(one, two, _largest(two)) <= TOLERANCE for one, two in pairs)
+    except Exception:  # the model takes no other size, or the program does not
+        return False
 
 
 def _off(one: Tensor, two: Tensor, scale: float) -> float:
@@ -173,7 +212,10 @@ def _as_tuple(outputs: Any) -> tuple[Tensor, ...]:
         return (outputs,)
     if isinstance(outputs, (tuple, list)) and outputs and all(isinstance(x, Tensor) for x in outputs):
         return tuple(outputs)
+    what = type(outputs).__name__
+    if isinstance(outputs, (tuple, list)):
+        what += f" of ({', '.join(type(x).__name__ for x in outputs)})"
     raise WiringError(
-        f"compaction takes models that return a tensor or a tuple of tensors, but this one returned "
-        f"{type(outputs).__name__}. Wrap it in a module that returns the tensors."
+        f"compaction takes models that return a tensor or a tuple of tensors, but this one returned {what}. Wrap it in "
+        "a module that returns the tensors."
     )

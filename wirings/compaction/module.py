@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wirings.compaction.operations import AddMap, Constant, Opaque, Operation
+from wirings.compaction.operations import Opaque, Operation
 from wirings.compaction.program import Program, check_batch
 from wirings.compaction.report import Report
 from wirings.errors import WiringError
@@ -46,9 +46,7 @@ class CompactModel(nn.Module):
         self.steps = nn.ModuleList(_Step(operation) for operation in program.operations)
         self._inputs, self._outputs = dict(program.inputs), program.outputs
         self.notes = program.notes
-        self._fixed = any(
-            (isinstance(o, (AddMap, Constant)) and o.map.dim() > 1) or isinstance(o, Opaque) for o in program.operations
-        )
+        self._fixed = program.one_size
         self.report = report
 
     @property
@@ -82,8 +80,8 @@ class CompactModel(nn.Module):
             fits = x.dim() == len(shape) + 1 and x.shape[1:2] == torch.Size(shape[:1])
             if not fits or (self._fixed and not same):
                 why = "" if not fits else (
-                    " Its constant maps, or operators that were traced as they are, hold for that size only: compact "
-                    "the model again with an example of this size."
+                    " Its constant maps, or numbers and operators that were traced as they are, hold for that size "
+                    "only: compact the model again with an example of this size."
                 )  # fmt: skip
                 raise WiringError(
                     f"{name} of this compact model is (batch, {', '.join(map(str, shape))}), but {tuple(x.shape)} "

@@ -15,7 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wirings.compaction.operations import KINDS, PYTHON, Held, Opaque, Operation, Taken, operator
+from wirings.compaction.operations import (
+    KINDS,
+    PYTHON,
+    AddMap,
+    Constant,
+    Held,
+    Opaque,
+    Operation,
+    Taken,
+    operator,
+)
 from wirings.errors import WiringError
 from wirings.files import whole_file
 
@@ -58,6 +68,13 @@ class Program:
                 values = self.to("meta").values(*(x.to("meta") for x in zeros))
         values = self.values(*zeros) if values is None else values
         return {name: tuple(x.shape[1:]) for name, x in values.items() if isinstance(x, Tensor)}
+
+    @property
+    def one_size(self) -> bool:
+        """Whether it holds for images of one size only: maps, operators as they were traced, or what was found out."""
+        maps = (o.map for o in self.operations if isinstance(o, (AddMap, Constant)))
+        traced = any(isinstance(o, Opaque) for o in self.operations)
+        return bool(self.notes.get("one_size")) or traced or any(x.dim() > 1 for x in maps)
 
     def zeros(self, batch: int) -> list[Tensor]:
         """Inputs of zeros, so many images."""
