@@ -73,7 +73,51 @@ def test_a_compiler_that_writes_nonsense(folder: Path, monkeypatch: pytest.Monke
     broken.write_text('#!/bin/sh\n[ "$1" = --version ] && exit\nfor last; do :; done\necho nonsense > "$last"\n')
     broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("CXX", str(broken))
-    falls_back("no compiled kernels on this machine")
+    falls_back(r"Remove .*kernels-.*\.so to have it built again, or set WIRINGS_CACHE")
+
+
+def test_a_compiler_that_hangs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = folder / "slow"
+    slow.write_text('#!/bin/sh\n[ "$1" = --version ] && exit\nexec sleep 60\n')
+    slow.chmod(slow.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("CXX", str(slow))
+    monkeypatch.setattr(build, "SECONDS", 0.5)
+    falls_back("slow could not be run: .*timed out after 0.5 seconds")
+    assert not list(folder.glob("engine/*"))
+
+
+def test_the_next_compiler_is_tried(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "_compile", lambda compiler, library: library.write_text(compiler[0]))
+    library = build._built([[str(folder / "nothing")], ["true"]], folder)
+    assert library.read_text() == "true"
+
+
+@needs_compiler
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="it asks Linux how much memory it has")
+def test_where_the_system_gives_no_threads() -> None:
+    script = (
+        "import resource, torch\n"
+        "from pathlib import Path\n"
+        "from tests.engine.test_build import network\n"
+        "from wirings import engine\n"
+        "torch.set_num_threads(1)\n"
+        "model, images, expected = network()\n"
+        "made = engine.compile(model, images, engine='sparse', threads=1)\n"
+        "size = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (size + 2**29, size + 2**29))\n"
+        "before = len(list(Path('/proc/self/task').iterdir()))\n"
+        "made = engine.compile(model, images, engine='sparse', threads=3)\n"
+        "assert made.compiled\n"
+        "assert len(list(Path('/proc/self/task').iterdir())) == before, 'there were threads'\n"
+        "torch.testing.assert_close(made(images), expected)\n"
+        "torch.testing.assert_close(made(images[:1]), expected[:1])\n"
+    )
+    command = ["sh", "-c", 'ulimit -s 4194304 && exec "$@"', "sh", sys.executable, "-c", script]  # 4 GiB for a thread
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    if "ulimit" in done.stderr:
+        pytest.skip("the stack's size cannot be set here")
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_folder_that_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

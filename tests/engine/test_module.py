@@ -102,6 +102,21 @@ def test_what_was_chosen_is_saved(program: Program, tmp_path: Path, monkeypatch:
         engine.load(tmp_path / "net.safetensors")
 
 
+@needs_kernels
+@pytest.mark.parametrize("choice", [["sparse", 10**6], ["dense", -1], ["sparse", 0], ["neither", 1]])
+def test_what_a_file_says_was_chosen_is_checked(program: Program, choice: list[Any], tmp_path: Path) -> None:
+    """The kernels would write outside their memory, if strips were too many."""
+    made = engine.compile(program, threads=2)
+    chosen = made.choices
+    chosen["steps"] = [[choice for _ in steps] for steps in chosen["steps"]]
+    notes = {**program.notes, "engine": chosen}
+    Program(program.inputs, program.operations, program.outputs, notes).save(tmp_path / "net.safetensors")
+    again = engine.load(tmp_path / "net.safetensors")
+    assert choice not in [c for steps in again.choices["steps"] for c in steps]
+    images = torch.randn(3, 3, 20, 20)
+    close(again(images), program.run(images)[0])
+
+
 def test_a_compact_models_file_loads(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU()).eval()
     images = torch.randn(2, 3, 9, 9)

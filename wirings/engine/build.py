@@ -48,13 +48,23 @@ def _kernels(switch: str, compiler: str, folder: str) -> ctypes.CDLL | None:
     if switch == "torch":
         return None
     try:
-        return _declared(ctypes.CDLL(str(_built(_compilers(compiler), Path(folder)))))
+        return _declared(_opened(_built(_compilers(compiler), Path(folder))))
     except (MissingError, OSError) as error:
         warnings.warn(
             f"wirings.engine: no compiled kernels on this machine, so networks run on PyTorch. {error}",
             stacklevel=4,
         )
         return None
+
+
+def _opened(library: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        raise MissingError(
+            f"{error}. Remove {library} to have it built again, or set WIRINGS_CACHE to a folder from which libraries "
+            "can be loaded."
+        ) from error
 
 
 def _compilers(named: str) -> list[list[str]]:
@@ -71,7 +81,11 @@ def _built(compilers: list[list[str]], folder: Path) -> Path:
     """The library's path; it is built unless the cache has it."""
     failures = []
     for compiler in compilers:
-        library = folder / "engine" / f"kernels-{_key(compiler)}.so"
+        try:
+            library = folder / "engine" / f"kernels-{_key(compiler)}.so"
+        except MissingError as missing:  # it does not even tell its version
+            failures.append(str(missing))
+            continue
         if library.is_file():
             return library
         try:

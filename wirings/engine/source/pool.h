@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -135,7 +136,11 @@ public:
 
     // It is never taken down: networks share it, and it sleeps when they do.
     explicit Pool(int count) : seats(count), threads(count) {
-        for (int i = 1; i < count; i++) std::thread([this, i] { serve(i); }).detach();
+        try {
+            for (int i = 1; i < count; i++) std::thread([this, i] { serve(i); }).detach();
+        } catch (const std::system_error &) {
+            // The system gives no more threads: those that there are do all the work.
+        }
     }
 
     // Let every thread share in it, the caller as number 0; returns when the caller's share returns.
