@@ -284,7 +284,10 @@ def test_keys_search_zoom_and_themes(open_page: Open) -> None:
     page.keyboard.press("d")
     assert np.median(settled(page).sum(2)) < 100
     page.emulate_media(color_scheme="dark")
+    page.wait_for_function("() => matchMedia('(prefers-color-scheme: dark)').matches")
+    settled(page)  # or the page would be told of no change at all
     page.emulate_media(color_scheme="light")
+    page.wait_for_function("() => matchMedia('(prefers-color-scheme: light)').matches")
     assert np.median(settled(page).sum(2)) > 700
 
 
