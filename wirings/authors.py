@@ -10,7 +10,6 @@ One format, large and small, stands in one file, which is why it is long.
 from __future__ import annotations
 
 import math
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,10 +96,12 @@ def _read(source: str | Path | Mapping[str, Any]) -> dict[str, Tensor]:
             raise WiringError(f"there is no file {source}; expected a checkpoint of the authors'.")
         try:
             found: Any = torch.load(source, map_location="cpu", weights_only=True)
-        except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        except Exception as error:  # PyTorch has one of its own for every byte that it stumbles over
+            why = (str(error).splitlines() or [type(error).__name__])[0]
             raise WiringError(
-                f"{source} cannot be read without running what is inside it: {str(error).splitlines()[0]} If you "
-                "trust it, load it yourself (torch.load(…, weights_only=False)) and give its state dict."
+                f"{source} is damaged, no checkpoint, or cannot be read without running what is inside it: {why} In "
+                "the last case, if you trust it, load it yourself (torch.load(…, weights_only=False)) and give its "
+                "state dict."
             ) from error
     else:
         found = source

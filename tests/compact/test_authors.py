@@ -240,3 +240,6 @@ def test_files(tmp_path: Path) -> None:
     torch.save({"state_dict": {}, "settings": Path("x")}, tmp_path / "c.pt")
     with pytest.raises(WiringError, match="load it yourself"):
         authors.load(tmp_path / "c.pt")
+    (tmp_path / "d.pt").write_text("hello")
+    with pytest.raises(WiringError, match=r"d.pt is damaged, no checkpoint"):
+        authors.load(tmp_path / "d.pt")

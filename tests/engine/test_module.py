@@ -229,6 +229,22 @@ def test_mistakes(program: Program, make: Any, words: str) -> None:
         make(program)
 
 
+def test_several_inputs() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 4, 1), nn.Conv2d(2, 4, 3, padding=1)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return self.first(x) + self.second(y)
+
+    model, x, y = Two(), torch.randn(5, 3, 6, 6), torch.randn(5, 2, 6, 6)
+    made = engine.compile(model, (x[:2], y[:2]), engine="sparse", threads=2)
+    close(made(x, y), model(x, y).detach())
+    with pytest.raises(WiringError, match="but 5 of input, 4 of input_1 came"):
+        made(x, y[:4])
+
+
 @needs_kernels
 def test_a_network_that_is_too_large_runs_on_pytorch(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wirings.engine.plan.FLOATS", 1000)

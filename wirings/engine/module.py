@@ -173,6 +173,9 @@ class EngineModel(nn.Module):
                     f"a compiled network takes {kind} on the CPU, but {name} is {x.dtype} on {x.device}; convert it."
                 )
             check_batch(self.program.notes, x.shape[0])
+        if len({len(x) for x in inputs}) > 1:  # the kernels count on it
+            counts = ", ".join(f"{len(x)} of {name}" for name, x in zip(shapes, inputs, strict=True))
+            raise WiringError(f"a compiled network takes as many images of one input as of another, but {counts} came.")
 
     # ---- what can be told, and kept ---------------------------------------------------------------------------------
 
