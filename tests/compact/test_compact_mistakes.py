@@ -167,6 +167,33 @@ def test_a_model_that_takes_one_number_of_images_only(count: int) -> None:
         small(torch.ones(3, 6))
 
 
+class Remembers(nn.Module):
+    def __init__(self, used: bool) -> None:
+        super().__init__()
+        self.layer, self.used = nn.Linear(2, 2), used
+        self.register_buffer("seen", torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x - self.seen) if self.used else self.layer(x)
+        self.seen += x.mean(0)
+        return y
+
+
+def test_models_with_a_memory() -> None:
+    model, x = Remembers(used=False), torch.randn(3, 2)
+    torch.testing.assert_close(compact(model, x)(x), model(x).detach())
+    with pytest.raises(WiringError, match="changes its buffer seen in evaluation and computes with it"):
+        compact(Remembers(used=True), x)
+
+
+def test_a_model_that_changes_its_input() -> None:
+    model, x = nn.Sequential(Gives(lambda x: x.mul_(2)), nn.Linear(2, 2)), torch.randn(3, 2)
+    before = x.clone()
+    small = compact(model, x)
+    assert torch.equal(x, before)
+    torch.testing.assert_close(small(x), model(x.clone()).detach())
+
+
 def test_the_model_is_left_as_it_is() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
     before = {name: x.clone() for name, x in model.state_dict().items()}

@@ -51,7 +51,7 @@ def compact(model: nn.Module, example_input: Tensor | Sequence[Tensor]) -> Compa
     plain = plain_copy(model)
     inputs = [x.detach().cpu() for x in inputs]
     with torch.no_grad():
-        outputs = plain(*inputs)
+        outputs = plain(*(x.clone() for x in inputs))  # it may change them in place
     expected = _as_tuple(outputs)
     if any(y.numel() and not torch.isfinite(y).any() for y in expected):
         raise WiringError(

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.export.graph_signature import OutputKind
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from wirings.compaction import aten_maps  # noqa: F401 - puts its operators into the table
@@ -75,7 +76,12 @@ class _Tracer:
         raise AssertionError("a trace ends with its output")
 
     def _outputs(self, node: fx.Node) -> list[str]:
-        results = [self._known(x) for x in node.args[0]]  # type: ignore[union-attr]
+        # A trace also gives what the model changes in place, inputs and buffers; that is nobody's output.
+        results: Any = node.args[0]
+        kinds = [spec.kind for spec in self.exported.graph_signature.output_specs]
+        given = [x for x, kind in zip(results, kinds, strict=True) if kind is OutputKind.USER_OUTPUT]
+        self._check_memory(given)
+        results = [self._known(x) for x in given]
         spec = str(self.exported.call_spec.out_spec)
         names = []
         for x in results:
@@ -91,6 +97,21 @@ class _Tracer:
                 )
             names.append(x.name)
         return names
+
+    def _check_memory(self, outputs: list[Any]) -> None:
+        """Raise if outputs depend on a buffer that the model changes, and so on what came before."""
+        signature = self.exported.graph_signature
+        changed = set(signature.buffers_to_mutate.values())
+        waiting, seen = [x for x in outputs if isinstance(x, fx.Node)], set()
+        while waiting:
+            node = waiting.pop()
+            if (name := signature.inputs_to_buffers.get(node.name)) in changed:
+                raise WiringError(
+                    f"the model changes its buffer {name.removeprefix('model.')} in evaluation and computes with it, "
+                    "so that outputs depend on what came before. Leave it as it is in eval()."
+                )
+            waiting += [x for x in node.all_input_nodes if x not in seen]
+            seen.update(node.all_input_nodes)
 
     def _known(self, x: Any) -> Any:
         if isinstance(x, fx.Node):
