@@ -178,9 +178,9 @@ def in_turn(sides: dict[str, Callable[[], Any]], seconds: float) -> dict[str, di
             block = time.perf_counter() - start
             quiet = waited() - before < DISTURBED * block
             (taken if quiet else left_out)[name].append(block / calls)
-    results = {}
+    results, quiet_enough = {}, all(len(times) >= 5 for times in taken.values())  # the same for all that are compared
     for name in sides:
-        counted = taken[name] if len(taken[name]) >= 5 else taken[name] + left_out[name]
+        counted = taken[name] if quiet_enough else taken[name] + left_out[name]
         results[name] = {**summary(counted), "min_s": min(counted), "disturbed": len(left_out[name])}
     return results
 
