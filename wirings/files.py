@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from pathlib import Path
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """A temporary path to write to; when it is written it is brought to the disk and gets its name in one go."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")  # pids repeat on a shared disk
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part.touch()
