@@ -15,6 +15,8 @@ import torch
 
 from wirings.train.results import environment
 
+RESULTS = Path(__file__).parents[1] / "results"
+
 
 def time_once(run: Callable[[], object], device: str, calls: int = 1) -> float:
     """Seconds that one of ``calls`` calls takes; by CUDA events on a GPU, by the clock on a CPU."""
@@ -83,6 +85,12 @@ def machine(device: str) -> dict[str, Any]:
 
 def _git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], capture_output=True, text=True, check=False).stdout.strip()
+
+
+def record(name: str) -> dict[str, Any]:
+    """What was saved in ``results``, such as ``"benchmarks/select-cpu"``."""
+    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return found
 
 
 def save(path: Path | None, record: dict[str, Any]) -> None:

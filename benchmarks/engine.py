@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.your_model import record
+from benchmarks.common import record
 from wirings import recipes
 
 ENGINE, PLAIN = "DNW x0.225, engine", "DNW x0.225, PyTorch, not compact"

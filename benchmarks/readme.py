@@ -6,7 +6,6 @@ python -m benchmarks.readme [--check]
 from __future__ import annotations
 
 import functools
-import json
 import statistics
 import sys
 from pathlib import Path
@@ -16,15 +15,11 @@ if not __package__:  # run as a file: this folder must not hide Python's own mod
     sys.path[0] = str(Path(__file__).parents[1])
 
 from benchmarks import choosing, engine, seen, your_model
+from benchmarks.common import record
 from wirings.train import tables
 
 ROOT = Path(__file__).parents[1]
 TABLES = ["table1", "table2", "appendix_b", "table4", "resnet"]
-
-
-def record(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((ROOT / "results" / f"{name}.json").read_text())
-    return found
 
 
 def demo() -> str:
@@ -107,13 +102,9 @@ def paper() -> str:
     for name in TABLES:
         for row in tables.table(name, ROOT / "results"):
             if row.mean is not None and row.paper is not None:
-                figures = [_with_std(row.paper, row.paper_std), _with_std(row.mean, row.std)]
+                figures = [tables.with_std(row.paper, row.paper_std, 1), tables.with_std(row.mean, row.std, 1)]
                 lines.append(f"| `{row.recipe}` | {' | '.join(figures)} | {len(row.seeds)} |")
     return "\n".join(lines)
-
-
-def _with_std(mean: float, std: float | None) -> str:
-    return f"{mean:.1f} %" if std is None else f"{mean:.1f} ± {std:.1f} %"
 
 
 def cost() -> str:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from benchmarks.common import record
 from wirings.history import History
 
 ROOT = Path(__file__).parents[1]
-
-
-def _record(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((ROOT / "results" / "benchmarks" / f"{name}.json").read_text())
-    return found
 
 
 def histories() -> dict[str, Path]:
@@ -73,7 +67,7 @@ def films() -> str:
 
 
 def page() -> str:
-    found = _record("page")
+    found = record("benchmarks/page")
     row = found["rows"][0]
     median = row["median"]
     size = f"{row['nodes']:,} nodes, {row['edges']:,} edges, {row['swapped_a_record']:,.0f} swapped a record"
@@ -96,7 +90,7 @@ def recording() -> str:
     for name in ("history-cpu", "history-h200"):  # the second where there is one
         if not (ROOT / "results" / "benchmarks" / f"{name}.json").exists():
             continue
-        found = _record(name)
+        found = record(f"benchmarks/{name}")
         for row in found["rows"]:
             sides = (row["times"][side]["median_s"] / row["steps"] for side in ("without", "with"))
             without, recorded = (f"{1e3 * seconds:.3g} ms" for seconds in sides)
@@ -106,7 +100,7 @@ def recording() -> str:
             cost = f"{ratio} % ({low} to {high})"
             lines.append(f"| {where} | {without} | {recorded} | {cost} | {100 * row['inside']:.2f} % |")
     said = "Medians of turns side by side; in brackets where the median is with 95 %."
-    rows = _record("history-cpu")["rows"]
+    rows = record("benchmarks/history-cpu")["rows"]
     if len(rows) > 1:
         usual, often = rows
         more, low, high = (100 * (often[key] - 1) / usual["every"] for key in ("ratio", "ratio_low", "ratio_high"))

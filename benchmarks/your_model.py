@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-from pathlib import Path
-from typing import Any
 
+from benchmarks.common import RESULTS, record
 from wirings import recipes
-
-RESULTS = Path(__file__).parents[1] / "results"
-
-
-def record(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
-    return found
 
 
 def densities() -> str:

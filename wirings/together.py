@@ -42,7 +42,7 @@ class Together:
         """A forward pass begins."""
         if torch.compiler.is_compiling():
             self._partly |= any(kept is not None for kept in self._traced)
-            self._traced = self._choose() if self._pays() else [None] * len(self.members)
+            self._traced = self._choose()
             return
         if not self.members:  # a copy, which has layers of its own
             self.find(model)
@@ -87,14 +87,12 @@ class Together:
         kept, self._traced[place] = self._traced[place], None
         return kept
 
-    def _pays(self) -> bool:
-        weights = [_weight(module, name) for module, name, _ in self.members]
-        if self._partly or len(weights) < 2 or weights[0].device.type not in DEVICES:
-            return False
-        return all(_alike(weight, weights[0]) for weight in weights)
-
     def _choose(self) -> list[Tensor | None]:
+        """The real edges of all layers, or nothing for any of them where it does not pay or cannot be done."""
         weights = [_weight(module, name) for module, name, _ in self.members]
+        pays = not self._partly and len(weights) > 1 and weights[0].device.type in DEVICES
+        if not pays or not all(_alike(weight, weights[0]) for weight in weights):
+            return [None] * len(weights)
         ks, allowed = [e.k for _, _, e in self.members], [e.allowed for _, _, e in self.members]
         return [*primitive.real_edges_of(weights, ks, allowed)]
 

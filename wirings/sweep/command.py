@@ -127,12 +127,13 @@ class _terminated_is_interrupted:  # noqa: N801 - it is used as a function
 def _keep(runs: Any, out: Path, results: Path, shown: Any) -> None:
     """Copy the results of finished runs that are a recipe as it is, where there is none yet."""
     from wirings.sweep.folder import finished
+    from wirings.train.checkpoint import RESULT
     from wirings.train.results import path_of, read, write
 
     for run in runs:
         if not run.wanted or not finished(out / run.place):
             continue
-        own = out / run.place / "result.json"
+        own = out / run.place / RESULT
         result = read(own)
         path = path_of(results, result.recipe, result.seed)
         if result.overrides:

@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.table import Table
 
 from wirings.sweep.schedule import FAILED, FINISHED, RUNNING, STOPPED, WAITING, Line, State
+from wirings.train.tables import with_std
 
 MOST = 30
 """Runs in the live table, those that run first."""
@@ -91,8 +92,7 @@ def results(lines: Sequence[Line]) -> Table:
     for column in ("recipe", "changes", "seeds", "accuracy", "training", "not finished"):
         table.add_column(column, justify="left" if column in ("recipe", "changes") else "right")
     for line in lines:
-        accuracy = "" if line.mean is None else f"{line.mean:.2f} %"
-        accuracy = f"{line.mean:.2f} ± {line.std:.2f} %" if line.std is not None else accuracy
+        accuracy = with_std(line.mean, line.std, 2)
         training = "" if line.train_s is None else _duration(line.train_s)
         own = " ".join(change for change in line.changes if change not in shared)
         table.add_row(line.name, own, ",".join(map(str, line.seeds)), accuracy, training, str(line.left or ""))

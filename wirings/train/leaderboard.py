@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,7 +69,8 @@ def boards(folder: Path) -> list[Board]:
     groups: dict[str, list[Recipe]] = {}
     for recipe in recipes.table(TABLE):
         groups.setdefault(_title(recipe), []).append(recipe)
-    return [Board(title, _ranked(rows, Path(folder))) for title, rows in groups.items()]
+    costs = step_costs(Path(folder))
+    return [Board(title, _ranked(rows, Path(folder), costs)) for title, rows in groups.items()]
 
 
 def step_costs(folder: Path) -> dict[str, float]:
@@ -90,11 +91,10 @@ def _title(recipe: Recipe) -> str:
     return f"ResNet18 × {width} with {recipe.name.rpartition('-')[2]} % of its weights; {s.epochs} epochs"
 
 
-def _ranked(rows: Sequence[Recipe], folder: Path) -> tuple[Standing, ...]:
+def _ranked(rows: Sequence[Recipe], folder: Path, costs: Mapping[str, float]) -> tuple[Standing, ...]:
     found = {recipe.name: tables.row_of(recipe, folder) for recipe in rows}
     dnw = next(found[recipe.name] for recipe in rows if recipe.name.split("/")[1].split("-")[0] == "dnw")
     density = next((r.settings.model.options["density"] for r in rows if "density" in r.settings.model.options), 0.02)
-    costs = step_costs(folder)
     standings = [_standing(recipe, found[recipe.name], dnw, folder, density, costs.get(recipe.name)) for recipe in rows]
     return tuple(sorted(standings, key=lambda one: -(one.row.mean or 0)))
 
@@ -159,13 +159,8 @@ def render(found: Sequence[Board]) -> str:
     """The boards as plain text."""
     text = []
     for board in found:
-        lines = [HEADER, *(_cells(one, tables.braced(one.row)) for one in board.standings)]
-        widths = [max(len(line[place]) for line in lines) for place in range(len(HEADER))]
-        text += [board.title, ""]
-        for line in lines:
-            first, *middle, last = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-            text.append("  ".join([first.strip().ljust(widths[0]), *middle, last.strip()]).rstrip())
-        text.append("")
+        rows = [_cells(one, tables.braced(one.row)) for one in board.standings]
+        text += [board.title, "", *tables.in_columns(HEADER, rows, ruled=False), ""]
     return "\n".join([*text, NOTE]) + "\n"
 
 
@@ -173,10 +168,6 @@ def markdown(found: Sequence[Board]) -> str:
     """The boards as Markdown; results are links, as in `wirings.train.tables.markdown`."""
     text = []
     for board in found:
-        text += [f"### {board.title}", ""]
-        lines = [HEADER, ("---", *("---:" for _ in HEADER[2:]), "---")]
-        for one in board.standings:
-            name, *rest = _cells(one, tables.links(one.row))
-            lines.append((f"`{name}`", *rest))
-        text += ["| " + " | ".join(line) + " |" for line in lines] + [""]
+        rows = [_cells(one, tables.links(one.row)) for one in board.standings]
+        text += [f"### {board.title}", "", *tables.in_markdown(HEADER, rows), ""]
     return "\n".join([*text, NOTE]) + "\n"

@@ -67,8 +67,6 @@ class Row:
     """The name of the data set."""
     mult_adds: float | None = None
     """For an image; a mean over seeds."""
-    hardware: tuple[str, ...] = ()
-    """What it was trained on, each once."""
     best: float | None = None
     """The accuracy of each run's best epoch, which the test set itself picked; a mean over seeds."""
 
@@ -114,7 +112,6 @@ def row_of(recipe: recipes.Recipe, folder: Path, sizes: bool = False) -> Row:
         top5=_mean([result.top5 for result in ours]),
         data=recipe.settings.data.name,
         mult_adds=_mean([result.mult_adds for result in ours]),
-        hardware=tuple(sorted({result.hardware for result in ours})),
         best=_mean([result.best_accuracy for result in ours]),
     )
 
@@ -133,26 +130,33 @@ def _counts(result: results.Result, recipe: recipes.Recipe) -> bool:
 def render(rows: Sequence[Row]) -> str:
     """The rows as plain text."""
     top5 = _has_top5(rows)
-    lines = [_header(rows), *(_cells(row, braced(row), top5) for row in rows)]
-    widths = [max(len(line[place]) for line in lines) for place in range(len(lines[0]))]
-    text = []
-    for line in lines:
-        first, *middle, last = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-        text.append("  ".join([first.strip().ljust(widths[0]), *middle, last.strip()]).rstrip())
-    text.insert(1, "  ".join("-" * width for width in widths))
+    text = in_columns(_header(rows), [_cells(row, braced(row), top5) for row in rows])
     return "\n".join([*text, *_footnotes(rows)]) + "\n"
 
 
 def markdown(rows: Sequence[Row]) -> str:
     """The rows as a Markdown table; results are links, from the folder that the results' folder was named in."""
-    header, top5 = _header(rows), _has_top5(rows)
-    lines = [header, ("---", *("---:" for _ in header[2:]), "---")]
-    for row in rows:
-        name, *rest = _cells(row, links(row), top5)
-        lines.append((f"`{name}`", *rest))
-    text = ["| " + " | ".join(line) + " |" for line in lines]
+    top5 = _has_top5(rows)
+    text = in_markdown(_header(rows), [_cells(row, links(row), top5) for row in rows])
     notes = _footnotes(rows)
     return "\n".join([*text, *(line for note in notes for line in ("", note))]) + "\n"
+
+
+def in_columns(header: Sequence[str], rows: Sequence[Sequence[str]], *, ruled: bool = True) -> list[str]:
+    """Lines of plain text: a header, a rule if wanted, and rows; the first and the last column to the left."""
+    lines = [header, *rows]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(header))]
+    text = []
+    for line in lines:
+        first, *middle, last = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        text.append("  ".join([first.strip().ljust(widths[0]), *middle, last.strip()]).rstrip())
+    return [text[0], *(["  ".join("-" * width for width in widths)] if ruled else []), *text[1:]]
+
+
+def in_markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The same as a Markdown table, the first cell of a row as code."""
+    lines = [header, ("---", *("---:" for _ in header[2:]), "---"), *((f"`{row[0]}`", *row[1:]) for row in rows)]
+    return ["| " + " | ".join(line) + " |" for line in lines]
 
 
 def _header(rows: Sequence[Row]) -> tuple[str, ...]:
