@@ -108,3 +108,28 @@ def test_a_captured_choice_sees_new_weights_and_budgets() -> None:
     begin = edges._begins(weights)[1]
     assert torch.equal(flat[:5000], edges.real_edges(weights[0], 500))
     assert torch.equal(flat[begin : begin + 2000].view(40, 50), edges.real_edges(weights[1], 300))
+
+
+@on_gpu
+def test_the_table_of_a_captured_choice_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(many, "_tables", {})
+    monkeypatch.setattr(many, "_captured", {})
+    weights = [torch.randn(1000, device="cuda") for _ in range(70)]
+    k, graph = torch.tensor(100, device="cuda"), torch.cuda.CUDAGraph()
+
+    def choose(weight: Tensor) -> Tensor:
+        return many.real_edges([weight], [k], [None], edges._begins([weight]))
+
+    choose(weights[0])
+    with torch.cuda.graph(graph):
+        kept = choose(weights[0])
+    (table,) = [held for held, _ in many._tables.values()]
+    for other in weights[1:]:
+        choose(other)
+    assert all(held is not table for held, _ in many._tables.values())  # forgotten there, but not by the graph
+    assert [held for held, _ in many._captured.values()] == [table]
+    weights[0].normal_()
+    graph.replay()
+    assert torch.equal(kept[:1000], edges.real_edges(weights[0], 100))
+    choose(weights[0])
+    assert any(held is table for held, _ in many._tables.values())

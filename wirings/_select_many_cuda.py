@@ -25,6 +25,9 @@ _COLUMNS = 16  # of the table
 _tables: dict[tuple[Any, ...], tuple[Tensor, int]] = {}
 """The table of a list of weights, by where these lie, and how many programs a weight has at most."""
 
+_captured: dict[tuple[Any, ...], tuple[Tensor, int]] = {}
+"""Those that a CUDA graph reads at every replay: they stay for good."""
+
 
 def supports(weights: Sequence[Tensor], allowed: Sequence[Tensor | None]) -> bool:
     """Whether `real_edges` takes these weights: of one kind, on one GPU, dense in memory, aligned."""
@@ -56,7 +59,9 @@ def real_edges(
     if key not in _tables:
         if len(_tables) > 64:  # weights that came and went
             _tables.clear()
-        _tables[key] = _make_table(weights, ks, allowed, begins)
+        _tables[key] = _captured.get(key) or _make_table(weights, ks, allowed, begins)
+    if first.is_cuda and torch.cuda.is_current_stream_capturing():
+        _captured[key] = _tables[key]
     table, most = _tables[key]
     bits, programs, segments = _BITS[first.dtype], len(table), len(weights)
     shifts = (23, 15, 7, 0) if bits == torch.int32 else (7, 0)

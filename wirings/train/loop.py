@@ -238,7 +238,7 @@ def _epoch(
             if late:
                 return False
     if place.device.type == "cuda":
-        torch.cuda.synchronize()
+        torch.cuda.current_stream().synchronize()  # other streams may have runs of their own
     progress.seconds += time.perf_counter() - clock
     return True
 
