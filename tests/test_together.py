@@ -226,6 +226,22 @@ def test_compiled_steps_choose_once(device: str, kind: str, monkeypatch: pytest.
     assert bool(alone) == ("not used" in kind)  # from its second pass on
 
 
+def test_a_compiler_finds_each_weight_in_the_row_of_all(device: str) -> None:
+    torch.manual_seed(0)
+    shapes = [(8, 3, 3, 3), (16, 8, 1, 1), (16, 8), (20,), (1, 5), (4, 1, 3)]
+    weights = [torch.randn(shape, device=device) for shape in shapes]
+    weights[:2] = [weight.to(memory_format=torch.channels_last) for weight in weights[:2]]
+    weights.append(torch.randn(9, 7, device=device).t())
+    ks = [torch.tensor(weight.numel() // 3, device=device) for weight in weights]
+
+    def doubled(*weights: Tensor) -> list[Tensor]:
+        return [kept * 2 for kept in primitive.real_edges_of(weights, ks, [None] * len(weights))]
+
+    torch._dynamo.reset()
+    for weight, k, got in zip(weights, ks, torch.compile(doubled)(*weights), strict=True):
+        assert torch.equal(got, 2 * primitive.real_edges(weight, k))
+
+
 @on_gpu
 def test_compiled_steps_are_right_on_a_gpu() -> None:
     both = []

@@ -69,13 +69,19 @@ def real_edges_of(weights: Sequence[Tensor], ks: Sequence[Tensor], allowed: Sequ
     """
     weights = [weight.detach() for weight in weights]
     flat = torch.ops.wirings.real_edges_of(weights, list(ks), list(allowed))
-    begins = _begins(weights)
-    return [
-        flat[begin : begin + w.numel()].as_strided(w.shape, w.stride())
-        if _dense(w)
-        else flat[begin : begin + w.numel()].view(w.shape)
-        for w, begin in zip(weights, begins, strict=False)
-    ]
+    return [_laid_out(flat[begin:], w) for w, begin in zip(weights, _begins(weights), strict=False)]
+
+
+def _laid_out(row: Tensor, weight: Tensor) -> Tensor:
+    """The beginning of a row as a weight's edges, which lie in it as they do in the weight if that is dense.
+
+    By views alone: compilers have taken `torch.as_strided` of a slice from the beginning of the whole row.
+    """
+    order = list(range(weight.dim()))
+    if _dense(weight):
+        order.sort(key=lambda d: -weight.stride()[d])
+    there = {dim: place for place, dim in enumerate(order)}
+    return row[: weight.numel()].view([weight.shape[d] for d in order]).permute([there[d] for d in range(weight.dim())])
 
 
 def handed_through(weight: Tensor, kept: Tensor, reach: Tensor | None = None) -> Tensor:
