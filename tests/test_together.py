@@ -243,6 +243,7 @@ def test_a_compiler_finds_each_weight_in_the_row_of_all(device: str) -> None:
 
 
 @on_gpu
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
 def test_compiled_steps_are_right_on_a_gpu() -> None:
     both = []
     for compiled in (False, True):
