@@ -90,13 +90,15 @@ def tiny_on_gpu(name: str, batch: int, compiled: bool) -> list[dict[str, Any]]:
     return rows
 
 
-def mobilenet_on_gpu(compiled: bool) -> list[dict[str, Any]]:
+def mobilenet_on_gpu(compiled: bool, networks: Sequence[str], precisions: Sequence[str]) -> list[dict[str, Any]]:
     """MobileNetV1-DNW, beside MobileNetV1 of the width that has as many multiply-adds."""
     rows = []
     for size, batch in ((32, 128), (224, 512)):
         for name, width in (("mobilenetv1_dnw", 0.225), ("mobilenetv1", 0.25)):
+            if name not in networks:
+                continue
             options = {"width": width, "image_size": size, "rule": "dnw" if name.endswith("dnw") else "dense"}
-            for precision in ("bf16", "tf32") if name.endswith("dnw") else ("bf16",):
+            for precision in [p for p in precisions if p == "bf16" or name.endswith("dnw")]:
                 ways = WAYS if compiled and precision == "bf16" else WAYS[:2]
                 rows.append(step_on_gpu(name, precision, batch, ways, **options))
     return rows
@@ -238,6 +240,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--batch", type=int, help="512 on a GPU, 64 on a CPU")
     parser.add_argument("--models", nargs="*", default=[n for n in models.names() if n.startswith("tiny")])
+    parser.add_argument("--networks", nargs="*", default=["mobilenetv1_dnw", "mobilenetv1"], help="of mobilenet")
+    parser.add_argument("--precisions", nargs="*", default=["bf16", "tf32"], help="of mobilenet")
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -258,7 +262,10 @@ def main() -> None:
             rows = [tiny_on_cpu(name, batch) for name in options.models]
         record["tiny"] = {**about, "rows": rows, **counts}
     if options.part in (None, "mobilenet") and options.device == "cuda":
-        record["mobilenet"] = {**about, "rows": mobilenet_on_gpu(not options.no_compile)}
+        record["mobilenet"] = {
+            **about,
+            "rows": mobilenet_on_gpu(not options.no_compile, options.networks, options.precisions),
+        }
     if options.part in (None, "scaling"):
         record["scaling"] = {**about, "rows": scaling(options.device, 64)}
     save(options.out, record)
