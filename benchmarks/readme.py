@@ -14,7 +14,7 @@ from typing import Any
 if not __package__:  # run as a file: this folder must not hide Python's own module `select`
     sys.path[0] = str(Path(__file__).parents[1])
 
-from benchmarks import choosing, engine, seen, your_model
+from benchmarks import choosing, collapse, engine, seen, your_model
 from benchmarks.common import record
 from wirings.train import tables
 
@@ -158,6 +158,7 @@ PAGES = {
     "docs/rules.md": {"choosing": choosing.choosing},
     "docs/engine.md": engine.FIGURES,
     "docs/gallery.md": seen.FIGURES,
+    "docs/theory.md": {"collapse": lambda: collapse.table(record("benchmarks/collapse-cpu"))},
     "docs/graphs.md": {"scaling": scaling, "dense": dense},
 }
 

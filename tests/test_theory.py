@@ -1099,3 +1099,21 @@ def test_scale_decides_the_ranking_across_nodes_though_batch_norm_hides_it() -> 
     torch.testing.assert_close(normed(torch.where(real, rescaled, 0.0)), normed(real_edges(weight, 3)))
     assert real.tolist() == [[True, True], [True, False]]
     assert choose(rescaled, 3).tolist() == [[True, True], [False, True]]
+
+
+def test_a_batch_norm_without_input_hands_on_gradients_times_one_over_the_root_of_epsilon() -> None:
+    """Norm, relu and a sum, as in MobileNetV1-DNW: all edges into the node are hallucinated, its shift is positive."""
+    eps, rng = 1e-5, np.random.default_rng(0)
+    states, error = (torch.from_numpy(rng.standard_normal(shape)) for shape in ((3, 64), (64,)))
+
+    def gradient(real: list[float], shift: float) -> Tensor:
+        weight = torch.tensor(real, dtype=torch.float64, requires_grad=True)
+        normed = torch.nn.functional.batch_norm((weight @ states)[:, None], None, None, training=True, eps=eps)[:, 0]
+        (torch.relu(normed + shift) * error).sum().backward()
+        return weight.grad
+
+    centred = states - states.mean(1, keepdim=True)
+    torch.testing.assert_close(gradient([0.0, 0.0, 0.0], 0.1), eps**-0.5 * centred @ error)
+    assert gradient([0.0, 0.0, 0.0], 0.0).count_nonzero() == 0  # a shift that is not positive lets nothing through
+    fed = gradient([1.0, 0.0, 0.0], 0.1)[1:].norm()
+    assert gradient([0.0, 0.0, 0.0], 0.1)[1:].norm() > 100 * fed

@@ -118,6 +118,17 @@ def test_maps_hold_for_their_size_only() -> None:
     assert free(torch.randn(2, 1, 9, 9)).shape == (2, 2, 7, 7)
 
 
+@pytest.mark.parametrize("kind", ["batch", "instance"])
+def test_norms_of_nodes_keep_what_they_add_to_the_variance(kind: str) -> None:
+    graphs = []
+    for eps in (1e-5, 0.5):
+        torch.manual_seed(0)
+        graphs.append(StaticGraph([2, 3, 2], node=ConvNode(norm=kind, eps=eps)).eval())
+        compared(graphs[-1], 2, 5, 5)
+    x = torch.randn(2, 2, 5, 5)
+    assert not torch.allclose(graphs[0](x), graphs[1](x), rtol=0.01)
+
+
 @pytest.mark.parametrize("place", ["after", "before", "between"])
 def test_batch_norm_goes_into_its_neighbours(place: str) -> None:
     models = {

@@ -178,6 +178,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "a part twice": (lambda: ConvNode(before=["conv"], after=["conv"]), r"'conv' stands both before and after"),
     "a part for a list": (lambda: ConvNode(before="conv"), r"lists of parts: write \['conv'\]"),
     "an even kernel": (lambda: ConvNode(kernel=2), r"kernel must be odd"),
+    "a norm that adds nothing": (lambda: ConvNode(eps=0.0), r"eps must be a number above 0, not 0.0"),
     "four dimensions": (lambda: ConvNode(dims=4), r"dims must be 1, 2 or 3"),
     "groups without kinds": (lambda: Groups([2], []), r"1 counts came for 0 kinds"),
     "other inputs": (

@@ -87,8 +87,8 @@ def test_on_a_gpu(size, stride, relu, own, dtype) -> None:
 def test_nodes_take_them_and_keep_running_statistics(stride: int, compiled: bool) -> None:
     torch.manual_seed(0)
     torch.backends.cudnn.allow_tf32 = False
-    node = Convolutions(ConvNode(norm="batch", stride=stride), 6, ("norm", "activation", "conv"), ()).cuda()
-    plain = Convolutions(ConvNode(norm="batch", stride=stride), 6, ("norm", "activation", "conv"), ()).cuda()
+    recipe = ConvNode(norm="batch", stride=stride, eps=0.1)
+    node, plain = (Convolutions(recipe, 6, ("norm", "activation", "conv"), ()).cuda() for _ in range(2))
     plain.load_state_dict(node.state_dict())
     call = torch.compile(node.on_rows, fullgraph=True) if compiled else node.on_rows
     for _ in range(3):

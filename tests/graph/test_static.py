@@ -15,6 +15,16 @@ from wirings import Blocks, Dag, StaticGraph, WiringError
 from wirings.nodes import ActivationNode, ConvNode, Groups, NodeFunction, PlainNode
 
 
+@pytest.mark.parametrize("kind", ["batch", "instance"])
+def test_norms_of_nodes_add_what_they_are_told_to_the_variance(kind: str) -> None:
+    torch.manual_seed(0)
+    node = ConvNode(norm=kind, before=["norm"], eps=0.5).build(4)
+    maps = torch.randn(3, 4, 5, 5) + 1
+    over = (0, 2, 3) if kind == "batch" else (2, 3)
+    var, mean = torch.var_mean(maps, over, correction=0, keepdim=True)
+    torch.testing.assert_close(node.before(maps, 0.0), (maps - mean) / (var + 0.5).sqrt())
+
+
 @both_precisions
 @pytest.mark.parametrize("reach", [None, 1])
 def test_a_perceptron_is_a_static_graph(dtype: torch.dtype, tolerance: float, reach: int | None) -> None:

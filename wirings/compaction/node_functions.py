@@ -24,8 +24,6 @@ from wirings.graph.functions import (
     Timed,
 )
 
-EPSILON = 1e-5  # of the node functions' norms
-
 Where = list[tuple[NodeFunction, int]]
 """For each of some nodes the function that it has and its number there."""
 
@@ -121,9 +119,9 @@ def _norm(builder: Builder, leaves: Where, x: str, hint: str) -> str:
     function: Any = leaves[0][0]
     weight, bias = _rows(leaves, "norm_weight"), _rows(leaves, "norm_bias")
     if function.recipe.norm == "instance":
-        return builder.add(InstanceNorm, (x,), f"{hint}.norm", scale=weight, shift=bias, epsilon=EPSILON)
+        return builder.add(InstanceNorm, (x,), f"{hint}.norm", scale=weight, shift=bias, epsilon=function.recipe.eps)
     statistics = _rows(leaves, "running_mean"), _rows(leaves, "running_var")
-    scale, shift = norm_as_affine(*statistics, weight, bias, EPSILON)
+    scale, shift = norm_as_affine(*statistics, weight, bias, function.recipe.eps)
     return builder.add(Affine, (x,), f"{hint}.norm", scale=scale, shift=shift)
 
 

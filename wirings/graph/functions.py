@@ -198,7 +198,7 @@ class Convolutions(NodeFunction):
         lower = conv and torch.is_autocast_enabled("cuda")  # as autocast has it: a convolution lowers, a norm does not
         dtype = torch.get_autocast_dtype("cuda") if lower else x.dtype
         relu = "activation" in parts and self.activation is not None
-        return kernels.node_map(x, gamma, beta, kernel, 1e-5, relu, dtype)
+        return kernels.node_map(x, gamma, beta, kernel, self.recipe.eps, relu, dtype)
 
     def _batch_kernels(self, parts: tuple[str, ...], x: Tensor) -> Any:
         """Our own kernels for nodes with a batch norm, if they can do all of these parts at once; else None."""
@@ -214,7 +214,7 @@ class Convolutions(NodeFunction):
         relu = "activation" in parts and self.activation is not None
         mean, var = (None, None) if self.training else (self.running_mean, self.running_var)
         kernel = (self.norm_weight, self.norm_bias, mean, var, self.kernel)
-        out, mean, var = kernels.batch_map(x, *kernel, 1e-5, relu, self.recipe.stride, dtype)
+        out, mean, var = kernels.batch_map(x, *kernel, self.recipe.eps, relu, self.recipe.stride, dtype)
         if self.training:
             count = x[0].numel()
             with torch.no_grad():
@@ -232,8 +232,8 @@ class Convolutions(NodeFunction):
             return x  # PyTorch's norms take no empty batch
         if self.recipe.norm == "batch":
             mean, var = self.running_mean[nodes], self.running_var[nodes]  # type: ignore[index]
-            return F.batch_norm(x, mean, var, weight, bias, self.training, BATCH_MOMENTUM)
-        return F.instance_norm(x, weight=weight, bias=bias)
+            return F.batch_norm(x, mean, var, weight, bias, self.training, BATCH_MOMENTUM, self.recipe.eps)
+        return F.instance_norm(x, weight=weight, bias=bias, eps=self.recipe.eps)
 
     def _convolve(self, x: Tensor, nodes: slice) -> Tensor:
         assert self.kernel is not None

@@ -17,6 +17,7 @@ static one.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -117,10 +118,12 @@ class ConvNode(Node):
         pad: whether zeros are put around the smaller map so that it has its size again, as dynamic graphs need it.
         kernel: the width of the kernel, odd.
         dims: of the maps: 1, 2 or 3.
+        eps: what the norm adds to the variance. A node without input hands gradients on 1/√eps times as large, so a
+            larger one calms a wiring that learns (see docs/theory.md).
 
     >>> ConvNode(before=["activation", "conv"], after=["norm"])
     ConvNode(norm='instance', activation='relu', before=('activation', 'conv'), after=('norm',),
-    stride=1, pad=False, kernel=3, dims=2)
+    stride=1, pad=False, kernel=3, dims=2, eps=1e-05)
     """
 
     norm: str | None = "instance"
@@ -131,6 +134,7 @@ class ConvNode(Node):
     pad: bool = False
     kernel: int = 3
     dims: int = 2
+    eps: float = 1e-5
 
     def __post_init__(self) -> None:
         if self.norm not in (None, "instance", "batch"):
@@ -147,6 +151,8 @@ class ConvNode(Node):
             raise WiringError(f"ConvNode: kernel must be odd, so that it has a centre, not {self.kernel}.")
         if self.dims not in MAP_DIMS:
             raise WiringError(f"ConvNode: dims must be 1, 2 or 3, not {self.dims!r}; scalars take an ActivationNode.")
+        if not isinstance(self.eps, (int, float)) or not 0 < self.eps < math.inf:
+            raise WiringError(f"ConvNode: eps must be a number above 0, not {self.eps!r}.")
 
     def build(self, nodes: int, sends: bool = True, receives: bool = True) -> NodeFunction:
         return Convolutions(self, nodes, self.before if sends else (), self.after if receives else ())

@@ -74,14 +74,15 @@ class MobileNetV1DNW(nn.Module):
         classes: how many.
         image_size: of a side, in pixels; up to 64 the first convolution has no stride.
         reach: how many blocks an edge may go forward; None: any number, 1: to the next block alone.
+        eps: of the nodes' norms, as for `ConvNode`.
     """
 
-    def __init__(self, classes: int = 10, image_size: int = 32, reach: int | None = None) -> None:
+    def __init__(self, classes: int = 10, image_size: int = 32, reach: int | None = None, eps: float = 1e-5) -> None:
         super().__init__()
         self.input_shape = (3, image_size, image_size)
         self.smallest = check_size(image_size)
         self.stem = make_stem(STEM, image_size)
-        self.stages = nn.Sequential(*(_graph(stage, reach) for stage in STAGES))
+        self.stages = nn.Sequential(*(_graph(stage, reach, eps) for stage in STAGES))
         last = STAGES[-1].channels
         self.norm = nn.BatchNorm2d(last)
         self.activation = nn.ReLU()
@@ -94,8 +95,8 @@ class MobileNetV1DNW(nn.Module):
         return self.head(maps.mean((-2, -1)))
 
 
-def _graph(stage: Stage, reach: int | None) -> StaticGraph:
-    first, rest = (ConvNode(norm="batch", stride=stride) for stride in (stage.stride, 1))
+def _graph(stage: Stage, reach: int | None, eps: float) -> StaticGraph:
+    first, rest = (ConvNode(norm="batch", stride=stride, eps=eps) for stride in (stage.stride, 1))
     blocks = [stage.before, *[stage.channels] * stage.blocks]
     nodes = [first, *[rest] * (stage.blocks - 1), PlainNode()]
     return StaticGraph(Blocks(blocks, reach=reach), node=nodes)
@@ -177,12 +178,14 @@ def mobilenetv1_dnw(
     small: bool = False,
     reach: int | None = None,
     share: str | None = None,
+    eps: float = 1e-5,
 ) -> MobileNetV1DNW:
     """MobileNetV1-DNW with the edges of MobileNetV1 × ``width``; ``small``: the classifier keeps that part, too.
 
     Every stage has as many as MobileNetV1's; with a ``share``, as for `wire_`, that many in all are shared out anew.
+    ``eps``: of the nodes' norms, as for `ConvNode`.
     """
-    model = MobileNetV1DNW(classes, image_size, reach)
+    model = MobileNetV1DNW(classes, image_size, reach, eps)
     if rule is None:
         return model
     rule = get_rule(rule)

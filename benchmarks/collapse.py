@@ -1,0 +1,92 @@
+"""How nodes lose their edges in the first steps of MobileNetV1-DNW on CIFAR-10 (docs/theory.md says why).
+
+The network and the settings of Table 2. Of its first graph, 103 edges into 64 nodes: how many of these have an edge,
+and how large the smallest real weight is, before the first step and after the last. In float32 and in bfloat16, and
+with a larger number added to the nodes' variances.
+
+    python -m benchmarks.collapse [--data FOLDER] [--steps 40] [--seeds 0 1 2] [--out results/benchmarks/collapse.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.common import machine, save
+from wirings import recipes
+from wirings.train import loop
+from wirings.train.distributed import start
+from wirings.train.settings import with_overrides
+from wirings.train.step import Step, make_optimizer
+
+SIDES = (("fp32", 1e-5), ("bf16", 1e-5), ("fp32", 1e-3))
+
+
+def run(precision: str, eps: float, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """The first steps of one training."""
+    place = start(options.device)
+    changes = [f"precision={precision}", f"model.options.eps={eps}", "fast=false"]
+    settings, _ = with_overrides(recipes.get("table2/dnw").settings, changes)
+    settings = replace(settings, seed=seed)
+    if options.data is not None:
+        settings = replace(settings, data=replace(settings.data, directory=str(options.data)))
+    torch.manual_seed(seed)
+    found = loop.load_data(settings, place)
+    model, wiring = loop.build(settings, found.classes, place)
+    assert wiring is not None
+    step = Step(model, wiring, make_optimizer(model, wiring, settings, place.device), settings, place.device)
+    model.train()
+    seen = [look(model)]
+    for _, (x, y) in zip(range(options.steps), found.train.epoch(0), strict=False):
+        step(x, y, len(y))
+    seen.append(look(model))
+    return {"seed": seed, "before": seen[0], "after": seen[1], "loss": step.read()[0]}
+
+
+def look(model: Any) -> dict[str, float]:
+    """The first graph: its nodes with an edge into them, and its smallest and largest real weight."""
+    graph = model.stages[0]
+    real = graph.real()
+    received, _ = graph.joined(real)
+    weights = graph.all_weights().detach()[real].abs()
+    return {"nodes": int(received.sum()), "least": float(weights.min()), "largest": float(weights.max())}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--data", type=Path, help="the folder with CIFAR-10")
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    rows = []
+    for precision, eps in SIDES:
+        runs = [run(precision, eps, seed, options) for seed in options.seeds]
+        rows.append({"precision": precision, "eps": eps, "runs": runs})
+        for each in runs:
+            print(precision, eps, each, flush=True)
+    save(options.out, {"benchmark": "collapse", "steps": options.steps, **machine(options.device), "rows": rows})
+
+
+def table(found: dict[str, Any]) -> str:
+    """The record as a table, a row a side."""
+    head = f"| after {found['steps']} steps | nodes with an edge, of 64 (before) | smallest real weight (before) |"
+    lines = [head, "|---|---|---|"]
+    for row in found["rows"]:
+        cells = []
+        for key, form in (("nodes", "{:.0f}"), ("least", "{:.2g}")):
+            now, then = ([run[when][key] for run in row["runs"]] for when in ("after", "before"))
+            cells.append(f"{', '.join(map(form.format, now))} ({', '.join(map(form.format, then))})")
+        name = {"fp32": "float32", "bf16": "bfloat16"}[row["precision"]]
+        lines.append(f"| {name}, ε = {row['eps']:g} | {' | '.join(cells)} |")
+    seeds = len(found["rows"][0]["runs"])
+    return "\n".join([*lines, "", f"({seeds} seeds; batch 128, lr 0.1; `python -m benchmarks.collapse`.)"])
+
+
+if __name__ == "__main__":
+    main()
