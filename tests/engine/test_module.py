@@ -102,6 +102,14 @@ def test_what_was_chosen_is_saved(program: Program, tmp_path: Path, monkeypatch:
         engine.load(tmp_path / "net.safetensors")
 
 
+def test_a_compiled_network_is_not_saved_as_an_empty_dictionary(program: Program) -> None:
+    made = engine.compile(program, engine="torch")
+    with pytest.raises(wirings.WiringError, match=r"no state_dict.*save\(\)"):
+        nn.Sequential(made, nn.Flatten()).state_dict()
+    with pytest.raises(wirings.WiringError, match=r"compile that again"):
+        made.load_state_dict({})
+
+
 @needs_kernels
 @pytest.mark.parametrize("choice", [["sparse", 10**6], ["dense", -1], ["sparse", 0], ["neither", 1]])
 def test_what_a_file_says_was_chosen_is_checked(program: Program, choice: list[Any], tmp_path: Path) -> None:

@@ -240,6 +240,20 @@ class EngineModel(nn.Module):
         Program(self.program.inputs, self.program.operations, self.program.outputs, notes).save(place)
         return place
 
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """There is none: the weights are compiled in. Without this a network would be saved as an empty dictionary."""
+        raise WiringError(
+            "a compiled network has no state_dict: its weights are packed for this machine. Write it with save(), and "
+            "read it with wirings.engine.load; or keep the model that it was compiled from."
+        )
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """See `state_dict`."""
+        raise WiringError(
+            "a compiled network takes no state_dict: load it into the model that this was compiled from, and compile "
+            "that again with wirings.engine.compile."
+        )
+
     def __getstate__(self) -> dict[str, Any]:
         return {"program": self.program, "engine": self.engine, "threads": self.threads, "choices": self.choices}
 
