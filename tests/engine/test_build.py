@@ -3,6 +3,7 @@
 import ctypes
 import os
 import platform
+import shutil
 import stat
 import subprocess
 import sys
@@ -145,13 +146,37 @@ def test_kernels_are_built_once(folder: Path) -> None:
 
 
 @needs_compiler
+def test_what_was_built_is_found_when_the_compiler_is_gone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WIRINGS_CACHE")
+    usual = build._built(build._compilers(os.environ.get("CXX", "")), build.cache_folder())  # is there already
+    monkeypatch.setenv("WIRINGS_CACHE", str(folder))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(folder))
+    (folder / "engine").mkdir()
+    other = usual.name.replace(build._own_key(), "0" * 16)  # of another processor, or from another source
+    assert other != usual.name
+    (folder / "engine" / other).write_bytes(b"")
+    with pytest.raises(build.MissingError, match="There is no C"):
+        build._built_before(folder)
+    shutil.copy(usual, folder / "engine")
+    build._kernels.cache_clear()
+    model, images, expected = network()
+    made = engine.compile(model, images)
+    assert made.compiled
+    torch.testing.assert_close(made(images), expected)
+    build._kernels.cache_clear()
+
+
+@needs_compiler
 def test_the_key_goes_by_compiler_and_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     (compiler, *_) = build._compilers("")
     key = build._key(compiler)
     assert build._key(compiler) == key
     assert build._key([*compiler, "-DOTHER"]) != key
+    own = build._own_key()
+    assert build._own_key() == own
     monkeypatch.setattr(build, "processor", lambda: "another one")
-    assert build._key(compiler) != key
+    assert build._own_key() != own
 
 
 @needs_compiler

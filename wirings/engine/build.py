@@ -48,7 +48,9 @@ def _kernels(switch: str, compiler: str, folder: str) -> ctypes.CDLL | None:
     if switch == "torch":
         return None
     try:
-        return _declared(_opened(_built(_compilers(compiler), Path(folder))))
+        found = _compilers(compiler)
+        library = _built(found, Path(folder)) if found else _built_before(Path(folder))
+        return _declared(_opened(library))
     except (MissingError, OSError) as error:
         warnings.warn(
             f"wirings.engine: no compiled kernels on this machine, so networks run on PyTorch. {error}",
@@ -71,10 +73,15 @@ def _compilers(named: str) -> list[list[str]]:
     """Commands to try, in order: the one that the user names, or else those that can be found."""
     if named:
         return [shlex.split(named)]
-    found = [[path] for name in ("c++", "g++", "clang++") if (path := shutil.which(name))]
+    return [[path] for name in ("c++", "g++", "clang++") if (path := shutil.which(name))]
+
+
+def _built_before(folder: Path) -> Path:
+    """A library that was built here while there was a compiler: the newest."""
+    found = list((folder / "engine").glob(f"kernels-{_own_key()}-*.so"))
     if not found:
         raise MissingError("There is no C++ compiler: install g++ or clang++, or name one in CXX.")
-    return found
+    return max(found, key=lambda library: library.stat().st_mtime)
 
 
 def _built(compilers: list[list[str]], folder: Path) -> Path:
@@ -82,7 +89,7 @@ def _built(compilers: list[list[str]], folder: Path) -> Path:
     failures = []
     for compiler in compilers:
         try:
-            library = folder / "engine" / f"kernels-{_key(compiler)}.so"
+            library = folder / "engine" / f"kernels-{_own_key()}-{_key(compiler)}.so"
         except MissingError as missing:  # it does not even tell its version
             failures.append(str(missing))
             continue
@@ -116,14 +123,22 @@ def _compile(compiler: list[str], library: Path) -> None:
     raise MissingError(f"The compiler {' '.join(compiler)} failed: {problem or 'it did not say why'}.")
 
 
-def _key(compiler: list[str]) -> str:
-    """Names a library by all that it depends on: the source, the compiler, the flags and the processor."""
+def _own_key() -> str:
+    """Names a library by what it depends on beside the compiler: the source, the flags and the processor."""
     parts = [path.read_bytes() for path in sorted(SOURCE.iterdir())]
+    return _digest([*parts, " ".join(FLAGS).encode(), processor().encode()])
+
+
+def _key(compiler: list[str]) -> str:
+    """Names a library by the compiler."""
     try:
         told = subprocess.run([*compiler, "--version"], capture_output=True, check=False, timeout=SECONDS).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
         raise MissingError(f"The compiler {' '.join(compiler)} could not be run: {error}.") from error
-    parts += [told, " ".join([*compiler, *FLAGS]).encode(), processor().encode()]
+    return _digest([told, " ".join(compiler).encode()])
+
+
+def _digest(parts: list[bytes]) -> str:
     digest = hashlib.sha256()
     for part in parts:
         digest.update(hashlib.sha256(part).digest())
