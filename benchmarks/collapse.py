@@ -79,13 +79,17 @@ def table(found: dict[str, Any]) -> str:
     lines = [head, "|---|---|---|"]
     for row in found["rows"]:
         cells = []
-        for key, form in (("nodes", "{:.0f}"), ("least", "{:.2g}")):
-            now, then = ([run[when][key] for run in row["runs"]] for when in ("after", "before"))
-            cells.append(f"{', '.join(map(form.format, now))} ({', '.join(map(form.format, then))})")
+        for key in ("nodes", "least"):
+            now, then = (", ".join(_short(run[when][key]) for run in row["runs"]) for when in ("after", "before"))
+            cells.append(f"{now} ({then})")
         name = {"fp32": "float32", "bf16": "bfloat16"}[row["precision"]]
         lines.append(f"| {name}, ε = {row['eps']:g} | {' | '.join(cells)} |")
     seeds = len(found["rows"][0]["runs"])
     return "\n".join([*lines, "", f"({seeds} seeds; batch 128, lr 0.1; `python -m benchmarks.collapse`.)"])
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.2f}"
 
 
 if __name__ == "__main__":
