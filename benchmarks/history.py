@@ -8,8 +8,9 @@ few epochs of the recipe's own loop; with records there are as many as a run has
 last of them is in the file. Turns come in pairs, one of each side, now the one first and now the other. On a CPU they
 wait until other processes leave the machine alone, and pairs that were disturbed are left out. The cost is the median
 over the pairs, with the interval that holds it with 95 % (by resampling). Beside it stands the share of the time that
-the host spends in the recorder. On a CPU the time is that of the process, and a second row has a record after every
-step: what is lost in the noise of the first can be seen there.
+the host spends in the recorder; with a GPU it passes beside the steps that were launched before. On a CPU the time is
+that of the process, and a second row has a record after every step: what is lost in the noise of the first can be seen
+there.
 """
 
 from __future__ import annotations

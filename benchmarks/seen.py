@@ -99,7 +99,10 @@ def recording() -> str:
             where = f"`{row['recipe']}`, a record {often}, {found['hardware']}"
             cost = f"{ratio} % ({low} to {high})"
             lines.append(f"| {where} | {without} | {recorded} | {cost} | {100 * row['inside']:.2f} % |")
-    said = "Medians of turns side by side; in brackets where the median is with 95 %."
+    said = (
+        "Medians of turns side by side; in brackets where the median is with 95 %. With a GPU the host's time in the "
+    )
+    said += "recorder passes beside the steps."
     rows = record("benchmarks/history-cpu")["rows"]
     if len(rows) > 1:
         usual, often = rows

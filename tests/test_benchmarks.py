@@ -92,13 +92,14 @@ def test_a_history_costs_little(name: str) -> None:
         pytest.skip(f"no {name}.json yet")
     row, *often = json.loads(path.read_text())["rows"]
     assert row["captured"] == (name == "history-h200")
-    assert row["inside"] < 0.01
+    if name == "history-cpu":  # with a GPU the host's time in the recorder passes beside the steps
+        assert row["inside"] < 0.01
     if often:  # with a record after every step, which stands out from the noise
         (each,) = often
         assert each["every"] == 1
         assert (each["ratio_high"] - 1) / row["every"] < 0.01
     else:
-        assert row["ratio"] < 1.01
+        assert row["ratio_high"] < 1.01
 
 
 def test_accuracy_against_density(tmp_path: Path) -> None:

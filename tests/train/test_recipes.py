@@ -215,7 +215,8 @@ def test_rules_at_one_budget_are_trained_alike() -> None:
             recipes.get("table2/dnw" if network == "mobilenet" else f"resnet/dnw-{percent[0]}").settings,
         )
         assert s.rule.name == ("dnw" if what.startswith("dnw") else what.removesuffix("_global").removesuffix("_k"))
-        options = {key: value for key, value in s.model.options.items() if key != "share"}
+        own = ("share", "eps") if what == "dnw_eps" else ("share",)
+        options = {key: value for key, value in s.model.options.items() if key not in own}
         expected = {key: value for key, value in twin.model.options.items() if what != "nm" or key != "density"}
         assert (s.model.name, options) == (twin.model.name, expected)
         decay = 0.0 if what == "top_kast" else None
