@@ -13,7 +13,12 @@ from typing import Any
 
 import torch
 
+from wirings.data.base import Data
+from wirings.train import loop
+from wirings.train.distributed import start
 from wirings.train.results import environment
+from wirings.train.settings import Settings
+from wirings.train.step import Step, make_optimizer
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -33,6 +38,16 @@ def time_once(run: Callable[[], object], device: str, calls: int = 1) -> float:
     after.record()
     after.synchronize()
     return before.elapsed_time(after) / 1e3 / calls
+
+
+def training(settings: Settings, device: str) -> tuple[Data, Step]:
+    """The data of a recipe's settings, and the steps of its new network, as the training loop makes them."""
+    place = start(device)
+    torch.manual_seed(settings.seed)
+    data = loop.load_data(settings, place)
+    model, wiring = loop.build(settings, data.classes, place)
+    optimizer = make_optimizer(model, wiring, settings, place.device)
+    return data, Step(model, wiring, optimizer, settings, place.device)
 
 
 def captured(run: Callable[[], object]) -> Callable[[], object]:

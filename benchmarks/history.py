@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import machine, save, summary
+from benchmarks.common import machine, save, summary, training
 from wirings import recipes
 from wirings.history import History
 from wirings.train import loop
@@ -35,7 +35,7 @@ from wirings.train.distributed import start
 from wirings.train.log import Log
 from wirings.train.recording import HISTORY, Recording
 from wirings.train.settings import Settings, with_overrides
-from wirings.train.step import Step, make_fast, make_optimizer
+from wirings.train.step import make_fast
 from wirings.train.summary import Progress
 
 RECIPES = {"cpu": "digits/static-dnw", "cuda": "table1/static-dnw"}
@@ -64,13 +64,10 @@ def measure(
 ) -> dict[str, Any]:
     """A row of the record."""
     place = start(device)
-    torch.manual_seed(0)
-    found = loop.load_data(settings, place)
-    model, wiring = loop.build(settings, found.classes, place)
-    assert wiring is not None
+    found, step = training(settings, device)
+    assert step.wiring is not None
     steps = settings.epochs * len(found.train)
-    wiring.plan(steps)
-    step = Step(model, wiring, make_optimizer(model, wiring, settings, place.device), settings, place.device)
+    step.wiring.plan(steps)
     fast = make_fast(step, found.train, print) if settings.fast else None
     clock = time.process_time if device == "cpu" else time.perf_counter
     Timed.clock = staticmethod(clock)

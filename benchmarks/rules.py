@@ -24,12 +24,10 @@ if not __package__:  # run as a file: this folder must not hide Python's own mod
 
 import torch
 
-from benchmarks.common import machine, save, summary, time_once
+from benchmarks.common import machine, save, summary, time_once, training
 from wirings import recipes
-from wirings.train import loop
-from wirings.train.distributed import start
 from wirings.train.settings import DataSettings
-from wirings.train.step import Captured, Step, acts_between_steps, make_fast, make_optimizer
+from wirings.train.step import Captured, acts_between_steps, make_fast
 
 NETWORKS = {"mobilenet": "mobilenetv1_dnw", "resnet": "resnet18"}
 
@@ -42,19 +40,16 @@ def rows_of(network: str) -> list[recipes.Recipe]:
 
 def stepper(recipe: recipes.Recipe, options: argparse.Namespace) -> Callable[[], None]:
     """One step of a recipe's training, with what its rule does after it."""
-    place = start(options.device)
     images = DataSettings(name="synthetic", options={"examples": 4 * options.batch})
     settings = replace(recipe.settings, data=images, batch=options.batch)
-    torch.manual_seed(0)
-    data = loop.load_data(settings, place)
-    model, wiring = loop.build(settings, data.classes, place)
+    data, step = training(settings, options.device)
+    wiring = step.wiring
     if wiring is not None:
         wiring.plan(recipe.settings.epochs * 50_000 // recipe.settings.batch)
-    step = Step(model, wiring, make_optimizer(model, wiring, settings, place.device), settings, place.device)
     train: Any = data.train
     fast: Any = None
     batches: Any = None
-    if place.device.type == "cuda":
+    if step.device.type == "cuda":
         fast = make_fast(step, train, print) if options.compile else Captured(step, train)
     between = acts_between_steps(wiring)
 

@@ -101,8 +101,8 @@ def recording() -> str:
             lines.append(f"| {where} | {without} | {recorded} | {cost} | {100 * row['inside']:.2f} % |")
     said = (
         "Medians of turns side by side; in brackets where the median is with 95 %. With a GPU the host's time in the "
+        "recorder passes beside the steps."
     )
-    said += "recorder passes beside the steps."
     rows = record("benchmarks/history-cpu")["rows"]
     if len(rows) > 1:
         usual, often = rows

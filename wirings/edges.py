@@ -233,9 +233,7 @@ def _real_edges_of(weights: list[Tensor], ks: list[Tensor], allowed: list[Tensor
     begins = _begins(weights)
     flat = weights[0].new_zeros(begins[-1])
     for w, k, mask, begin in zip(weights, ks, allowed, begins, strict=False):
-        own = flat[begin : begin + w.numel()]
-        own = own.as_strided(w.shape, w.stride()) if _dense(w) else own.view(w.shape)
-        own.copy_(torch.ops.wirings.real_edges(w, k, mask))
+        _laid_out(flat[begin:], w).copy_(torch.ops.wirings.real_edges(w, k, mask))
     return flat
 
 

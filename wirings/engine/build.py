@@ -86,10 +86,10 @@ def _built_before(folder: Path) -> Path:
 
 def _built(compilers: list[list[str]], folder: Path) -> Path:
     """The library's path; it is built unless the cache has it."""
-    failures = []
+    failures, own = [], _own_key()
     for compiler in compilers:
         try:
-            library = folder / "engine" / f"kernels-{_own_key()}-{_key(compiler)}.so"
+            library = folder / "engine" / f"kernels-{own}-{_key(compiler)}.so"
         except MissingError as missing:  # it does not even tell its version
             failures.append(str(missing))
             continue
