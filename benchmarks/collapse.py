@@ -1,8 +1,8 @@
 """How nodes lose their edges in the first steps of MobileNetV1-DNW on CIFAR-10 (docs/theory.md says why).
 
 The network and the settings of Table 2. Of its first graph, 103 edges into 64 nodes: how many of these have an edge,
-and how large the smallest real weight is, before the first step and after the last. In float32 and in bfloat16, and
-with a larger number added to the nodes' variances.
+and how large the smallest real weight is, before the first step and after the last. In float32 and in bfloat16, with a
+larger number added to the nodes' variances, and with scales of norms that start as they did in PyTorch before 1.2.
 
     python -m benchmarks.collapse [--data FOLDER] [--steps 40] [--seeds 0 1 2] [--out RECORD.json]
 """
@@ -20,12 +20,13 @@ from benchmarks.common import machine, save, training
 from wirings import recipes
 from wirings.train.settings import with_overrides
 
-SIDES = (("fp32", 1e-5), ("bf16", 1e-5), ("fp32", 1e-3))
+SIDES = (("fp32", 1e-5, "ones"), ("bf16", 1e-5, "ones"), ("fp32", 1e-3, "ones"), ("fp32", 1e-5, "uniform"))
+SCALES = {"ones": "1", "uniform": "U(0, 1)"}
 
 
-def run(precision: str, eps: float, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+def run(precision: str, eps: float, scales: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """The first steps of one training."""
-    changes = [f"precision={precision}", f"model.options.eps={eps}", f"seed={seed}"]
+    changes = [f"precision={precision}", f"model.options.eps={eps}", f"norm_scales={scales}", f"seed={seed}"]
     settings, _ = with_overrides(recipes.get("table2/dnw").settings, changes)
     if options.data is not None:
         settings = replace(settings, data=replace(settings.data, directory=str(options.data)))
@@ -55,11 +56,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     rows = []
-    for precision, eps in SIDES:
-        runs = [run(precision, eps, seed, options) for seed in options.seeds]
-        rows.append({"precision": precision, "eps": eps, "runs": runs})
+    for precision, eps, scales in SIDES:
+        runs = [run(precision, eps, scales, seed, options) for seed in options.seeds]
+        rows.append({"precision": precision, "eps": eps, "norm_scales": scales, "runs": runs})
         for each in runs:
-            print(precision, eps, each, flush=True)
+            print(precision, eps, scales, each, flush=True)
     save(options.out, {"benchmark": "collapse", "steps": options.steps, **machine(options.device), "rows": rows})
 
 
@@ -73,7 +74,7 @@ def table(found: dict[str, Any]) -> str:
             now, then = (", ".join(_short(run[when][key]) for run in row["runs"]) for when in ("after", "before"))
             cells.append(f"{now} ({then})")
         name = {"fp32": "float32", "bf16": "bfloat16"}[row["precision"]]
-        lines.append(f"| {name}, ε = {row['eps']:g} | {' | '.join(cells)} |")
+        lines.append(f"| {name}, ε = {row['eps']:g}, scales from {SCALES[row['norm_scales']]} | {' | '.join(cells)} |")
     seeds = len(found["rows"][0]["runs"])
     return "\n".join([*lines, "", f"({seeds} seeds; batch 128, lr 0.1; `python -m benchmarks.collapse`.)"])
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from wirings.data.base import Data
-from wirings.train import loop
+from wirings.train import build
 from wirings.train.distributed import start
 from wirings.train.results import environment
 from wirings.train.settings import Settings
@@ -44,8 +44,8 @@ def training(settings: Settings, device: str) -> tuple[Data, Step]:
     """The data of a recipe's settings, and the steps of its new network, as the training loop makes them."""
     place = start(device)
     torch.manual_seed(settings.seed)
-    data = loop.load_data(settings, place)
-    model, wiring = loop.build(settings, data.classes, place)
+    data = build.load_data(settings, place)
+    model, wiring = build.build(settings, data.classes, place)
     optimizer = make_optimizer(model, wiring, settings, place.device)
     return data, Step(model, wiring, optimizer, settings, place.device)
 

@@ -13,7 +13,7 @@ from wirings import compact, engine, load_compact
 from wirings.cli import app
 from wirings.data.cache import cache_folder
 from wirings.train import runs, trained
-from wirings.train.loop import load_data
+from wirings.train.build import load_data
 
 
 @pytest.mark.parametrize("name", trained.names())

@@ -7,7 +7,7 @@ import torch
 from breaking import Heard
 
 from wirings import recipes, rules
-from wirings.train import loop, phases, results, runs
+from wirings.train import build, loop, phases, results, runs
 from wirings.train.distributed import Place
 from wirings.train.settings import Settings, with_overrides
 from wirings.train.step import Step, make_fast, make_optimizer
@@ -57,8 +57,8 @@ def test_random_numbers_are_drawn_anew_at_every_replay() -> None:
     torch._dynamo.reset()
     settings = fast("rule.name=targeted_dropout", "rule.options={rho: 0.5}", "optimizer.lr=1e-30", "data.augment=false")
     place = Place(0, 1, torch.device("cuda"))
-    found = loop.load_data(settings, place)
-    model, wiring = loop.build(settings, found.classes, place)
+    found = build.load_data(settings, place)
+    model, wiring = build.build(settings, found.classes, place)
     step = Step(model, wiring, make_optimizer(model, wiring, settings, place.device), settings, place.device)
     captured = make_fast(step, found.train, print)
     assert captured is not None

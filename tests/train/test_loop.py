@@ -4,6 +4,7 @@ import csv
 import errno
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from vision import MISSING
 
 from wirings import WiringError, files, recipes
 from wirings.train import checkpoint, loop, phases, results, runs
+from wirings.train.build import build
 from wirings.train.distributed import Place
 from wirings.train.log import Shown
 from wirings.train.settings import Settings, with_overrides
@@ -49,7 +51,7 @@ def lines(out: Path) -> list[dict[str, str]]:
 
 def new_model(settings: Settings) -> torch.nn.Module:
     torch.manual_seed(settings.seed)
-    return loop.build(settings, 10, CPU)[0]
+    return build(settings, 10, CPU)[0]
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +128,7 @@ def test_the_same_seed_is_the_same_run_and_another_is_another(plain: Path, tmp_p
     [
         "label_smoothing=0.2",
         "clip=0.01",
+        "norm_scales=uniform",
         "optimizer.nesterov=true",
         "optimizer.momentum=0.5",
         "optimizer.weight_decay=0.1",
@@ -190,7 +193,7 @@ def test_clipping_is_by_the_norm_of_the_whole_network(tmp_path: Path) -> None:
     run(tmp_path / "run", *changes)
     settings = tiny(*changes)
     torch.manual_seed(settings.seed)
-    model, wiring = loop.build(settings, 10, CPU)
+    model, wiring = build(settings, 10, CPU)
     assert wiring is not None
     real = wiring.masks()
     before, after = model.state_dict(), weights(tmp_path / "run")
@@ -205,7 +208,7 @@ def test_weight_decay_of_edges_norms_and_the_rest() -> None:
     settings = tiny(
         "optimizer.weight_decay=0.1", "optimizer.weight_decay_edges=0.2", "optimizer.weight_decay_norms=false"
     )
-    model, wiring = loop.build(settings, 10, CPU)
+    model, wiring = build(settings, 10, CPU)
     assert wiring is not None
     optimizer = make_optimizer(model, wiring, settings, CPU.device)
     decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
@@ -218,9 +221,22 @@ def test_weight_decay_of_edges_norms_and_the_rest() -> None:
     assert group["weight_decay"] == 0.1
 
 
+@pytest.mark.parametrize("name", ["table1/discrete-dnw", "table2/dnw", "table2/mobilenetv1-0.25"])
+def test_norm_scales_start_where_the_setting_says(name: str) -> None:
+    settings, _ = with_overrides(recipes.get(name).settings, ["norm_scales=uniform"])
+    ones, drawn = (dict(new_model(s).named_parameters()) for s in (replace(settings, norm_scales="ones"), settings))
+    scales = {key for key, value in ones.items() if value.eq(1).all()}  # nothing but norms starts from 1
+    values = torch.cat([drawn[key].detach() for key in scales])
+    assert len(values) > 800
+    assert 0 <= values.min() < 0.01
+    assert 0.99 < values.max() <= 1
+    assert abs(values.mean() - 0.5) < 0.05
+    assert all(torch.equal(ones[key], drawn[key]) for key in ones.keys() - scales)
+
+
 def test_what_patterns_name_does_not_decay() -> None:
     settings = tiny("optimizer.weight_decay=0.1", "optimizer.no_decay=['*.norm_bias', head, graph.weight]")
-    model, wiring = loop.build(settings, 10, CPU)
+    model, wiring = build(settings, 10, CPU)
     optimizer = make_optimizer(model, wiring, settings, CPU.device)
     decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     names = {plain_name(name): decay[id(p)] for name, p in model.named_parameters()}
@@ -294,7 +310,7 @@ def test_options_of_a_rule_are_passed_on(tmp_path: Path) -> None:
     for seed in (1, 2):
         settings = tiny("rule.name=random", f"rule.options.seed={seed}")
         torch.manual_seed(0)
-        wiring = loop.build(settings, 10, CPU)[1]
+        wiring = build(settings, 10, CPU)[1]
         assert wiring is not None
         (mask,) = wiring.masks().values()
         masks.append(mask)
@@ -456,7 +472,7 @@ def test_the_step_and_lr_are_those_that_went_wrong(tmp_path: Path) -> None:
 
 def test_a_step_forgets_that_it_was_warmed_up() -> None:
     settings = tiny("ema=0.9")
-    model, wiring = loop.build(settings, 10, CPU)
+    model, wiring = build(settings, 10, CPU)
     step = Step(model, wiring, make_optimizer(model, wiring, settings, CPU.device), settings, CPU.device)
     state, scaler = {name: value.clone() for name, value in model.state_dict().items()}, step.scaler.state_dict()
     x, y = torch.randn(6, 1, 8, 8), torch.arange(6)

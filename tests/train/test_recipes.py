@@ -8,8 +8,8 @@ import torch
 
 from wirings import WiringError, models, recipes, rules
 from wirings.train import plain
+from wirings.train.build import build
 from wirings.train.distributed import Place
-from wirings.train.loop import build
 from wirings.train.settings import (
     DataSettings,
     ModelSettings,

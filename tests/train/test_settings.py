@@ -63,6 +63,7 @@ OTHER: dict[str, Any] = {
     "accumulate": 2,
     "label_smoothing": 0.1,
     "precision": "bf16",
+    "norm_scales": "uniform",
     "channels_last": True,
     "fast": True,
     "ema": 0.999,

@@ -13,8 +13,8 @@ from torch import nn
 from wirings import recipes
 from wirings.errors import WiringError
 from wirings.models.registry import _registry
+from wirings.train.build import build
 from wirings.train.distributed import Place
-from wirings.train.loop import build
 from wirings.train.runs import open_run
 from wirings.train.settings import Settings
 

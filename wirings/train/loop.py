@@ -19,11 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wirings import models, rules
 from wirings.data.base import Data, Loader
-from wirings.data.base import load as load_set
 from wirings.errors import WiringError
 from wirings.train import checkpoint, results
+from wirings.train.build import build, load_data
 from wirings.train.checkpoint import BEST, INITIAL, LAST, RESULT
 from wirings.train.distributed import Place, start, together
 from wirings.train.evaluate import evaluate
@@ -156,38 +155,6 @@ def is_new(out: Path, resume: bool) -> bool:
     if (out / LAST).exists() and not resume:
         raise WiringError(f"{out} holds a run already: go on with --resume, or give another --out.")
     return not (out / LAST).exists()
-
-
-def build(settings: Settings, classes: int, place: Place) -> tuple[nn.Module, Wiring | None]:
-    """The model of the settings, for so many classes, on its device."""
-    rule = rules.get(settings.rule.name, **settings.rule.options)
-    options = {"classes": classes, **settings.model.options}
-    model = models.get(settings.model.name, rule=rule, **options).to(place.device)
-    if settings.channels_last:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    wiring: Wiring | None = getattr(model, "wiring", None)
-    if wiring is not None:
-        wiring.model = model  # its own may be a part, the graph, and gradients are clipped as a whole
-    return model, wiring
-
-
-def load_data(settings: Settings, place: Place) -> Data:
-    """The data of the settings, this process's share of it."""
-    wanted = settings.data
-    return load_set(
-        wanted.name,
-        directory=None if wanted.directory is None else Path(wanted.directory),
-        batch=settings.batch,
-        device=place.device,
-        seed=settings.seed,
-        rank=place.rank,
-        world=place.world,
-        augment=wanted.augment,
-        workers=wanted.workers,
-        image_size=wanted.image_size,
-        skip_corrupt=wanted.skip_corrupt,
-        **wanted.options,
-    )
 
 
 def _epoch(

@@ -19,6 +19,7 @@ from wirings import recipes, rules
 from wirings.errors import WiringError
 from wirings.rewind import rewind_
 from wirings.train import checkpoint, loop, plain
+from wirings.train.build import build
 from wirings.train.checkpoint import INITIAL, LAST, RESULT
 from wirings.train.distributed import Place, start
 from wirings.train.log import Log
@@ -157,7 +158,7 @@ def _check_fits(name: str, settings: Settings, first: str, wanted: Settings) -> 
     """Raise, before hours of training, if the first network's weights would not fit the second."""
     place = Place(0, 1, torch.device("cpu"))
     ours, theirs = (
-        {key: tuple(value.shape) for key, value in loop.build(one, 10, place)[0].state_dict().items()}
+        {key: tuple(value.shape) for key, value in build(one, 10, place)[0].state_dict().items()}
         for one in (settings, wanted)
     )
     for key in sorted(key for key in ours.keys() | theirs.keys() if ".wiring." not in key):

@@ -11,9 +11,9 @@ from torch import nn
 
 from wirings.errors import WiringError
 from wirings.train import checkpoint, trained
+from wirings.train.build import build, load_data
 from wirings.train.distributed import Place, start
 from wirings.train.evaluate import evaluate
-from wirings.train.loop import build, load_data
 from wirings.train.results import load_settings
 from wirings.train.settings import Settings, from_mapping
 from wirings.train.step import autocast

@@ -181,6 +181,9 @@ class Settings(Typed):
     """The part of a label that is spread over all classes."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """What the model computes in; weights are float32 in all."""
+    norm_scales: Literal["ones", "uniform"] = "ones"
+    """What learned scales of batch and instance norms start from: 1, or uniform between 0 and 1, as in PyTorch before
+    1.2 and so in the paper's experiments."""
     channels_last: bool = False
     """Whether maps lie in memory pixel by pixel, which convolutions on a GPU may be faster with."""
     fast: bool = False

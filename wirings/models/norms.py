@@ -1,0 +1,22 @@
+"""What the learned scales of norms start from."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from wirings.graph.functions import Convolutions
+
+
+def draw_norm_scales(model: nn.Module) -> None:
+    """Draw the scales of all batch and instance norms, a graph's nodes included, uniformly between 0 and 1.
+
+    PyTorch did so before 1.2 and starts them from 1 since. Networks from papers of that time may need it to train as
+    they did; where a wiring is learned, it keeps nodes from losing their edges in the first steps (docs/theory.md).
+    """
+    for module in model.modules():
+        scale = module.norm_weight if isinstance(module, Convolutions) else None
+        if isinstance(module, _NormBase):
+            scale = module.weight
+        if scale is not None:
+            nn.init.uniform_(scale)
