@@ -52,6 +52,34 @@ def test_gone_for_good_and_without_a_gradient() -> None:
     assert model.weight.detach()[0, :4].tolist() == [0, 0, 0, 0]
 
 
+@pytest.mark.parametrize("rule", [GMP(every=10), L1Anneal(coefficient=0, every=10)], ids=str)
+@pytest.mark.parametrize("settings", [{"k": 100}, {"k": 100, "share": "global"}], ids=str)
+def test_a_plan_that_is_made_shorter_past_its_end_still_leads_to_k(rule: GMP, settings: dict[str, object]) -> None:
+    models = [nn.Sequential(nn.Linear(10, 100, bias=False)) for _ in range(2)]
+    wirings_of = [wirings.wire_(model, rule, **settings) for model in models]  # type: ignore[arg-type]
+    for wiring in wirings_of:
+        wiring.plan(100)
+    for step in range(1, 91):
+        for wiring, model in zip(wirings_of, models, strict=True):
+            if step == 41:
+                wiring.plan(50)  # whose end, step 38, has passed
+            wiring.step()
+            used = int(model[0].weight.count_nonzero())
+            assert (used == 100) == (step >= 41), step
+            assert step != 40 or used == 100 + int(900 * (1 - 40 / 75) ** 3)
+
+
+def test_a_plan_that_is_said_again_removes_nothing_before_its_time() -> None:
+    model, wiring = wired(GMP(every=2, kind="linear", end=1.0), steps=4)
+    wiring.step()
+    wiring.plan(4)
+    assert int(model.weight.count_nonzero()) == 10
+    for used in (6, 6, 2, 2):
+        wiring.step()
+        wiring.plan(4)
+        assert int(model.weight.count_nonzero()) == used
+
+
 def test_it_is_l1_anneal_without_the_term() -> None:
     assert isinstance(L1Anneal(), GMP)
     torch.manual_seed(0)

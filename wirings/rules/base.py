@@ -115,6 +115,7 @@ class Edges(nn.Module):
         self.together: Any = None  # a `wirings.together.Together`, where edges of all layers are chosen at once
         self.place = 0  # among its members
         self.planned: int | None = None
+        self.replanned = False  # since the last step
         # A tensor, so that a schedule can change it under torch.compile and in captured CUDA graphs. What follows from
         # the call that wired the model is not saved; a k that the rule or a schedule has moved does not follow from it.
         self.register_buffer("k", torch.tensor(k, dtype=torch.int64), persistent=rule.moves_budget or saved)

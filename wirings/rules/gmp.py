@@ -84,7 +84,9 @@ class GMP(Planned):
     def step(self, layers: Sequence[Layer], step: int, optimizer: torch.optim.Optimizer | None) -> None:
         steps = self.length(layers)
         last = max(math.ceil(self.end * steps - 1e-6), 1)  # with k edges from here on
-        if step == last or (step < last and step % self.every == 0) or self._rebudgeted:
+        # A plan that was made shorter half-way may have put the end behind this step.
+        ends = (self.replanned(layers) and step > last) or step == last
+        if ends or (step < last and step % self.every == 0) or self._rebudgeted:
             self._rebudgeted = False
             self._remove(layers, 0.0 if step >= last else self._still_to_go(step / steps))
 

@@ -19,7 +19,7 @@ class Planned(Rule):
 
     def plan(self, layers: Sequence[Layer], steps: int) -> None:
         for layer in layers:
-            layer.edges.planned = steps
+            layer.edges.planned, layer.edges.replanned = steps, True
 
     def length(self, layers: Sequence[Layer]) -> int:
         """How many steps the training has."""
@@ -30,3 +30,10 @@ class Planned(Rule):
                 "wiring.plan(steps) with the number of optimizer steps before it, or give the rule steps=."
             )
         return steps
+
+    def replanned(self, layers: Sequence[Layer]) -> bool:
+        """Whether the length was said since this was asked last: a step that was to come may have been passed over."""
+        told = any(layer.edges.replanned for layer in layers)
+        for layer in layers:
+            layer.edges.replanned = False
+        return told
