@@ -100,7 +100,6 @@ def test_lightning_steps_the_wiring_after_every_optimizer_step(tmp_path: Path) -
     assert wiring.steps == trainer.global_step == 12
     assert trainer.callback_metrics["wiring/edges"] == 64 + 32
     assert trainer.callback_metrics["wiring/density"] == 0.25
-    assert trainer.callback_metrics["wiring/swapped"] >= 0
     check_finalized(module.model, [64, 32])
 
 
@@ -113,7 +112,6 @@ def test_lightning_tells_a_rule_how_long_training_is_and_gives_it_the_optimizer(
     fit(module, WiringCallback(wiring, log=False, finalize=False), tmp_path, epochs=2)
     assert wiring.layers[0].edges.planned == 12
     assert sum(report.edges for report in wiring.look()) == 96
-    assert sum(report.swapped for report in wiring.look()) == 0
     wirings.finalize_(module)
 
 
@@ -141,6 +139,55 @@ def test_lightning_with_a_handle_of_another_model(tmp_path: Path) -> None:
     other = WiringCallback(wirings.wire_(network(), density=0.5))
     with pytest.raises(WiringError, match="the handle is of a Sequential that is no part of the Module"):
         fit(lightning_module(), other, tmp_path, epochs=1)
+
+
+@needs_lightning
+def test_lightning_with_a_checkpoint_of_the_wired_module_after_it_was_finalized(tmp_path: Path) -> None:
+    from wirings.callbacks.lightning import WiringCallback
+
+    def fitted(finalize: bool) -> tuple[Any, Any]:
+        module = lightning_module()
+        type(module).test_step = lambda self, batch, place: None
+        callback = WiringCallback(wirings.wire_(module, density=0.25), finalize=finalize)
+        trainer = fit(module, callback, tmp_path, epochs=1)
+        return module, trainer
+
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=8)
+    module, trainer = fitted(finalize=False)
+    trainer.save_checkpoint(tmp_path / "wired.ckpt")
+    trainer.test(module, loader, ckpt_path=tmp_path / "wired.ckpt", weights_only=False, verbose=False)
+    check_finalized(wirings.finalize_(module).model, [64, 32])
+    module, trainer = fitted(finalize=True)
+    trainer.test(module, loader, verbose=False)
+    with pytest.raises(WiringError, match=r"finalized with 64 edges, but now has 256 weights: .* finalize=False"):
+        trainer.test(module, loader, ckpt_path=tmp_path / "wired.ckpt", weights_only=False, verbose=False)
+    with pytest.raises(WiringError, match=r"Module is no longer wired: .* Wire it again"):
+        fit(module, trainer.callbacks[0], tmp_path, epochs=1)
+
+
+@needs_lightning
+def test_lightning_with_two_handles(tmp_path: Path) -> None:
+    import lightning
+
+    from wirings.callbacks.lightning import WiringCallback
+
+    def made() -> tuple[Any, list[Any]]:
+        module = lightning_module()
+        first = wirings.wire_(module, density=0.25, include=["model.0"])
+        second = wirings.wire_(module, "rigl", density=0.5, include=["model.2"])
+        return module, [WiringCallback(first), WiringCallback(second)]
+
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=8)
+    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    module, callbacks = made()
+    trainer = lightning.Trainer(
+        max_epochs=2, callbacks=callbacks, accelerator="cpu", enable_checkpointing=False, **quiet
+    )
+    trainer.fit(module, loader)
+    check_finalized(module.model, [64, 64])
+    assert [callback.wiring.steps for callback in callbacks] == [12, 12]
+    same = [WiringCallback(wirings.wire_(network(), density=0.5), name=name) for name in ("a", "b")]
+    assert len({callback.state_key for callback in same}) == 2
 
 
 @needs_lightning
@@ -228,6 +275,33 @@ def test_the_trainer_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     wired = WiringCallback(wirings.wire_(again, density=falling()))
     with pytest.raises(WiringError, match="the checkpoint of step 6 was saved without WiringCallback"):
         train(again, wired, tmp_path / "plain", steps=12, resume=True, **saved)
+
+
+@needs_trainer
+def test_the_trainer_with_two_handles(tmp_path: Path) -> None:
+    from transformers import Trainer, TrainingArguments
+
+    from wirings.callbacks.trainer import WiringCallback
+
+    def trained(folder: Path, steps: int, resume: bool = False) -> tuple[ForTrainer, list[Any]]:
+        module = ForTrainer()
+        first = wirings.wire_(module, density=falling(), include=["model.0"])
+        second = wirings.wire_(module, "dnw", density=0.5, include=["model.2"])
+        callbacks = [WiringCallback(first), WiringCallback(second)]
+        arguments = TrainingArguments(
+            output_dir=str(folder), max_steps=steps, report_to="none", use_cpu=True, disable_tqdm=True,
+            per_device_train_batch_size=8, save_steps=6, optim="sgd", lr_scheduler_type="constant",
+        )  # fmt: skip
+        rows = [{"x": x, "labels": y} for x, y in zip(X, Y, strict=True)]
+        Trainer(model=module, args=arguments, train_dataset=rows, callbacks=callbacks).train(
+            resume_from_checkpoint=resume
+        )
+        return module, callbacks
+
+    trained(tmp_path, steps=6)
+    module, callbacks = trained(tmp_path, steps=12, resume=True)
+    assert [callback.wiring.steps for callback in callbacks] == [12, 12]
+    check_finalized(module.model, [64, 64])
 
 
 def handle_less() -> Any:

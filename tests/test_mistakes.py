@@ -35,6 +35,12 @@ def already_wired() -> nn.Sequential:
     return model
 
 
+def expanded() -> nn.Module:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    model[1].weight = nn.Parameter(torch.randn(1, 8).expand(8, 8), requires_grad=False)
+    return model
+
+
 MISTAKES = {
     "density of zero": (network, {"density": 0.0}, r"density must lie in \(0, 1\].*It is 0.0"),
     "density in percent": (network, {"density": 5.0}, "For 5.0 % write 0.05"),
@@ -64,6 +70,12 @@ MISTAKES = {
     "norms alone": (lambda: nn.BatchNorm2d(3), {"density": 0.1}, "no layer to wire"),
     "weight norm": (weight_normed, {"density": 0.1}, "3.weight is held by another parametrization.*_WeightNorm"),
     "meta device": (lambda: nn.Linear(3, 4, device="meta"), {"density": 0.1}, "weight is on the meta device"),
+    "complex": (
+        lambda: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.complex64)),
+        {"density": 0.5},
+        r"1.weight is torch.complex64, and edges are ranked in float16.* skip=\['1.weight'\]",
+    ),
+    "expanded": (expanded, {"density": 0.5}, r"1.weight holds some entries once in memory .*\.contiguous\(\)"),
     "lazy layer": (lambda: nn.LazyLinear(3), {"density": 0.1}, "weight has no shape yet"),
     "allowed has another shape": (
         network,
@@ -213,6 +225,11 @@ def test_failure_half_way_leaves_the_model_as_it_was() -> None:
     assert list(model.state_dict()) == keys
     assert [type(m) for m in model.modules()] == kinds
     assert not model._forward_pre_hooks
+
+
+def test_a_scripted_model_is_wired_before() -> None:
+    with pytest.raises(WiringError, match=r"scripted or traced \(torch\.jit\) is wired before that"):
+        wire_(torch.jit.script(nn.Sequential(nn.Linear(2, 2))), density=0.5)
 
 
 def test_failure_leaves_an_earlier_wiring_alone() -> None:

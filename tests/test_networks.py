@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from vision import MISSING
 
 import wirings
+from wirings import rules
+from wirings.profile import profile
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what these packages warn of is theirs
 IMAGES, LABELS = torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 2, 1])
@@ -94,7 +96,6 @@ def next_token(model: Any) -> Tensor:
 
 
 Case = tuple[Callable[[], nn.Module], Callable[[nn.Module], Tensor], dict[str, Any], int]
-GPT2 = ["*.attn.c_attn", "*.attn.c_proj", "*.mlp.c_fc", "*.mlp.c_proj", "lm_head"]
 CASES: dict[str, Case] = {  # network, its loss, how it is wired, how many weights are wired
     "torchvision resnet18": (lambda: vision("resnet18"), of_images, {"skip": ["conv1", "fc"]}, 19),
     "torchvision vit": (
@@ -115,8 +116,8 @@ CASES: dict[str, Case] = {  # network, its loss, how it is wired, how many weigh
     ),
     "hugging face bert": (lambda: hugging_face("bert"), of_tokens, {"skip": ["classifier"]}, 13),
     "hugging face llama": (lambda: hugging_face("llama"), next_token, {"skip": ["lm_head"]}, 14),
-    # GPT-2's layers are of a class of its own, and its head is tied to the embedding of tokens.
-    "hugging face gpt2": (lambda: hugging_face("gpt2"), next_token, {"include": GPT2}, 9),
+    # GPT-2's layers are of a class of their own, and its head is tied to the embedding of tokens.
+    "hugging face gpt2": (lambda: hugging_face("gpt2"), next_token, {}, 9),
     "hugging face vit": (lambda: hugging_face("vit"), of_images, {}, 14),
     "lstm and attention": (Recurrent, of_tokens, {}, 11),
 }
@@ -167,13 +168,34 @@ def test_wired_trained_and_finalized(name: str, optimizer: str) -> None:
 
 def test_a_finalized_transformer_is_saved_and_comes_back(tmp_path: Path) -> None:
     model: Any = hugging_face("gpt2")
-    wiring = wirings.wire_(model, density=0.2, include=GPT2)
+    wiring = wirings.wire_(model, density=0.2)
     assert wiring.layers[0].name == "transformer.wte.weight", "tied to lm_head"
     wirings.finalize_(model.eval())
     model.save_pretrained(tmp_path)
     again = type(model).from_pretrained(tmp_path).eval()
     assert torch.equal(again(TOKENS).logits, model(TOKENS).logits)
     assert int(again.lm_head.weight.count_nonzero()) == int(0.2 * 64 * 32)
+
+
+def test_layers_with_inputs_first_are_counted_and_reported_by_their_nodes() -> None:
+    model: Any = hugging_face("gpt2")
+    plain = profile(model, example=TOKENS).mult_adds
+    wiring = wirings.wire_(model, rules.get("targeted_dropout", regular=True), density=0.25, skip=["lm_head"])
+    layer = next(layer for layer in wiring.layers if layer.name.endswith("0.mlp.c_fc.weight"))
+    assert tuple(layer.weight.shape) == (32, 128)
+    assert layer.receivers().expand(32, 128)[5].tolist() == list(range(128))
+    with torch.no_grad():
+        layer.weight[:, 3] = 0.001  # node 3 receives weak edges alone, node 7 sends nothing that is strong
+        layer.weight[7] = 1e-6
+    real = wiring.masks()[layer.name]
+    assert real.sum(0).tolist() == [8] * 128, "a quarter of each node's inputs"
+    wirings.unwire_(model)
+    wiring = wirings.wire_(model, "dnw", density=0.25, skip=["lm_head"])
+    report = next(report for report in wiring.look() if report.name == layer.name)
+    assert (report.without_input, report.without_output) == (1, 1)
+    tokens, edges = TOKENS.numel(), sum(layer.weight.numel() for layer in wiring.layers)
+    kept = sum(report.edges for report in wiring.look())
+    assert plain - profile(model, example=TOKENS).mult_adds == tokens * (edges - kept)
 
 
 def test_a_wired_transformer_s_checkpoint_loads_into_the_plain_one(tmp_path: Path) -> None:

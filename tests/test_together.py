@@ -161,6 +161,32 @@ def test_two_wirings_of_one_model_and_what_is_left_of_a_hook(device: str, calls:
     assert not model._forward_pre_hooks
 
 
+def test_a_part_that_is_finalized_leaves_the_others(device: str, calls: list[int]) -> None:
+    model = network(device)
+    wiring = wirings.wire_(model, density=0.25)
+    x = torch.randn(1, 3, 8, 8, device=device)
+    before = model(x)
+    wirings.finalize_(model[2])
+    assert calls == [4]
+    torch.testing.assert_close(model(x), before)
+    assert calls == [4, 3]
+    assert not wiring.ended
+    torch.testing.assert_close(torch.compile(model, backend="aot_eager")(x), before)
+
+
+def test_a_layer_left_out_of_a_pass_is_chosen_anew_after_a_step(device: str) -> None:
+    model = network(device)
+    wiring = wirings.wire_(model, density=0.25)
+    model[:2](torch.randn(1, 3, 8, 8, device=device))  # a root's hook begins, but only some layers ask
+    for hook in model._forward_pre_hooks.values():
+        hook(model, ())
+    model[0](torch.randn(1, 3, 8, 8, device=device))
+    last = wiring.layers[3].weight
+    last.data.copy_(last.data.flip(0, 1) + torch.arange(25, device=device).view(5, 5))  # seen by no version
+    wiring.step()
+    assert torch.equal(model[6].weight != 0, wiring.masks()["6.weight"])
+
+
 def test_recomputing_in_the_backward_pass(device: str) -> None:
     from torch.utils.checkpoint import checkpoint_sequential
 

@@ -3,6 +3,7 @@
 import copy
 import io
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -312,6 +313,57 @@ def test_a_schedule_moves_with_step_and_is_resumed() -> None:
     assert int(again.weight.count_nonzero()) == expected[5]
 
 
+@pytest.mark.parametrize("share", ["uniform", "global"])
+@pytest.mark.parametrize("relative", [False, True])
+def test_finalizing_before_a_schedule_has_ended(share: str, relative: bool) -> None:
+    model, steps = mlp(), 10
+    schedule = wirings.CubicSchedule.over(1.0, 0.25) if relative else wirings.CubicSchedule(1.0, 0.25, steps=steps)
+    wiring = wire_(model, density=schedule, share=share)
+    if relative:
+        wiring.plan(steps)
+    all_edges = sum(layer.weight.numel() for layer in wiring.layers)
+    early = copy.deepcopy(model)
+    with pytest.warns(UserWarning, match=rf"finalized with {all_edges:,} edges, but its schedule ends with 112: .*"):
+        finalize_(early)
+    for _ in range(steps):
+        wiring.step()
+    finalize_(model)  # no warning, which would be an error
+    assert sum(int(p.count_nonzero()) for p in model.parameters() if p.dim() > 1) == 112
+
+
+def test_a_global_budget_is_ranked_anew_after_optimizers_that_leave_no_trace() -> None:
+    class Holder(nn.Module):  # it has parts, and is never called itself
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 32), nn.Linear(32, 8)
+
+    torch.manual_seed(0)
+    model = Holder()
+    wiring = wire_(model, density=0.2, share="global")
+    optimizer = torch.optim.Adam(model.parameters(), 0.01, fused=True)
+    before = wiring.masks()
+    for _ in range(20):
+        optimizer.zero_grad()
+        model.second(model.first(torch.randn(16, 8)).relu()).square().mean().backward()
+        optimizer.step()
+        wiring.step(optimizer)
+        used = {f"{name}.weight": getattr(model, name).weight != 0 for name in ("first", "second")}
+        assert all(torch.equal(used[name], mask) for name, mask in wiring.masks().items())
+    assert any(not torch.equal(before[name], mask) for name, mask in used.items()), "edges were swapped"
+
+
+def test_a_model_in_ddp_is_wired_before_it_is_wrapped(tmp_path: Path) -> None:
+    dist = torch.distributed
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(mlp())
+        for model in (wrapped, nn.Sequential(wrapped)):
+            with pytest.raises(wirings.WiringError, match="Wire the model first, then wrap it"):
+                wire_(model, density=0.2)
+    finally:
+        dist.destroy_process_group()
+
+
 def test_steps_of_a_plain_dnw_change_nothing() -> None:
     model = nn.Linear(10, 10)
     wiring = wire_(model, density=0.1)
@@ -528,7 +580,8 @@ def test_a_handle_says_when_its_model_is_no_longer_wired() -> None:
     model = mlp()
     wiring = wire_(model, density=0.2)
     finalize_(model)
-    for call in (wiring.look, wiring.masks, wiring.__str__, lambda: wiring.clip_grad_norm_(1.0)):
+    assert wiring.ended
+    for call in (wiring.look, wiring.masks, wiring.__str__, lambda: wiring.clip_grad_norm_(1.0), wiring.step):
         with pytest.raises(wirings.WiringError, match="no longer wired by this handle"):
             call()
     again = wire_(model, density=0.1)  # a finalized model can be wired again

@@ -54,7 +54,11 @@ def detach(model: nn.Module, only: Collection[Edges] | None = None) -> None:
             module._init_flat_weights()
         _drop(module._state_dict_hooks, _keep_names)
         _drop(module._load_state_dict_pre_hooks, _take_names)
-    hooks = {edges.together for _, _, _, edges in before} - {edges.together for _, _, _, edges in left}
+    here = {edges for _, _, _, edges in left}
+    gone = {edges for _, _, _, edges in before} - here
+    for together in {edges.together for edges in gone} - {None}:
+        together.drop(gone)
+    hooks = {edges.together for edges in gone} - {edges.together for edges in here}
     if all(edges.pool is None for _, _, _, edges in left):
         hooks.add(forget_choice)
     for module in model.modules():

@@ -48,7 +48,8 @@ def find(model: nn.Module, include: Sequence[str] | None, skip: Sequence[str]) -
     if not known and include is None:
         raise WiringError(
             f"{type(model).__name__} has no layer to wire: expected a Linear, convolution, recurrent or attention "
-            "layer in it. Name other parameters of two or more dimensions with include=[…]."
+            "layer in it. Name other parameters of two or more dimensions with include=[…]; a model that was scripted "
+            "or traced (torch.jit) is wired before that."
         )
     chosen = known
     if include is not None:
@@ -166,7 +167,7 @@ def _inside_parametrization(prefix: str) -> bool:
 
 def wired_by_default(module: nn.Module) -> tuple[str, ...]:
     """The names of the weights that `wire_` takes from a module of this kind; biases and norms stay dense."""
-    if isinstance(module, (nn.Linear, nn.Bilinear, *_CONVOLUTIONS)):
+    if isinstance(module, (nn.Linear, nn.Bilinear, *_CONVOLUTIONS)) or is_turned(module):
         return ("weight",)
     if isinstance(module, nn.RNNBase):
         return tuple(name for name in module._flat_weights_names if name.startswith("weight_"))
@@ -175,6 +176,11 @@ def wired_by_default(module: nn.Module) -> tuple[str, ...]:
     if isinstance(module, nn.MultiheadAttention):
         return _ATTENTION
     return getattr(module, "wired_weights", ())  # a neural graph names its own
+
+
+def is_turned(module: nn.Module) -> bool:
+    """Whether this is Hugging Face's Conv1D: a linear layer whose weight is (in, out), that of GPT-2 and its kin."""
+    return any(cls.__name__ == "Conv1D" and cls.__module__.startswith("transformers.") for cls in type(module).__mro__)
 
 
 def edge_shape(module: nn.Module, attribute: str, weight: Tensor) -> tuple[int, ...]:
@@ -197,6 +203,8 @@ def receivers(module: nn.Module, attribute: str, weight: Tensor) -> Tensor:
     """
     if _is_graph(module, attribute):
         return torch.cat([torch.from_numpy(tile.edge_list()[0]) for tile in module.tiles]).int()  # type: ignore[union-attr]
+    if is_turned(module):
+        return torch.arange(weight.shape[1], dtype=torch.int32).view(1, -1)
     nodes = torch.arange(weight.shape[0], dtype=torch.int32).view(-1, *[1] * (weight.dim() - 1))
     if isinstance(module, _TRANSPOSED):  # (in, out / groups, …): the second dimension receives, in its group
         within = torch.arange(weight.shape[1], dtype=torch.int32).view(1, -1, *[1] * (weight.dim() - 2))
@@ -228,5 +236,7 @@ def node_matrix(module: nn.Module, attribute: str, real: Tensor) -> Tensor:
         if groups == 1:
             return channels
         return torch.block_diag(*channels.to(torch.uint8).chunk(groups)).bool()
+    if is_turned(module):
+        return real.t()
     units = _units(module, attribute)
     return real.flatten(1) if units is None else real.view(-1, units, real.shape[1]).any(0)

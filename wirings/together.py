@@ -10,6 +10,7 @@ twice, a pass that is computed again in the backward pass) or outside of such a 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -52,10 +53,23 @@ class Together:
     def find(self, model: nn.Module) -> None:
         """Learn which layers of the model these are."""
         found = {edges: (module, name, edges) for _, module, name, edges in wired(model) if edges.together is self}
-        self.members = list(found.values())
-        self._traced = [None] * len(self.members)
-        for place, (_, _, edges) in enumerate(self.members):
+        self._have(list(found.values()))
+
+    def drop(self, gone: Collection[Edges]) -> None:
+        """Layers that are wired no more leave it."""
+        self._have([member for member in self.members if member[2] not in gone])
+
+    def _have(self, members: list[tuple[nn.Module, str, Edges]]) -> None:
+        self.members = members
+        self._traced = [None] * len(members)
+        for place, (_, _, edges) in enumerate(members):
             edges.place = place
+        self.forget()
+
+    def forget(self) -> None:
+        """What was chosen is used no more; it is chosen anew when the next forward pass begins."""
+        self._chosen.clear()
+        self._begun = False
 
     def kept(self, edges: Edges, weight: Tensor) -> Tensor | None:
         """The real edges of a layer, zeros elsewhere; None if it had better choose them by itself."""

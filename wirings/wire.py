@@ -5,6 +5,7 @@ A model is changed in place, and only after all checks have passed. How edges si
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from wirings import fsdp, pixels, rules
+from wirings._select_cpu import KEYS
 from wirings.attach import attach, detach, forget_choice, wired
 from wirings.budget import Amount, Budget, Density, Ramp, Size
 from wirings.errors import WiringError
@@ -70,6 +72,7 @@ def wire_(
     """
     if not isinstance(model, nn.Module):
         raise WiringError(f"wire_ takes a torch.nn.Module, not {type(model).__name__}.")
+    _check_not_wrapped(model)
     rule = rules.get(rule)
     given = {"density": density, "k": k, "budget": budget, "params": params, "mult_adds": mult_adds}
     plan = _budget(rule, given, share, example_input)
@@ -125,7 +128,8 @@ def wire_(
 def finalize_(model: nn.Module) -> nn.Module:
     """Give plain modules back, in place: original ``state_dict`` keys, exact zeros for the edges that are not real.
 
-    Outputs are those of the wired model in evaluation. Returns the model.
+    Outputs are those of the wired model in evaluation. Returns the model. Warns if a schedule of the density has not
+    come to its end, so that there are more edges, or fewer, than were asked for.
     """
     places = _whole_wiring(model, "finalize")
     _check_totals(places)
@@ -141,6 +145,7 @@ def finalize_(model: nn.Module) -> nn.Module:
             # As data, so that layers that share a budget do not rank it anew after each of them.
             weight.data.copy_(_final_weight(weight, edges))
         torch.autograd.graph.increment_version([weight for _, weight, _ in layers.values()])
+    _tell_unfinished(model, [edges for _, _, edges in layers.values()])
     detach(model)
     return model
 
@@ -189,6 +194,18 @@ def _check_totals(places: list[tuple[str, nn.Module, str, Edges]]) -> None:
                 f"they have {count}. Either rule {edges.rule.name!r} is broken, or a checkpoint of another budget "
                 "was loaded without the handle's own (wiring.load_state_dict)."
             )
+
+
+def _tell_unfinished(model: nn.Module, all_edges: list[Edges]) -> None:
+    """Warn if the number of edges is not the one that a schedule leads to."""
+    scheduled = {edges.pool or edges: edges for edges in all_edges if edges.end is not None}.values()
+    now, end = sum(int(edges.k) for edges in scheduled), sum(edges.end or 0 for edges in scheduled)
+    if now != end:
+        warnings.warn(
+            f"{type(model).__name__} was finalized with {now:,} edges, but its schedule ends with {end:,}: training "
+            "stopped before that, or wiring.step() was not called after every optimizer step.",
+            stacklevel=3,
+        )
 
 
 def _final_weight(weight: Tensor, edges: Edges) -> Tensor:
@@ -273,6 +290,14 @@ def _some_match(argument: str, pattern: str, targets: list[Target]) -> list[Targ
     return hits
 
 
+def _check_not_wrapped(model: nn.Module) -> None:
+    if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
+        raise WiringError(
+            f"{type(model).__name__} is, or has within it, a model in DistributedDataParallel, which would no longer "
+            "average the gradients of weights that are wired now. Wire the model first, then wrap it."
+        )
+
+
 def _check(target: Target, model: nn.Module) -> None:
     for name, module, attribute in target.places:
         holder = held(module).get(attribute)
@@ -291,6 +316,17 @@ def _check(target: Target, model: nn.Module) -> None:
     if target.weight.is_meta:
         raise WiringError(
             f"{target.name} is on the meta device and has no values to rank; give it values, then wire it."
+        )
+    if target.weight.dtype not in KEYS:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in KEYS)
+        raise WiringError(
+            f"{target.name} is {target.weight.dtype}, and edges are ranked in {known}; convert it, or give "
+            f"skip=[{target.name!r}]."
+        )
+    if any(size > 1 and step == 0 for size, step in zip(target.weight.shape, target.weight.stride(), strict=True)):
+        raise WiringError(
+            f"{target.name} holds some entries once in memory for several of its places (it was expanded), so they "
+            "cannot be edges of their own; give it memory for all (.contiguous())."
         )
     if is_sharded(target.weight):
         place_of(target.weight, target.name)  # an error for layouts that we do not know

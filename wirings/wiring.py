@@ -27,6 +27,10 @@ In between every layer keeps its number. A rule that remembers its wiring keeps 
 """
 
 
+_AT_LAST = 2**62
+"""A step that no training comes to."""
+
+
 @dataclass(frozen=True)
 class LayerReport:
     """What one layer's wiring looks like now."""
@@ -44,7 +48,13 @@ class LayerReport:
 
     @property
     def density(self) -> float:
-        return self.edges / self.possible
+        return self.edges / max(self.possible, 1)
+
+
+def _wires(layer: Layer) -> bool:
+    """Whether a layer still has the edges that it was wired with."""
+    holder = held(layer.module).get(layer.attribute)
+    return holder is not None and holder[0] is layer.edges
 
 
 class Wiring:
@@ -66,7 +76,16 @@ class Wiring:
         self._counts = [int(layer.edges.k) for layer in layers]
         self._seen: list[np.ndarray] = []
         self._fsdp: list[Any] = []
+        self._note_ends()
         self.look()
+
+    def _note_ends(self) -> None:
+        """Tell edges what a schedule leads to, so that `finalize_` can see whether it got there."""
+        if self.budget is None or not self.budget.changes or self._ranked is not None:
+            return
+        ends = self.budget.planned(1).counts(self._sizes, _AT_LAST)
+        for layer, end in zip(self.layers, ends * len(self.layers) if len(ends) == 1 else ends, strict=True):
+            layer.edges.end = end
 
     def plan(self, steps: int) -> None:
         """Say before training how many optimizer steps it will have, for schedules over the whole of it.
@@ -85,6 +104,7 @@ class Wiring:
         Args:
             optimizer: for the rules that read its state; they say so if it is missing.
         """
+        self._forget()
         self.steps += 1
         with sharded.on_shards(self._sharded()):
             self._act(optimizer)
@@ -154,16 +174,29 @@ class Wiring:
 
     def _start_afresh(self) -> None:
         """Before the rule is asked: the layers are still this handle's, and no choice is kept from an earlier time."""
+        self._forget()
+        self._sharded()
+
+    def _forget(self) -> None:
+        """Raise if the layers are no longer this handle's; else forget choices that optimizers may have outdated.
+
+        Some optimizers (``fused=True``, or those that write ``weight.data``) leave no trace that a choice could see.
+        """
         for layer in self.layers:
-            holder = held(layer.module).get(layer.attribute)
-            if holder is None or holder[0] is not layer.edges:
+            if not _wires(layer):
                 raise WiringError(
                     f"{layer.name} is no longer wired by this handle (the model was finalized or unwired); wire the "
                     "model again for a new one."
                 )
             if layer.edges.pool is not None:
                 layer.edges.pool.forget()
-        self._sharded()
+            if layer.edges.together is not None:
+                layer.edges.together.forget()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the model was finalized or unwired, so that this handle wires nothing any more."""
+        return not any(_wires(layer) for layer in self.layers)
 
     def look(self) -> list[LayerReport]:
         """A report on every layer; edges swapped are counted from one look to the next."""
@@ -310,4 +343,4 @@ def _shown(counts: list[int]) -> str:
 def _numbers(reports: list[LayerReport]) -> list[str]:
     edges, possible = sum(r.edges for r in reports), sum(r.possible for r in reports)
     rest = [sum(getattr(r, name) for r in reports) for name in ("swapped", "without_input", "without_output")]
-    return [f"{edges:,}", f"{100 * edges / possible:.2f} %", *(f"{number:,}" for number in rest)]
+    return [f"{edges:,}", f"{100 * edges / max(possible, 1):.2f} %", *(f"{number:,}" for number in rest)]

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from wirings.callbacks.handle import check_handle, figures, holding, plan
+from wirings.callbacks.handle import (
+    Finalized,
+    check_handle,
+    check_sparse,
+    figures,
+    finalize,
+    holding,
+    key_of,
+    plan,
+)
 from wirings.errors import WiringError
-from wirings.wire import finalize_
 from wirings.wiring import Wiring
 
 try:
@@ -30,13 +38,21 @@ class WiringCallback(Callback):  # type: ignore[misc]
         wiring: the handle of the module, or of a part of it.
         log: whether edges and edges swapped are logged, once an epoch.
         finalize: whether `wirings.finalize_` gives plain modules back when ``fit`` has come to its end. Checkpoints
-            that Lightning has saved by then are of the wired module, with the plain one's names.
+            that Lightning has saved by then are of the wired module, with the plain one's names and all its weights:
+            to test one (``ckpt_path="best"``), give ``finalize=False`` and call `wirings.finalize_` afterwards.
+        name: tells it from other WiringCallbacks of the same trainer, in checkpoints; by default the name of the first
+            layer that the handle wires.
     """
 
-    def __init__(self, wiring: Wiring, *, log: bool = True, finalize: bool = True) -> None:
+    def __init__(self, wiring: Wiring, *, log: bool = True, finalize: bool = True, name: str | None = None) -> None:
         check_handle(wiring)
         self.wiring, self.log, self.finalize = wiring, log, finalize
-        self._steps = 0
+        self._steps, self._key = 0, key_of(wiring, name)
+        self._finalized: list[Finalized] = []
+
+    @property
+    def state_key(self) -> str:
+        return self._key
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         check_handle(self.wiring, pl_module)
@@ -54,7 +70,16 @@ class WiringCallback(Callback):  # type: ignore[misc]
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         if self.finalize:
-            finalize_(self.wiring.model)
+            self._finalized = finalize(self.wiring)
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        check_sparse(self._finalized)
+
+    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
+        check_sparse(self._finalized)
+
+    def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
+        check_sparse(self._finalized)
 
     def state_dict(self) -> dict[str, Any]:
         return self.wiring.state_dict()

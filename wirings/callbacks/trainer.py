@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from wirings.callbacks.handle import check_handle, figures, plan
+from wirings.callbacks.handle import check_handle, figures, finalize, key_of, plan
 from wirings.errors import WiringError
-from wirings.wire import finalize_
 from wirings.wiring import Wiring
 
 try:
@@ -16,9 +15,6 @@ except ImportError as error:
         f"this callback is for the Hugging Face Trainer, which cannot be imported ({error}): pip install transformers "
         "accelerate."
     ) from error
-
-KEY = "wirings"
-"""Under what name the handle's state stands among the trainer's own state in a checkpoint."""
 
 
 class WiringCallback(TrainerCallback):  # type: ignore[misc]
@@ -31,18 +27,22 @@ class WiringCallback(TrainerCallback):  # type: ignore[misc]
         wiring: the handle of the model, or of a part of it.
         log: whether edges and edges swapped are added to the logs of training.
         finalize: whether `wirings.finalize_` gives plain modules back when ``train`` has come to its end. Checkpoints
-            that were saved by then are of the wired model, with the plain one's names.
+            that were saved by then are of the wired model, with the plain one's names and all its weights: a plain
+            model that loads one is dense. Save the finalized model for use (``trainer.save_model``).
+        name: tells it from other WiringCallbacks of the same trainer, in checkpoints; by default the name of the first
+            layer that the handle wires.
     """
 
-    def __init__(self, wiring: Wiring, *, log: bool = True, finalize: bool = True) -> None:
+    def __init__(self, wiring: Wiring, *, log: bool = True, finalize: bool = True, name: str | None = None) -> None:
         check_handle(wiring)
         self.wiring, self.log, self.finalize = wiring, log, finalize
+        self._key = key_of(wiring, name)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **more: Any) -> None:
         check_handle(self.wiring, model)
         plan(self.wiring, state.max_steps)
         if state.global_step:  # it goes on from a checkpoint
-            saved = (state.stateful_callbacks or {}).get(KEY)
+            saved = (state.stateful_callbacks or {}).get(self._key)
             if saved is None:
                 raise WiringError(
                     f"the checkpoint of step {state.global_step} was saved without WiringCallback, so it does not say "
@@ -52,7 +52,7 @@ class WiringCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **more: Any) -> None:
         self.wiring.step(optimizer)
-        state.stateful_callbacks[KEY] = self.wiring.state_dict()
+        state.stateful_callbacks[self._key] = self.wiring.state_dict()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **more: Any) -> None:
         if self.log and logs is not None and "loss" in logs:  # not an evaluation's, nor the summary at the end
@@ -62,4 +62,4 @@ class WiringCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         if self.finalize:
-            finalize_(self.wiring.model)
+            finalize(self.wiring)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from wirings.errors import WiringError
 from wirings.history.structure import Group, Kernels, LayerOf, Structure, Tile, Walk
+from wirings.layers import is_turned
 
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
@@ -115,6 +116,9 @@ class _Builder:
             inner, groups, flip = int(np.prod(shape[2:])), module.groups, isinstance(module, _TRANSPOSED)
             rows, cols = shape[0] // groups, shape[1]
             gives, takes = (cols * groups, rows * groups) if flip else (rows * groups, cols * groups)
+        elif is_turned(module):
+            inner, groups, flip, (rows, cols) = 1, 1, True, shape
+            gives, takes = cols, rows
         else:
             inner, groups, flip = 1, 1, False
             gives = module.hidden_size if recurrent else shape[0]  # type: ignore[assignment]

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils.rnn import PackedSequence
 
-from wirings.layers import _CONVOLUTIONS, _TRANSPOSED, wired_by_default
+from wirings.layers import _CONVOLUTIONS, _TRANSPOSED, is_turned, wired_by_default
 from wirings.profile.graphs import Call
 
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm, nn.CrossMapLRN2d)
 FREE = (*_NORMS, nn.Embedding, nn.EmbeddingBag, nn.PReLU)
 """Layers whose parameters multiply nothing that is counted: norms, activations, tables."""
-COUNTED = (nn.Linear, nn.Bilinear, *_CONVOLUTIONS, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
+_COUNTED = (nn.Linear, nn.Bilinear, *_CONVOLUTIONS, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
 
 
 class Use(NamedTuple):
@@ -28,6 +28,11 @@ class Use(NamedTuple):
     """Only these of its rows."""
 
 
+def is_counted(module: nn.Module) -> bool:
+    """Whether a layer multiplies by its weights."""
+    return isinstance(module, _COUNTED) or is_turned(module)
+
+
 def is_norm(module: nn.Module) -> bool:
     return isinstance(module, _NORMS)
 
@@ -35,7 +40,7 @@ def is_norm(module: nn.Module) -> bool:
 def uses(module: nn.Module, call: Call) -> list[Use]:
     """The weights that a call multiplies by. Biases, norms and activations are not counted."""
     first, out = call.inputs[0] if call.inputs else (), call.outputs[0] if call.outputs else ()
-    if isinstance(module, (nn.Linear, nn.Bilinear)):
+    if isinstance(module, (nn.Linear, nn.Bilinear)) or is_turned(module):
         return [Use(module, "weight", math.prod(out[:-1]))]
     if isinstance(module, _CONVOLUTIONS):
         dims = len(module.kernel_size)

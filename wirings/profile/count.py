@@ -81,7 +81,7 @@ def _run(model: nn.Module, arguments: tuple[Any, ...]) -> dict[str, list[Call]]:
 
         return hook
 
-    watched = [(n, m) for n, m in model.named_modules() if isinstance(m, (Graph, *costs.COUNTED)) or follows(m)]
+    watched = [(n, m) for n, m in model.named_modules() if isinstance(m, Graph) or costs.is_counted(m) or follows(m)]
     hooks = [module.register_forward_hook(note(name), with_kwargs=True) for name, module in watched]
     try:
         with _evaluating(model):

@@ -38,7 +38,7 @@ class Counting:
     def rows(self) -> list[Row]:
         """All rows, in the order of the model's modules."""
         found = list(self._modules())
-        multiplied = {name: self._multiply(name, m) for name, m, _ in found if isinstance(m, costs.COUNTED)}
+        multiplied = {name: self._multiply(name, m) for name, m, _ in found if costs.is_counted(m)}
         rows = []
         for name, module, in_graph in found:
             if isinstance(module, Graph):
@@ -85,7 +85,7 @@ class Counting:
 
     def _layer(self, name: str, module: nn.Module, mult_adds: tuple[int, int, int], in_graph: bool) -> Row:
         """The row of a module that is not a graph."""
-        multiplies, calls = isinstance(module, costs.COUNTED), self.calls.get(name, [])
+        multiplies, calls = costs.is_counted(module), self.calls.get(name, [])
         holders = [module, module.out_proj] if isinstance(module, nn.MultiheadAttention) else [module]
         params = np.zeros(3, np.int64)
         edges = live_edges = 0
@@ -122,7 +122,7 @@ class Counting:
         near = self.near.get(name)
         if not alive or parameter.dim() != 1 or len(alive[0].wanted) != whole:
             return [whole] * 3
-        if attribute == "bias" and isinstance(module, costs.COUNTED):  # a channel that is constant keeps its bias
+        if attribute == "bias" and costs.is_counted(module):  # a channel that is constant keeps its bias
             wanted = [whole if f is None else int(np.any([a.wanted for a in f], 0).sum()) for f in (near, alive)]
             return [whole, *wanted]
         return [whole, whole, _living(alive, whole)]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from wirings.attach import wired
-from wirings.layers import _CONVOLUTIONS, _TRANSPOSED
-from wirings.profile.costs import COUNTED
+from wirings.layers import _CONVOLUTIONS, _TRANSPOSED, is_turned
+from wirings.profile.costs import is_counted
 from wirings.profile.live import Alive
 from wirings.rules.base import Edges, held
 
@@ -72,7 +72,7 @@ class Weights:
         """Whether any weight that multiplies has entries that are not real."""
         if any(not mask.all() for mask in self.real.values()):
             return True
-        modules = (module for module in self._model.modules() if isinstance(module, COUNTED))
+        modules = (module for module in self._model.modules() if is_counted(module))
         return any((p == 0).any() for module in modules for p in module.parameters(recurse=False) if p.dim() > 1)
 
 
@@ -93,6 +93,8 @@ def live_part(module: nn.Module, mask: Tensor, alive: Alive | None) -> Tensor:
     if alive is None:
         return mask
     fed, wanted = torch.from_numpy(alive.fed), torch.from_numpy(alive.wanted)
+    if is_turned(module):
+        return mask & fed[:, None] & wanted
     if not isinstance(module, _CONVOLUTIONS):
         return mask & fed & wanted[:, None]
     first, second = (wanted, fed) if not isinstance(module, _TRANSPOSED) else (fed, wanted)

@@ -116,6 +116,7 @@ class Edges(nn.Module):
         self.place = 0  # among its members
         self.planned: int | None = None
         self.replanned = False  # since the last step
+        self.end: int | None = None  # what k comes to, where a schedule moves it
         # A tensor, so that a schedule can change it under torch.compile and in captured CUDA graphs. What follows from
         # the call that wired the model is not saved; a k that the rule or a schedule has moved does not follow from it.
         self.register_buffer("k", torch.tensor(k, dtype=torch.int64), persistent=rule.moves_budget or saved)
