@@ -53,6 +53,15 @@ def labels(batches: object) -> list[int]:
     return [int(label) for _, y in batches for label in y]
 
 
+def test_imagenet_may_be_shards(root: Path) -> None:
+    d = load("imagenet", directory=root, batch=8, workers=0, image_size=4)
+    assert (d.name, d.classes, d.train.examples, d.test.examples) == ("imagenet", 1000, 53, 7)
+    assert sorted(labels(d.train.epoch(0))) == list(range(53))
+    (root / "train").mkdir()  # class folders, should there be any, come first
+    with pytest.raises(WiringError, match="must have the folders train, and val or test"):
+        load("imagenet", directory=root, batch=8)
+
+
 def test_the_contract(root: Path) -> None:
     d = data(root)
     assert (d.name, d.classes, d.shape, d.train.examples, len(d.train), d.test.examples) == (

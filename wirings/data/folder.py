@@ -67,7 +67,12 @@ def make(options: Options) -> Data:
 
 @register("imagenet")
 def make_imagenet(options: Options) -> Data:
-    """The same, with a check that all 1,000 classes are there."""
+    """The same, with a check that all 1,000 classes are there; or shards, where the folder has ``train-*.tar``."""
+    root = options.directory
+    if root is not None and not (root / "train").is_dir() and any(root.glob("train-*.tar")):
+        from wirings.data.shards import make_shards  # which needs this module
+
+        return make_shards(options, "imagenet", IMAGENET_CLASSES)
     return _make(options, "imagenet")
 
 

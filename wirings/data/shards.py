@@ -29,6 +29,9 @@ from wirings.data.decode import Batch, DecodingLoader, Example, assemble
 from wirings.data.folder import ENDINGS
 from wirings.errors import WiringError
 
+BUFFERED = 1000
+"""Examples that a worker mixes what it reads with."""
+
 
 class Shard(NamedTuple):
     """A tar file, how many examples it has, and the number of its first, counted over all shards in order of name."""
@@ -169,19 +172,25 @@ class ShardLoader(DecodingLoader):
 
 
 @register("shards")
-def make(options: Options, *, classes: int | None = None, buffer: int = 1000) -> Data:
+def make(options: Options, *, classes: int | None = None, buffer: int = BUFFERED) -> Data:
     """Settings: ``classes``, which the shards do not tell; ``buffer``, see `ShardLoader`. Images as in a folder."""
     if options.directory is None:
         raise WiringError("data set 'shards' needs directory=, the folder that has train-*.tar and val-*.tar in it.")
     if classes is None or classes < 1 or buffer < 0:
         raise WiringError(
             f"data set 'shards' needs classes=, a number above 0, and a buffer of 0 or more, but they are {classes} "
-            f"and {buffer}."
+            f"and {buffer}. On the command line: --set data.options.classes=1000."
         )
+    return make_shards(options, "shards", classes, buffer)
+
+
+def make_shards(options: Options, name: str, classes: int, buffer: int = BUFFERED) -> Data:
+    """The shards of a folder as a data set of that name."""
+    assert options.directory is not None
     train, val = find_shards(options.directory, "train"), find_shards(options.directory, "val", "test")
     loaders = [ShardLoader(which, classes, buffer, which is train, options) for which in (train, val)]
     size = loaders[0].size
-    return Data("shards", classes, (3, size, size), loaders[0], loaders[1])
+    return Data(name, classes, (3, size, size), loaders[0], loaders[1])
 
 
 def find_shards(folder: Path, *parts: str) -> list[Shard]:
