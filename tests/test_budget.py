@@ -62,11 +62,20 @@ def test_global_is_one_number() -> None:
 def test_a_total_is_met_exactly(shapes: list[tuple[int, int]], fraction: float, share: str) -> None:
     layers = sizes(*shapes)
     total = sum(size.allowed for size in layers)
-    k = max(1, int(fraction * total))
+    k = max(len(layers), int(fraction * total))
     counts = Budget(k=k, share=share).counts(layers)
     assert sum(counts) == k
-    assert all(0 <= count <= size.allowed for count, size in zip(counts, layers, strict=True))
-    assert k < len(layers) or min(counts) >= 1
+    assert all(1 <= count <= size.allowed for count, size in zip(counts, layers, strict=True))
+
+
+@pytest.mark.parametrize("share", ["uniform", "erk"])
+def test_no_layer_is_left_without_edges(share: str) -> None:
+    layers = sizes((10, 10), (5, 5), (3, 3))
+    with pytest.raises(WiringError, match=r"k = 2 edges cannot be shared out over 3 .* nearest that can be met is 3"):
+        Budget(k=2, share=share).counts(layers)
+    assert Budget(k=3, share=share).counts(layers) == [1, 1, 1]
+    assert Budget(density=0.01, share=share).counts(layers) == [1, 1, 1], "of 134 edges one, but one in each layer"
+    assert Budget(k=2, share="global").counts(layers) == [2], "a ranking of all may leave a layer without any"
 
 
 def test_schedules_by_hand() -> None:

@@ -32,7 +32,7 @@ from wirings.schedules import (
     floor_of,
     is_whole,
 )
-from wirings.spending import spend
+from wirings.spending import spend, whole
 
 __all__ = [
     "Amount",
@@ -231,6 +231,12 @@ class Budget:
                     sizes[0].name if len(sizes) == 1 else f"the {len(sizes)} layers {sizes[0].name} … {sizes[-1].name}"
                 )
                 raise WiringError(f"k = {self.k} edges were asked for, but {names} allow only {total}; lower k.")
+            if self.k < len(sizes) and self.share != "global":
+                raise WiringError(
+                    f"k = {self.k} edges cannot be shared out over {len(sizes)} wired layers: one without any would "
+                    f"cut the network. The nearest that can be met is {len(sizes)}. Raise k, or wire fewer layers "
+                    "(skip more)."
+                )
             edges = int(self.k)
         else:
             assert self.density is not None
@@ -239,8 +245,9 @@ class Budget:
             edges = floor_of(at(self.density, step), total)
         if self.share == "global":
             return [edges]
+        edges = max(edges, len(sizes))  # a layer without any would cut the network
         wanted = [edges / total * n for n in allowed] if self.share == "uniform" else _erk(sizes, edges)
-        return _whole(wanted, allowed, edges)
+        return whole(wanted, allowed, edges)
 
 
 def matches(name: str, pattern: str) -> bool:
@@ -297,19 +304,3 @@ def _erk(sizes: Sequence[Size], edges: int) -> list[float]:
 def _erk_shares(sizes: Sequence[Size]) -> list[float]:
     """The edges of each layer in proportion to the others', where none is full."""
     return [sum(size.shape) / math.prod(size.shape) * size.allowed for size in sizes]
-
-
-def _whole(wanted: Sequence[float], most: Sequence[int], total: int) -> list[int]:
-    """Whole numbers near ``wanted`` that add up to ``total``, none above ``most`` and, if it can be, none below 1.
-
-    Rounded down, then the largest remainders up.
-    """
-    least = 1 if total >= len(wanted) else 0
-    counts = [min(max(math.floor(w + 1e-9), least), m) for w, m in zip(wanted, most, strict=True)]
-    while (missing := total - sum(counts)) != 0:
-        sign = 1 if missing > 0 else -1
-        free = [i for i in range(len(counts)) if (counts[i] < most[i] if sign > 0 else counts[i] > least)]
-        free.sort(key=lambda i: (sign * (counts[i] - wanted[i]), i))
-        for i in free[: abs(missing)]:
-            counts[i] += sign
-    return counts

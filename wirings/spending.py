@@ -1,45 +1,135 @@
 """Whole numbers of edges whose costs add up to a given sum, where an edge costs more in one layer than in another.
 
 An edge of a layer costs a multiply-add for every pixel that it carries, so a sum is met by edges of different price.
-Shares say how many edges each layer should have; what is found is as near to them as it can be: first the real numbers
-that keep the proportions and spend the sum, then the whole numbers around these whose cost is exactly the sum or, where
-there is no such combination, the largest below it.
+Shares say how many edges each layer should have. What is found is as near to them as it can be: first the real numbers
+that keep the proportions and spend the sum, then whole numbers around these whose cost is exactly the sum. Layers of
+one price are taken together, and looked at ever farther from their shares, all by the same fraction, until the sum
+comes out. Where no numbers of edges cost it, it is the largest sum below.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
-WINDOWS = (1, 4)
-"""How far from its share a layer's number may be moved so that the sum comes out."""
+import numpy as np
+
+REACH = 1 << 22
+"""Sums that are looked at, in multiples of what divides all prices: so far edges are moved from their shares at most.
+
+Where the edges of no price cost more than its part of that, every combination is looked at.
+"""
+CLOSEST = 2.0**-16
+"""The first fraction of its share that a price's number is moved by; then twice that, and so on."""
+
+
+@dataclass(frozen=True)
+class _Price:
+    """All layers whose edges cost the same."""
+
+    cost: int
+    layers: tuple[int, ...]
+    wanted: float
+    """Edges in all of them."""
+    most: int
+
+    @property
+    def least(self) -> int:
+        return len(self.layers)
+
+    def within(self, fraction: float, reach: int) -> tuple[int, int]:
+        """The lowest and the highest number that is at most a fraction of what is wanted away from it, or ``reach``."""
+        window = max(math.ceil(min(fraction * self.wanted, reach // self.cost + 1)), 1)
+        middle = math.floor(self.wanted + 1e-9)
+        return max(middle - window + 1, self.least), min(middle + window, self.most)
 
 
 def spend(total: int, shares: Sequence[float], most: Sequence[int], costs: Sequence[int]) -> list[int]:
     """Numbers of edges, from 1 to ``most`` each, in proportion to ``shares``, that cost ``total`` or little less.
 
-    ``total`` must lie between the cost of one edge in every layer and that of all edges. What is left of it is less
-    than the cost of the cheapest edge that could still be added.
+    ``total`` must lie between the cost of one edge in every layer and that of all edges. It is met where whole numbers
+    meet it, else what is left of it is less than the cost of the cheapest edge that could still be added.
 
     >>> spend(100, [10, 10, 10], [30, 30, 30], [16, 4, 1])
     [5, 4, 4]
     >>> spend(99, [1, 1], [30, 30], [16, 4])
     [5, 4]
+    >>> spend(3838, [6, 21, 28], [6, 21, 28], [225, 225, 1])  # 17 edges at 225, so 13 at 1
+    [4, 13, 13]
     """
-    wanted = _in_proportion(total, shares, most, costs)
+    return list(_spend(total, tuple(shares), tuple(most), tuple(costs)))
+
+
+@lru_cache(maxsize=64)  # schedules ask for the same again after every step
+def _spend(total: int, shares: tuple[float, ...], most: tuple[int, ...], costs: tuple[int, ...]) -> tuple[int, ...]:
     unit = math.gcd(*costs)
-    best: list[int] = []
-    for window in WINDOWS:
-        found = _around(total, wanted, most, costs, unit, window)
-        if not best or _cost(found, costs) > _cost(best, costs):
-            best = found
-        if total - _cost(best, costs) < unit:
-            break
-    return _filled(total, best, most, costs)
+    total //= unit
+    costs = tuple(cost // unit for cost in costs)
+    wanted = _in_proportion(total, shares, most, costs)
+    prices = []
+    for cost in set(costs):
+        layers = tuple(i for i, c in enumerate(costs) if c == cost)
+        prices.append(_Price(cost, layers, sum(wanted[i] for i in layers), sum(most[i] for i in layers)))
+    prices.sort(key=lambda price: (-price.wanted, -price.cost))  # the last has the first choice: few edges mind most
+    counts = [0] * len(costs)
+    for price, edges in zip(prices, _nearest(total, prices), strict=True):
+        here = [most[i] for i in price.layers]
+        real = _in_proportion(edges, [shares[i] for i in price.layers], here, [1] * len(here))
+        for i, count in zip(price.layers, whole(real, here, edges), strict=True):
+            counts[i] = count
+    return tuple(counts)
 
 
-def _cost(counts: Sequence[int], costs: Sequence[int]) -> int:
-    return sum(count * cost for count, cost in zip(counts, costs, strict=True))
+def _nearest(total: int, prices: Sequence[_Price]) -> list[int]:
+    """For every price a number of edges; together they cost ``total``, or as little less as can be."""
+    reach = max(REACH // len(prices), *(price.cost for price in prices))
+    widest = [price.within(math.inf, reach) for price in prices]
+    windows, fraction = [price.within(0.0, reach) for price in prices], CLOSEST
+    best, left = _within(total, windows, prices)
+    while left > 0 and windows != widest:
+        before, windows = windows, [price.within(fraction, reach) for price in prices]
+        fraction *= 2
+        if windows != before:
+            found, rest = _within(total, windows, prices)
+            best, left = (found, rest) if rest < left else (best, left)
+    return best
+
+
+def _within(total: int, windows: Sequence[tuple[int, int]], prices: Sequence[_Price]) -> tuple[list[int], int]:
+    """The costliest numbers up to ``total`` within windows, near to what is wanted; and what is left of ``total``.
+
+    Which sums can be reached is one long integer, a bit for every sum: a price's edges shift it.
+    """
+    counts = [low for low, _ in windows]
+    while (spare := total - _cost(counts, prices)) < 0:  # only where rounding has gone wrong: take a way back
+        counts = [max(count - 1, price.least) for count, price in zip(counts, prices, strict=True)]
+    upto = (1 << (spare + 1)) - 1
+    reached = [1]
+    for low, (_, high), price in zip(counts, windows, prices, strict=True):
+        sums, more = reached[-1], 0
+        while more < high - low:  # any number up to this, then up to twice that and one
+            step = min(more + 1, high - low - more)
+            sums |= (sums << (step * price.cost)) & upto
+            more += step
+        reached.append(sums)
+    place = reached[-1].bit_length() - 1
+    left = spare - place
+    for i in reversed(range(len(prices))):
+        low, high, price = counts[i], windows[i][1], prices[i]
+        before = np.frombuffer(reached[i].to_bytes(spare // 8 + 1, "little"), np.uint8)
+        added = np.arange(min(max(high - low, 0), place // price.cost) + 1)
+        bits = place - added * price.cost
+        fits = added[(before[bits >> 3] >> (bits & 7)) & 1 == 1]
+        taken = int(fits[np.argmin(np.abs(low + fits - price.wanted))])
+        counts[i] += taken
+        place -= taken * price.cost
+    return counts, left
+
+
+def _cost(counts: Sequence[int], prices: Sequence[_Price]) -> int:
+    return sum(count * price.cost for count, price in zip(counts, prices, strict=True))
 
 
 def _in_proportion(total: int, shares: Sequence[float], most: Sequence[int], costs: Sequence[int]) -> list[float]:
@@ -57,43 +147,16 @@ def _in_proportion(total: int, shares: Sequence[float], most: Sequence[int], cos
     return numbers(low)
 
 
-def _around(
-    total: int, wanted: Sequence[float], most: Sequence[int], costs: Sequence[int], unit: int, window: int
-) -> list[int]:
-    """The costliest whole numbers up to ``total`` within ``window`` of ``wanted``, and nearest to it as may be.
+def whole(wanted: Sequence[float], most: Sequence[int], total: int) -> list[int]:
+    """Whole numbers near ``wanted`` that add up to ``total``, from 1 to ``most`` each.
 
-    Which sums can be reached is one long integer, a bit for every multiple of ``unit``: a layer's edges shift it.
+    Rounded down, then the largest remainders up.
     """
-    low = [max(math.floor(w + 1e-9) - window + 1, 1) for w in wanted]
-    while _cost(low, costs) > total:  # only where rounding has gone wrong: take the cheapest way back
-        low = [max(n - 1, 1) for n in low]
-    high = [min(math.floor(w + 1e-9) + window, m) for w, m in zip(wanted, most, strict=True)]
-    left = (total - _cost(low, costs)) // unit
-    upto = (1 << (left + 1)) - 1
-    reached = [1]
-    for a, b, cost in zip(low, high, costs, strict=True):
-        sums, before = 0, reached[-1]
-        for more in range(max(b - a, 0) + 1):
-            sums |= before << (more * cost // unit)
-        reached.append(sums & upto)
-    place = reached[-1].bit_length() - 1
-    counts = list(low)
-    for i in range(len(costs) - 1, -1, -1):
-        step = costs[i] // unit
-        fits = [
-            n for n in range(max(high[i] - low[i], 0) + 1) if place >= n * step and reached[i] >> place - n * step & 1
-        ]
-        taken = min(fits, key=lambda n: abs(low[i] + n - wanted[i]))
-        counts[i] += taken
-        place -= taken * step
-    return counts
-
-
-def _filled(total: int, counts: list[int], most: Sequence[int], costs: Sequence[int]) -> list[int]:
-    """Edges added, the costliest that fit first, until none fits."""
-    left = total - _cost(counts, costs)
-    for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
-        more = min(left // costs[i], most[i] - counts[i])
-        counts[i] += more
-        left -= more * costs[i]
+    counts = [min(max(math.floor(w + 1e-9), 1), m) for w, m in zip(wanted, most, strict=True)]
+    while (missing := total - sum(counts)) != 0:
+        sign = 1 if missing > 0 else -1
+        free = [i for i in range(len(counts)) if (counts[i] < most[i] if sign > 0 else counts[i] > 1)]
+        free.sort(key=lambda i: (sign * (counts[i] - wanted[i]), i))
+        for i in free[: abs(missing)]:
+            counts[i] += sign
     return counts
