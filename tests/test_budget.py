@@ -78,6 +78,16 @@ def test_no_layer_is_left_without_edges(share: str) -> None:
     assert Budget(k=2, share="global").counts(layers) == [2], "a ranking of all may leave a layer without any"
 
 
+def test_numbers_of_numpy_are_numbers() -> None:
+    layers = [Size(("a",), (4, 4), 16, cost=4), Size(("b",), (8, 4), 32, cost=2)]
+    for params in (np.int64(29), np.int32(29), np.float64(29.0)):
+        assert Budget(params=params).of_network(layers, 5) == Budget(k=24)
+    assert Budget(mult_adds=np.int64(64)).of_network(layers, 0) == Budget(spent=64)
+    assert Budget(mult_adds=np.float32(0.5)).of_network(layers, 0) == Budget(spent=64)
+    with pytest.raises(WiringError, match=r"it is (np\.)?True_?"):
+        Budget(params=np.bool_(True))
+
+
 def test_schedules_by_hand() -> None:
     linear, cubic = LinearSchedule(1.0, 0.2, steps=4, begin=1), CubicSchedule(1.0, 0.2, steps=4, begin=1)
     assert [linear(t) for t in range(7)] == pytest.approx([1.0, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2])

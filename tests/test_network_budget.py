@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -133,6 +134,13 @@ def test_by_hand() -> None:
     model = copy.deepcopy(plain)
     wiring = wire_(model, mult_adds=5e2, example_input=torch.zeros(2, 2, 4, 4))
     assert profile(model, example=torch.zeros(2, 2, 4, 4)).mult_adds == 500, "of both examples"
+
+
+def test_numbers_of_numpy() -> None:
+    budgets: list[tuple[dict[str, Any], int]] = [({"params": np.int64(37)}, 34), ({"params": np.float32(0.5)}, 32)]
+    for budget, edges in [*budgets, ({"k": np.int64(20)}, 20)]:
+        model = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.Flatten(), nn.Linear(32, 1))
+        assert sum(r.edges for r in wire_(model, **budget).look()) == edges
 
 
 @pytest.mark.parametrize(("rule", "share"), [("dnw", "uniform"), ("dnw", "erk"), ("str", "uniform")])

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
+import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -182,7 +183,7 @@ class Budget:
         least = rest + sum(costs)
         most = rest + sum(size.allowed * cost for size, cost in zip(sizes, costs, strict=True))
         given = getattr(self, name)
-        number = math.floor(given * most + 1e-6) if _is_share(given) else int(given)
+        number = math.floor(float(given) * most + 1e-6) if _is_share(given) else int(given)
         if not least <= number <= most:
             asked = f"{given:g} of {most:,}, {number:,} {WHOLE[name]}," if _is_share(given) else f"{number:,}"
             raise WiringError(
@@ -267,7 +268,7 @@ def _is_share(amount: float) -> bool:
 
 
 def _check_whole_network(name: str, amount: object) -> None:
-    number = isinstance(amount, (int, float)) and not isinstance(amount, bool)
+    number = isinstance(amount, numbers.Real) and not isinstance(amount, bool)  # NumPy's are such, too
     if not number or not amount > 0 or not (_is_share(amount) or float(amount).is_integer()):  # type: ignore
         raise WiringError(
             f"{name} must be a whole number of {WHOLE[name]} of the whole network, or a share of those that it has "
