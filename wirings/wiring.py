@@ -235,7 +235,7 @@ class Wiring:
         return Recorder(self, every, path=path)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """Clip the gradients of the whole model by the norm that the network has which is trained.
+        """Clip the gradients of the model that was wired by the norm that the network has which is used.
 
         Hallucinated edges have gradients too, and most edges are hallucinated: `torch.nn.utils.clip_grad_norm_` counts
         them all, and so clips harder than the network that is used would need. This one leaves those of this handle's
