@@ -44,6 +44,9 @@ OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=1e-3),
     "momentum": lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9, weight_decay=1e-4),
     "adam": lambda p: torch.optim.Adam(p, lr=1e-3),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-4),
+    "rmsprop_momentum": lambda p: torch.optim.RMSprop(p, lr=1e-4, momentum=0.9),
+    "asgd": lambda p: torch.optim.ASGD(p, lr=1e-3),
 }
 each_optimizer = pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 
@@ -61,7 +64,8 @@ def test_rigl_grows_where_the_gradient_is_largest(make: object) -> None:
     torch.testing.assert_close(used, torch.tensor([[5.0, 0, 0, 0], [0, -4.0, 0, 0]]), atol=0.01, rtol=0)
     assert used.count_nonzero() == 2, "exactly zero, but for those that stayed"
     for name, state in optimizer.state[wiring.layers[0].weight].items():
-        assert name == "step" or state is None or not state[used == 0].any(), "without any momentum"
+        if isinstance(state, Tensor) and state.shape == used.shape:
+            assert not state[used == 0].any(), f"without any {name}"
     real = torch.where(LEFT, GRADIENT, 0.0)
     assert [torch.equal(gradient, real) for gradient in before] == [True, True], "hallucinated edges have none"
     assert torch.equal(listening, GRADIENT), "but for the step before the change"
@@ -69,11 +73,44 @@ def test_rigl_grows_where_the_gradient_is_largest(make: object) -> None:
     assert torch.equal(after, torch.where(wiring.masks()["weight"], GRADIENT, 0.0))
 
 
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("SGD", {"momentum": 0.9, "dampening": 0.5}),
+        ("SGD", {"momentum": 0.9, "nesterov": True}),
+        ("AdamW", {}),
+        ("NAdam", {}),
+        ("RAdam", {}),
+        ("Adamax", {}),
+        ("RMSprop", {}),
+        ("RMSprop", {"momentum": 0.9}),
+        ("RMSprop", {"centered": True}),
+        ("Adadelta", {}),
+    ],
+)
+def test_rigl_grows_by_gradient_though_steps_are_divided_by_its_size(kind: str, settings: dict[str, object]) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(20, 20, bias=False)
+    wiring = wirings.wire_(model, RigL(every=2, end=1.0), density=0.2)
+    wiring.plan(10)
+    optimizer = getattr(torch.optim, kind)(model.parameters(), lr=1e-3, **settings)
+    for _ in range(3):
+        before, gradient = wiring.masks()["weight"], torch.randn(20, 20) * torch.arange(1, 21)
+        for _ in range(2):
+            optimizer.zero_grad()
+            (model.weight * gradient).sum().backward()
+            optimizer.step()
+            wiring.step(optimizer)
+        grown = wiring.masks()["weight"] & ~before
+        assert grown.any()
+        assert gradient[grown].abs().min() > gradient[~grown & ~before].abs().max()
+
+
 @each_optimizer
 def test_set_grows_at_random(make: object) -> None:
     seen = set()
     for seed in range(20):
-        model, wiring = wired(SET(0.5, every=3, seed=seed, steps=9))
+        model, wiring = wired(SET(0.5, decay="constant", every=3, seed=seed, steps=9))
         optimizer = make([wiring.layers[0].weight])
         gradients = train(model, wiring, optimizer, 3)
         assert all(torch.equal(gradient, torch.where(LEFT, GRADIENT, 0.0)) for gradient in gradients)
@@ -90,7 +127,7 @@ def test_set_grows_at_random(make: object) -> None:
 def test_the_same_seed_grows_the_same_and_every_time_something_else() -> None:
     masks = []
     for _ in range(2):
-        model, wiring = wired(SET(1.0, every=1, seed=3, steps=20), k=3)
+        model, wiring = wired(SET(1.0, decay="constant", every=1, seed=3, steps=20), k=3)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         masks.append([])
         for _ in range(5):
@@ -103,11 +140,11 @@ def test_the_same_seed_grows_the_same_and_every_time_something_else() -> None:
 @pytest.mark.parametrize(
     ("rule", "lost"),
     [
-        (SET(0.8, every=1), [800] * 3),
-        (SET(0.8, decay="cosine", every=1), [int(800 * (1 + math.cos(math.pi * t / 4)) / 2) for t in (1, 2, 3)]),
-        (SET(0.8, every=2), [0, 800, 0]),
-        (SET(0.8, every=1, end=0.5), [800, 0, 0]),
-        (SET(0.8), [800] * 3),  # a hundredth of training is less than a step
+        (SET(0.8, "constant", every=1, end=1.0), [800] * 3),  # the schedule of its paper
+        (SET(0.8, every=1, end=1.0), [int(800 * (1 + math.cos(math.pi * t / 4)) / 2) for t in (1, 2, 3)]),
+        (SET(0.8, "constant", every=2, end=1.0), [0, 800, 0]),
+        (SET(0.8, "constant", every=1, end=0.5), [800, 0, 0]),
+        (SET(), [225, 75, 0]),  # RigL's schedule; a hundredth of training is less than a step
         (RigL(0.8, every=1, end=1.0), [682, 400, 117]),
         (RigL(0.8, every=1, end=0.5), [400, 0, 0]),
         (RigL(every=1, end=1.0), [256, 150, 43]),
@@ -157,6 +194,52 @@ def test_a_step_without_gradients_changes_nothing() -> None:
     assert wiring.masks()["weight"].tolist() == LEFT.tolist()
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+def test_nothing_is_left_of_the_gradient_when_nothing_is_exchanged(optimizer: str) -> None:
+    """A fifth of 4 edges is none."""
+    model, wiring = wired(RigL(0.2, every=2, end=1.0, steps=9))
+    made = OPTIMIZERS[optimizer]([wiring.layers[0].weight])
+    _, listening = train(model, wiring, made, 2)
+    assert listening.all(), "the gradient has reached all"
+    assert wiring.masks()["weight"].tolist() == LEFT.tolist()
+    assert not wiring.layers[0].weight[~LEFT].any()
+    for state in made.state[wiring.layers[0].weight].values():
+        assert not isinstance(state, Tensor) or state.shape != LEFT.shape or not state[~LEFT].any()
+
+
+@pytest.mark.parametrize("steps", [3, 12])
+def test_a_plan_that_changes_while_it_listens(steps: int) -> None:
+    """After step 3 of 8 it listens for a change after step 4. With 3 steps in all there is none; with 12 there is."""
+    model, wiring = wired(RigL(0.5, "constant", every=4, end=0.75))
+    wiring.plan(8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    train(model, wiring, optimizer, 3)
+    wiring.plan(steps)
+    first, second = train(model, wiring, optimizer, 2)
+    assert torch.equal(first, GRADIENT)
+    assert torch.equal(wiring.masks()["weight"], LEFT) == (steps == 3)
+    real = wiring.masks()["weight"]
+    assert torch.equal(second, torch.where(real, GRADIENT, 0.0)), "and then to real edges alone"
+    assert not wiring.layers[0].weight[~real].any()
+    assert not optimizer.state[wiring.layers[0].weight]["momentum_buffer"][~real].any()
+
+
+@pytest.mark.parametrize("make", [OPTIMIZERS["sgd"], OPTIMIZERS["momentum"]])
+def test_grows_by_gradient_in_a_step_that_has_fewer_edges_too(make: object) -> None:
+    """The schedule takes the weakest of 4 edges, −1, which had most momentum; the exchange 2, for that of −0.9."""
+    rule = RigL(0.4, "constant", every=2, end=1.0, steps=9)
+    model, wiring = wired(rule, k=None, density=wirings.LinearSchedule(0.5, 0.375, steps=1, begin=1))
+    optimizer = make([wiring.layers[0].weight])
+    train(model, wiring, optimizer, 1)
+    if "momentum_buffer" in optimizer.state[wiring.layers[0].weight]:
+        optimizer.state[wiring.layers[0].weight]["momentum_buffer"][0, 1] = 50.0
+    train(model, wiring, optimizer, 1)
+    assert wiring.masks()["weight"].tolist() == [[True, False, False, True], [False, True, False, False]]
+    weight = wiring.layers[0].weight
+    assert weight.count_nonzero() == 2, "those that stayed"
+    assert not optimizer.state[weight].get("momentum_buffer", torch.zeros(2, 4))[weight == 0].any()
+
+
 def test_a_schedule_takes_the_weakest_and_brings_others() -> None:
     _, wiring = wired(SET(0.0, steps=9), k=None, density=wirings.LinearSchedule(0.5, 0.25, steps=2))
     wiring.step()
@@ -200,7 +283,50 @@ def test_goes_on_the_same_when_it_was_saved_between_listening_and_changing() -> 
     assert not torch.equal(wiring.masks()["weight"], LEFT)
 
 
+@pytest.mark.parametrize("make", [torch.optim.Adagrad, torch.optim.Rprop, torch.optim.Adafactor])
+def test_an_optimizer_that_hides_the_gradient_is_refused_at_once(make: type) -> None:
+    model, wiring = wired(RigL(0.5, every=4, steps=9))
+    says = (
+        rf"'rigl' grows edges by their gradient, .* {make.__name__} remembers of weight \(.*: take SGD, .* rule 'set'"
+    )
+    with pytest.raises(WiringError, match=says):
+        train(model, wiring, make(model.parameters(), lr=1e-3))
+
+
+class Signs(torch.optim.Optimizer):
+    """All edges go equally far, and nothing is remembered."""
+
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data -= group["lr"] * p.grad.sign()
+
+
+class Divided(Signs):
+    """What it remembers has been divided by the gradient's size, kept by rows and columns."""
+
+    def step(self) -> None:  # type: ignore[override]
+        super().step()
+        p = self.param_groups[0]["params"][0]
+        self.state[p] = {"exp_avg": p.grad.sign(), "exp_avg_sq_row": p.grad[:, 0], "exp_avg_sq_col": p.grad[0]}
+
+
+@pytest.mark.parametrize(("make", "step"), [(Signs, 2), (Divided, 1)])
+def test_so_are_optimizers_of_ones_own(make: type, step: int) -> None:
+    model, wiring = wired(RigL(0.5, every=2, end=1.0, steps=9))
+    optimizer = make(model.parameters(), {"lr": 1e-3})
+    train(model, wiring, optimizer, step - 1)
+    with pytest.raises(WiringError, match=f"cannot be read from what {make.__name__} remembers of weight"):
+        train(model, wiring, optimizer)
+
+
 def test_mistakes() -> None:
+    model, wiring = wired(RigL(steps=9))
+    model.weight.sum().backward()
+    with pytest.raises(
+        WiringError, match=r"'rigl' reads the gradient of weight, which is not among .* of the SGD that"
+    ):
+        wiring.step(torch.optim.SGD([torch.zeros(1)], lr=0.1))
     _, wiring = wired(RigL(steps=9))
     with pytest.raises(WiringError, match=r"'rigl' reads gradients.*call wiring.step\(optimizer\)"):
         wiring.step()

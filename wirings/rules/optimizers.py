@@ -1,6 +1,7 @@
 """What rules read from the user's optimizer, or change in it."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +31,44 @@ def learning_rates(
                 "of the optimizer that wiring.step was given; pass the one that trains it."
             )
     return [(layer, rates[id(layer.weight)]) for layer in trained]
+
+
+def group_of(name: str, reads: str, layer: Layer, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The optimizer's settings for a layer; an error if it does not train it.
+
+    ``name`` is the rule's, ``reads`` what it reads there.
+    """
+    for group in optimizer.param_groups:
+        if any(p is layer.weight for p in group["params"]):
+            return group
+    raise WiringError(
+        f"rule {name!r} reads the {reads} of {layer.name}, which is not among the parameters of the "
+        f"{type(optimizer).__name__} that wiring.step was given; pass the optimizer that trains it."
+    )
+
+
+def gradient_of(name: str, layer: Layer, among: Tensor, optimizer: torch.optim.Optimizer) -> Tensor | None:
+    """Numbers whose magnitudes order edges as those of the last step's gradient do; None if no gradient has come.
+
+    They do so for edges that weighed zero before the step and that the optimizer remembered nothing of; ``among`` marks
+    those. ``name`` is the rule's.
+    """
+    group, memory = group_of(name, "gradient", layer, optimizer), optimizer.state.get(layer.weight, {})
+    # Running means of gradients, or of their squares. Momentum comes last: that of RMSprop is of gradients that were
+    # divided by their own size. So is the mean of an Adafactor that has one.
+    means = () if "exp_avg_sq_row" in memory else ("exp_avg", "square_avg", "momentum_buffer")
+    found = next((memory[mean] for mean in means if isinstance(memory.get(mean), Tensor)), None)
+    moved = layer.weight.detach() if found is None else found
+    come = bool(moved.masked_fill(~among, 0.0).any())
+    # Without memory SGD (and ASGD) carry an edge as far as its gradient is large; of others that is not known.
+    if found is None and (memory or come) and not ("dampening" in group or "t0" in group):
+        names = f" ({', '.join(memory)})" if memory else ""
+        raise WiringError(
+            f"rule {name!r} grows edges by their gradient, which cannot be read from what "
+            f"{type(optimizer).__name__} remembers of {layer.name}{names}: take SGD, Adam, AdamW or RMSprop, or rule "
+            "'set', which grows edges at random."
+        )
+    return moved if come else None
 
 
 def states(layer: Layer, optimizer: torch.optim.Optimizer | None) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from wirings import edges as primitive
 from wirings.errors import WiringError
 from wirings.rules.base import Edges, Layer, register
 from wirings.rules.checks import number, whole_number
+from wirings.rules.optimizers import group_of
 from wirings.rules.planned import Planned
 from wirings.rules.random import Random, scores_of
 
@@ -96,14 +97,7 @@ class SparseMomentum(Planned):
     def _momentum(self, layer: Layer, optimizer: torch.optim.Optimizer | None) -> Tensor | None:
         if optimizer is None:
             raise WiringError(f"rule {self.name!r} reads the optimizer's momentum: call wiring.step(optimizer).")
-        weight, kind = layer.weight, type(optimizer).__name__
-        group = next((g for g in optimizer.param_groups if any(p is weight for p in g["params"])), None)
-        if group is None:
-            raise WiringError(
-                f"rule {self.name!r} reads the momentum of {layer.name}, which is not among the parameters of the "
-                f"{kind} that wiring.step was given; pass the optimizer that trains it."
-            )
-        state = optimizer.state.get(weight, {})
+        group, state = group_of(self.name, "momentum", layer, optimizer), optimizer.state.get(layer.weight, {})
         if isinstance(state.get("momentum_buffer"), Tensor):
             return state["momentum_buffer"]
         if "exp_avg" in state and "exp_avg_sq" in state:
@@ -111,8 +105,8 @@ class SparseMomentum(Planned):
         if not state and (group.get("momentum") or "betas" in group):
             return None  # it has made no step yet: fp16's scaler skipped them
         raise WiringError(
-            f"rule {self.name!r} needs an optimizer with momentum, but {kind} keeps none for {layer.name}: take SGD "
-            "with momentum, Adam or AdamW."
+            f"rule {self.name!r} needs an optimizer with momentum, but {type(optimizer).__name__} keeps none for "
+            f"{layer.name}: take SGD with momentum, Adam or AdamW."
         )
 
     def _rewire(self, layers: Sequence[Layer], momenta: Sequence[Tensor], rate: float) -> None:
