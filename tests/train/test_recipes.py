@@ -225,6 +225,14 @@ def test_rules_at_one_budget_are_trained_alike() -> None:
         assert replace(s, rule=twin.rule, model=twin.model, optimizer=twin.optimizer) == twin
 
 
+@pytest.mark.parametrize("name", ["mobilenet-set", "resnet-set-10", "resnet-set-5", "resnet-set-2"])
+def test_set_exchanges_edges_once_an_epoch_and_has_time_to_train_the_last(name: str) -> None:
+    s = recipes.get(f"ste/{name}").settings
+    rule = rules.get(s.rule.name, **s.rule.options)
+    epoch = -(-50_000 // s.batch)
+    assert repr(rule) == repr(rules.SET(fraction=0.3, decay="cosine", every=epoch, end=0.75))
+
+
 @pytest.mark.parametrize("name", ["mobilenet-soft_threshold_global", "mobilenet-str", "resnet-rigl-2", "resnet-nm-10"])
 def test_rules_at_one_budget_have_its_edges(name: str) -> None:
     place = Place(0, 1, torch.device("cpu"))
