@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import wirings
-from wirings import WiringError
+from wirings import WiringError, recipes, rules
 from wirings.rules import TopKAST
 
 WEIGHT = torch.tensor([[5.0, -1.0, 3.0, 2.0, -4.0]])
@@ -23,7 +23,7 @@ def wired(rule: TopKAST, k: int = 1, **settings: object) -> tuple[nn.Linear, wir
     [
         (0.6, 1, [1, 0, 1, 0, 1]),
         (0.5, 1, [1, 0, 0, 0, 1]),  # 2.5 edges are 2
-        (0.0, 1, [1, 0, 0, 0, 0]),
+        (0.1, 1, [1, 0, 0, 0, 0]),  # half an edge is none
         (1.0, 1, [1, 1, 1, 1, 1]),
         (0.4, 3, [1, 0, 1, 0, 1]),  # the budget is more
     ],
@@ -60,6 +60,25 @@ def test_exploration(rate: object) -> None:
     torch.testing.assert_close(wiring.layers[0].weight.detach(), torch.tensor([[4.75, -1.0, 2.25, 2.0, -3.0]]))
 
 
+@pytest.mark.parametrize("name", ["mobilenet-top_kast", "resnet-top_kast-10", "resnet-top_kast-5", "resnet-top_kast-2"])
+def test_recipes_shrink_real_edges_as_weight_decay_does(name: str) -> None:
+    """Without a gradient, over many steps, against the same training with the optimizer's own weight decay."""
+    settings = recipes.get(f"ste/{name}").settings
+    rate, momentum, decay = (getattr(settings.optimizer, what) for what in ("lr", "momentum", "weight_decay"))
+    left = []
+    for rule, own in ((TopKAST(**settings.rule.options), 0.0), (rules.DNW(), decay)):
+        _, wiring = wired(rule)
+        weight = wiring.layers[0].weight
+        optimizer = torch.optim.SGD([weight], lr=rate, momentum=momentum, weight_decay=own)
+        for _ in range(1000):
+            weight.grad = torch.zeros_like(weight)
+            optimizer.step()
+            wiring.step(optimizer)
+        left.append(float(weight.detach()[0, 0]) / 5)
+    assert left[0] == pytest.approx(left[1], rel=0.02)
+    assert left[1] < 0.95, "long enough to tell"
+
+
 def test_exploration_takes_off_no_more_than_there_is() -> None:
     _, wiring = wired(TopKAST(0.6, exploration=100.0))
     wiring.step(torch.optim.SGD([wiring.layers[0].weight], lr=0.1))
@@ -81,7 +100,12 @@ def test_exploration_needs_the_optimizer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"), [({"reach": 1.1}, "reach must be"), ({"exploration": -1}, "exploration")]
+    ("settings", "says"),
+    [
+        ({"reach": 1.1}, "reach must be"),
+        ({"reach": 0.0}, "reach must be above 0, not 0.0; .*'no_update'"),
+        ({"exploration": -1}, "exploration"),
+    ],
 )
 def test_mistakes(settings: dict[str, float], says: str) -> None:
     with pytest.raises(WiringError, match=says):
