@@ -84,10 +84,11 @@ def demo(
 def recipes() -> None:
     """Every row of every table, with what the paper reports."""
     from wirings import recipes as rows
+    from wirings.sweep.show import output
 
     shown = Table()
     for column in ("recipe", "model", "rule", "data", "epochs", "the paper's accuracy", ""):
-        shown.add_column(column)
+        shown.add_column(column, overflow="fold")
     for name in rows.names():
         recipe = rows.get(name)
         settings, paper = recipe.settings, recipe.paper or {}
@@ -95,7 +96,7 @@ def recipes() -> None:
         accuracy += f" ± {paper['std']} %" if "std" in paper else ""
         about = (settings.model.name, settings.rule.name, settings.data.name, str(settings.epochs))
         shown.add_row(name, *about, accuracy, recipe.note or "")
-    rich.print(shown)
+    output().print(shown)
 
 
 @app.command()

@@ -224,6 +224,21 @@ def test_the_table_of_progress(tmp_path: Path) -> None:
         shown.say("something [with] brackets")
 
 
+@pytest.mark.usefixtures("template")
+def test_a_file_cuts_nothing_off(tmp_path: Path) -> None:
+    """What `nohup` leaves behind is read later; a narrow terminal breaks words, but loses none."""
+    grid = [[f"optimizer.lr={lr}" for lr in (0.1, 0.05)], ["optimizer.weight_decay=0.0001", "optimizer.weight_decay=0"]]
+    runs = plan.make(["ste/mobilenet-decayed_gradient", "digits/static-random"], [0], grid)
+    lines = schedule.summary([State(run, tmp_path / run.place) for run in runs])
+    file = io.StringIO()
+    show.Shown(show.output(file)).console.print(show.results(lines))
+    rows = [[cell.strip() for cell in line.split("│")[1:3]] for line in file.getvalue().splitlines() if "│" in line]
+    assert rows == [[line.name, " ".join(line.changes)] for line in lines]
+    terminal = io.StringIO()
+    Console(force_terminal=True, width=60, file=terminal).print(show.results(lines))
+    assert "…" not in terminal.getvalue()
+
+
 def test_gpus_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "_gpus", lambda: ["4", "6"])
     assert str(local.Local()) == "2 at a time on 2 GPUs"

@@ -158,7 +158,8 @@ def test_tensorboard_is_written_when_asked_for(tmp_path: Path, monkeypatch: pyte
         train("--out", "another", "--tensorboard")
 
 
-def test_recipes_and_an_empty_table() -> None:
+def test_recipes_and_an_empty_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS")  # in a pipe nothing is cut off
     listed = call("recipes")
     assert all(name in listed for name in recipes.names())
     assert "80.9 ± 0.6 %" in listed

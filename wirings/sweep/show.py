@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -14,13 +15,21 @@ from wirings.train.tables import with_std
 
 MOST = 30
 """Runs in the live table, those that run first."""
+WIDEST = 1000
+"""Columns of tables in a file."""
+
+
+def output(file: TextIO | None = None) -> Console:
+    """The standard output: as wide as the terminal; where it is a file or a pipe, so wide that nothing is cut off."""
+    console = Console(file=file)
+    return console if console.is_terminal else Console(file=file, width=WIDEST)
 
 
 class Shown:
     """A table that is kept up to date in a terminal; in a file, lines."""
 
     def __init__(self, console: Console | None = None, every: float = 1.0) -> None:
-        self.console, self.every = console or Console(), every
+        self.console, self.every = console or output(), every
         self._live: Live | None = None
         self._last = 0.0
 
@@ -90,7 +99,7 @@ def results(lines: Sequence[Line]) -> Table:
     shared = set.intersection(*(set(line.changes) for line in lines)) if lines else set()
     table = Table(caption=f"all with {' '.join(sorted(shared))}" if shared else None)
     for column in ("recipe", "changes", "seeds", "accuracy", "training", "not finished"):
-        table.add_column(column, justify="left" if column in ("recipe", "changes") else "right")
+        table.add_column(column, justify="left" if column in ("recipe", "changes") else "right", overflow="fold")
     for line in lines:
         accuracy = with_std(line.mean, line.std, 2)
         training = "" if line.train_s is None else _duration(line.train_s)
