@@ -16,8 +16,10 @@ from typer.testing import CliRunner
 
 from wirings import WiringError
 from wirings.cli import app
-from wirings.sweep import folder, plan
+from wirings.data import base as data
+from wirings.sweep import folder, plan, work
 from wirings.sweep.command import _keep
+from wirings.sweep.on_ray import OnRay
 from wirings.train import results
 
 ROWS = ["digits/static-dnw", "digits/static-random"]
@@ -50,10 +52,85 @@ def test_mistakes_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.Monke
         (["--jobs", "0"], "--jobs must be at least 1"),
         (["--per-gpu", "0"], "--per-gpu must be at least 1"),
         (["--retries", "-1"], "--retries must be at least 0"),
+        (["--data", "."], "none of these runs reads files; leave --data out"),
+        (["--results", __file__], "--results takes a folder, but .* is a file"),
+        (["--out", __file__], "--out takes a folder, but .* is a file"),
+        (["--out", Path(__file__) / "new" / "one"], "--out takes a folder, but .*py is a file"),
     ]:
         with pytest.raises(WiringError, match=match):
             call(*OPTIONS, "--out", tmp_path / "out", *words)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", refused)
+    with pytest.raises(WiringError, match=r"out cannot be written: Read-only file system\. Give another --out"):
+        call(*OPTIONS, "--out", tmp_path / "out")
+
+
+class FakeRay(SimpleNamespace):
+    """Stands for the package: no cluster at all, or one that raises what a test wants."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error=error, asked=[])
+
+    def is_initialized(self) -> bool:
+        return False
+
+    def init(self, address: str | None = None, **more: Any) -> None:
+        self.asked.append(address)
+        if address is not None:
+            raise self.error
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 1}
+
+    def remote(self, **more: Any) -> Any:
+        return lambda function: function
+
+
+@pytest.mark.parametrize("error", [ValueError("Invalid address format: nonsense"), ConnectionError("nobody there")])
+def test_an_address_without_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    monkeypatch.setitem(sys.modules, "ray", FakeRay(error))
+    monkeypatch.setenv("RAY_ADDRESS", "nonsense")
+    with pytest.raises(WiringError, match=rf"no Ray cluster .* RAY_ADDRESS=nonsense \({error}\): mend it, or unset it"):
+        call(*OPTIONS, "--out", tmp_path / "out", "--on", "ray")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("address", [None, ""])
+def test_without_a_cluster_ray_is_started_here(monkeypatch: pytest.MonkeyPatch, address: str | None) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if address is not None:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    ray = FakeRay(ConnectionError("nobody there"))
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    OnRay(jobs=1)
+    assert ray.asked == ["auto", None]
+    monkeypatch.setitem(sys.modules, "ray", FakeRay(RuntimeError("something else")))
+    with pytest.raises(RuntimeError, match="something else"):
+        OnRay(jobs=1)
+
+
+def test_a_folder_of_data_is_for_runs_that_read_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = plan.make([ROWS[0], "table1/static-dnw", "table4/dense"], [0], [])
+    words = [work.command(run, tmp_path, data=tmp_path / "data") for run in runs]
+    assert ["--data" in line for line in words] == [False, True, True]
+    assert words[1][-2:] == ["--data", str(tmp_path / "data")]
+    refused = []
+
+    def refuse(self: data.Options, name: str, *, directory: bool = False, size: int | None = None) -> None:
+        refused.extend([name] if directory else [])
+        raise WiringError("so far, and nothing is fetched")
+
+    monkeypatch.setattr(data.Options, "refuse", refuse)
+    for name in data.names():
+        with pytest.raises(WiringError):
+            data.load(name, directory=tmp_path)
+    assert refused == sorted(work.NO_FILES), "the data that takes no folder"
 
 
 def test_results_of_whole_recipes_are_kept_once(tmp_path: Path) -> None:

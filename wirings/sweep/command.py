@@ -27,7 +27,7 @@ def sweep(
     jobs: Annotated[int | None, typer.Option(help="Runs at a time; by default one a GPU, or one for 2 cores.")] = None,
     per_gpu: Annotated[int, typer.Option(help="Runs that share a GPU.")] = 1,
     on: Annotated[str, typer.Option(help="Where: this machine (local), or a Ray cluster (ray).")] = "local",
-    data: Annotated[Path | None, typer.Option(help="The folder with the data.")] = None,
+    data: Annotated[Path | None, typer.Option(help="The folder with the data, for runs that read files.")] = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu; by default a GPU where there is one.")] = None,
     results: Annotated[
         Path | None, typer.Option(help="Keep results of runs without changed settings in this folder, too.")
@@ -37,7 +37,7 @@ def sweep(
     dry: Annotated[bool, typer.Option("--dry-run", help="Only list the runs.")] = False,
 ) -> None:
     """Train many runs: wirings sweep table2/dnw table2/random --seed 0,1,2 --out sweeps/first."""
-    from wirings.sweep import folder, plan, schedule, show
+    from wirings.sweep import folder, plan, schedule, show, work
 
     runs = plan.make(**_asked(what, seed, change))
     for name, number, least in (("--jobs", jobs, 1), ("--per-gpu", per_gpu, 1), ("--retries", retries, 0)):
@@ -45,11 +45,15 @@ def sweep(
             raise WiringError(f"{name} must be at least {least}, but it is {number}.")
     if on not in PLACES:
         raise unknown("place for runs (--on)", on, PLACES)
+    if data is not None and not any(map(work.reads_files, runs)):
+        raise WiringError(f"none of these runs reads files; leave --data out (it is {data}).")
     if dry:
         for run in runs:
             typer.echo(f"{run.place}" + (f" (starts from {run.start.place})" if run.start is not None else ""))
         return
     folder.check(out, runs)
+    if results is not None:
+        folder.no_file(results, "--results")
     executor = _executor(on, jobs, per_gpu, device)  # before anything is written: Ray may be missing
     try:
         with folder.held(out), show.Shown() as shown, _terminated_is_interrupted():

@@ -25,8 +25,16 @@ def finished(folder: Path) -> bool:
     return (folder / RESULT).exists() and (folder / LAST).exists()
 
 
+def no_file(folder: Path, option: str) -> None:
+    """Raise if there is a file where a folder is or has to be made."""
+    first = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not first.is_dir():
+        raise WiringError(f"{option} takes a folder, but {first} is a file: give another one.")
+
+
 def check(folder: Path, runs: Sequence[Run]) -> None:
     """Raise unless a folder is this sweep's, or a new one. A sweep that has the same runs and more may go on there."""
+    no_file(folder, "--out")
     plan = folder / PLAN
     if plan.exists():
         before = _places(plan)
@@ -79,8 +87,12 @@ def _check_run(folder: Path, run: Run) -> None:
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
     """Keep the folder for this process as long as it works on it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a") as lock:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("a")
+    except OSError as error:
+        raise WiringError(f"{folder} cannot be written: {error.strerror}. Give another --out.") from error
+    with lock:
         if not locked(lock.fileno()):
             raise WiringError(f"another process works on the sweep in {folder}: wait for it, or stop it.")
         yield

@@ -59,13 +59,16 @@ class OnRay:
 
     def _connect(self) -> None:
         usual: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "configure_logging": True}
+        address = os.environ.get("RAY_ADDRESS")
         try:
-            self.ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), **usual)
-        except ConnectionError:
-            if "RAY_ADDRESS" in os.environ:
+            self.ray.init(address=address or "auto", **usual)
+        except Exception as error:
+            if address:  # whatever Ray says of it: it may be no address at all
                 raise WiringError(
-                    f"there is no Ray cluster at RAY_ADDRESS={os.environ['RAY_ADDRESS']}: mend it, or unset it."
-                ) from None
+                    f"no Ray cluster can be reached at RAY_ADDRESS={address} ({error}): mend it, or unset it."
+                ) from error
+            if not isinstance(error, ConnectionError):
+                raise
             self.ray.init(include_dashboard=False, num_cpus=self.jobs, **usual)
 
     def __str__(self) -> str:

@@ -16,6 +16,13 @@ from wirings.sweep.folder import locked
 from wirings.sweep.plan import Run
 
 OUTPUT = "output.txt"
+NO_FILES = ("digits", "synthetic")
+"""Data that reads no files, and so takes no folder."""
+
+
+def reads_files(run: Run) -> bool:
+    """Whether the folder of ``--data`` is for this run."""
+    return run.settings.data.name not in NO_FILES
 
 
 def command(
@@ -28,7 +35,7 @@ def command(
     words += ["--out", str(out / run.place), "--resume"]
     if run.start is not None:
         words += ["--start", str(out / run.start.place)]
-    given = {"--data": data, "--device": device, "--max-minutes": max_minutes}
+    given = {"--data": data if reads_files(run) else None, "--device": device, "--max-minutes": max_minutes}
     return words + [word for name, value in given.items() if value is not None for word in (name, str(value))]
 
 
