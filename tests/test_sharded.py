@@ -217,7 +217,12 @@ def layouts(rank: int, folder: str) -> None:
     def own_numbers(model: nn.Sequential) -> None:
         wirings.wire_(fully_shard(model), "str", density=0.3)
 
-    refused("rule 'str' trains numbers of its own beside the weights", own_numbers)
+    def own_numbers_first(model: nn.Sequential) -> None:
+        wiring = wirings.wire_(model, "str", density=0.3)
+        wiring.step(torch.optim.SGD(fully_shard(model).parameters(), lr=0.1))
+
+    for do in (own_numbers, own_numbers_first):
+        refused("rule 'str' trains numbers of its own beside the weights", do)
 
     # A rule that looks at each row by itself.
     ours, theirs = (nn.Linear(8, 3) for _ in range(2))

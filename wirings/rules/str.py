@@ -24,13 +24,11 @@ class STR(Rule):
     - A layer's threshold is t = c · s · exp(v): v is a parameter of the model, which starts from 0, and s is where the
       caller's share of edges puts the threshold at first.
     - After every step the edges of all layers are ranked together by |w| / (s · exp(v)). The k first are the budget's,
-    and
-      each layer's number is how many of them are its own, at least one. That is the c for which exactly k edges in all
-      are above their thresholds.
+      and each layer's number is how many of them are its own, at least one. That is the c for which exactly k edges in
+      all are above their thresholds.
     - In the forward pass the strongest of a layer, as many as it has, are real, shrunk by the magnitude of the next
-    one,
-      which is where its threshold lies. The gradient reaches real edges alone, and by them v, as it does in the paper:
-      ∂t/∂v = t.
+      one, which is where its threshold lies. The gradient reaches real edges alone, and by them v, as it does in the
+      paper: ∂t/∂v = t.
 
     ResNet50 with 10 % of its weights reaches 74.31 % on ImageNet in the paper. A schedule takes the place of the rising
     thresholds there: ``schedule="cubic"``.
@@ -59,7 +57,8 @@ class STR(Rule):
             if "threshold" in edges._parameters:  # set up a second time, with other weights
                 edges.threshold.detach().zero_()  # type: ignore[operator]
             else:
-                edges.register_parameter("threshold", nn.Parameter(torch.zeros((), device=weight.device)))
+                # One number, but no scalar: fully_shard would refuse one in its own words, before `fsdp.check` can.
+                edges.register_parameter("threshold", nn.Parameter(torch.zeros(1, device=weight.device)))
             if edges.pool is not None:
                 edges.remember("own", torch.zeros_like(edges.k))
         if layers[0].edges.pool is not None:
