@@ -2,6 +2,7 @@
 
 import copy
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -193,7 +194,9 @@ def test_saved_half_way_it_goes_on_the_same(density: object) -> None:
 
     other, again, its = network(1, density)
     other.load_state_dict(saved[0])
-    plain = wirings.finalize_(copy.deepcopy(other))  # the numbers of edges come with the model
+    half_way = pytest.warns(UserWarning, match="its schedule ends with 33") if density != 0.3 else nullcontext()
+    with half_way:
+        plain = wirings.finalize_(copy.deepcopy(other))  # the numbers of edges come with the model
     assert [int((plain[i].weight != 0).sum()) for i in (0, 2)] == counts
     again.load_state_dict(saved[1])
     its.load_state_dict(saved[2])
