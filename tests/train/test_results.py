@@ -296,4 +296,9 @@ def test_table_4_has_both_accuracies_and_says_where_there_was_no_data(tmp_path: 
     assert "no row of this table was trained" in tables.render(tables.table(4, tmp_path / "none"))
     widths = {line.count("|") for line in tables.markdown(rows).splitlines() if line.startswith("|")}
     assert widths == {len(tables.HEADER) + 3}
-    assert "ImageNet" not in tables.render(tables.table(1, tmp_path)), "CIFAR-10 can be fetched"
+    legend = "The number in a name is the percentage of weights that is kept. `all`: of every convolution,"
+    assert [line.startswith(legend) for line in lines].count(True) == 1
+    assert legend in tables.markdown(rows)
+    others = tables.render(tables.table(1, tmp_path))
+    assert "ImageNet" not in others, "CIFAR-10 can be fetched"
+    assert "The number in a name" not in others

@@ -30,6 +30,12 @@ TOP5 = ("paper's top 5", "top 5")
 """Columns of tables that the paper has both accuracies in, after the difference."""
 NOT_FETCHED = {"imagenet": "ImageNet"}
 """Data that one must have; all other can be fetched, or is there."""
+LEGENDS = {
+    "table4": "The number in a name is the percentage of weights that is kept. `all`: of every convolution, the "
+    "classifier too; `first_dense`: of all but the first, which keeps all. `sparse_momentum`: Sparse Networks from "
+    "Scratch, by that rule; `dense`: all weights."
+}
+"""What the names of a table's rows mean, where they do not say it."""
 SIZES = ("paper's params", "params", "paper's mult-adds", "mult-adds")
 """Columns of tables that are about how large networks are, after the first."""
 
@@ -200,7 +206,9 @@ def _footnotes(rows: Sequence[Row]) -> list[str]:
     ]
     told = [f"{row.recipe}: {remark}" for row in rows for remark in remarks(row.size, row.note)]
     published = ["With a star: published by the authors with their code; the paper's table does not have the row."]
-    return [*(published if any(row.published for row in rows) else []), *left_out, *told, *_not_at_hand(rows)]
+    legends = [text for name, text in LEGENDS.items() if any(row.recipe.startswith(f"{name}/") for row in rows)]
+    starred = published if any(row.published for row in rows) else []
+    return [*legends, *starred, *left_out, *told, *_not_at_hand(rows)]
 
 
 def _not_at_hand(rows: Sequence[Row]) -> list[str]:
