@@ -192,9 +192,11 @@ def table(
     if number == leaderboard.TABLE:
         boards = leaderboard.boards(results)
         typer.echo(leaderboard.markdown(boards) if markdown else leaderboard.render(boards))
-        return
-    found = tables.table(number, results, count)
-    typer.echo(tables.markdown(found) if markdown else tables.render(found))
+    else:
+        found = tables.table(number, results, count)
+        typer.echo(tables.markdown(found) if markdown else tables.render(found))
+    if not results.is_dir():
+        typer.echo(f"There is no folder {results} here, so no row has a result: --results names another.", err=True)
 
 
 @app.command()

@@ -99,3 +99,13 @@ def test_the_command(tmp_path: Path) -> None:
         result = CliRunner().invoke(app, ["table", "ste", "--results", str(tmp_path), *words])
         assert result.exit_code == 0
         assert expected in result.output
+        assert "There is no folder" not in result.output
+
+
+@pytest.mark.parametrize("table", ["ste", "1"])
+def test_a_folder_of_results_that_is_not_there_is_told_once(tmp_path: Path, table: str) -> None:
+    result = CliRunner().invoke(app, ["table", table, "--results", str(tmp_path / "none"), "--markdown"])
+    assert result.exit_code == 0
+    told = f"There is no folder {tmp_path / 'none'} here, so no row has a result: --results names another.\n"
+    assert result.stderr == told
+    assert "There is no folder" not in result.stdout, "which may be a page's"
