@@ -387,3 +387,12 @@ def test_a_hundred_layers_with_millions_of_edges() -> None:
     assert counts[-1] == 20
     assert all(0.0999 < n / m < 0.1001 for n, m in zip(counts[:-1], most[:-1], strict=True))
     assert time.process_time() - began < 5
+
+
+def test_the_handle_tells_what_is_left_of_multiply_adds() -> None:
+    def table(mult_adds: int) -> str:
+        model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.Conv2d(4, 4, 3, padding=1, bias=False))
+        return str(wirings.wire_(model, mult_adds=mult_adds, example_input=(1, 5, 5)))
+
+    assert table(25 * 60).splitlines()[-1].startswith("2 layers")
+    assert table(25 * 60 + 24).splitlines()[-1].startswith("24 multiply-adds fewer than asked for")

@@ -51,13 +51,14 @@ def wire_(
         rule: a rule's name (`wirings.rules.names`) or a rule.
         density: the fraction of edges that is real, in (0, 1], or a schedule of it (`wirings.LinearSchedule`,
             `wirings.CubicSchedule`).
-        k: instead of ``density``, the number of edges in all.
+        k: instead of ``density``, the number of edges in all; at least one a layer, but with ``share="global"``.
         budget: instead of both, a mapping from layer patterns to a density (float or schedule) or a number of edges
             (int); the first pattern that matches a layer counts, and layers that none matches are not wired.
         params: instead of these, how many parameters the whole network is to have, biases, norms and skipped layers
             included: a number, met exactly, or as a float up to 1.0 a share of those that it has with all edges.
         mult_adds: or how many multiply-adds it is to take for ``example_input``, in the same two ways. Met exactly
-            where that can be, else to less than one edge of the cheapest layer that is not full.
+            where numbers of edges near the shares can do so, else the nearest below, by less than one edge of the
+            cheapest layer that is not full; printing the handle tells what is left.
         example_input: with ``mult_adds``, what the model is called with, a tensor or a tuple of arguments, its batch
             included in the count; or the shape of one example without the batch, such as (3, 32, 32). By default
             ``model.input_shape``, where the model has one.

@@ -291,7 +291,13 @@ class Wiring:
 
     def __str__(self) -> str:
         """A table of the layers. Counts as a look: the next one tells the edges swapped since."""
-        return table(self.look())
+        reports = self.look()
+        text = table(reports)
+        if self.budget is not None and self.budget.spent is not None:
+            left = self.budget.spent - sum(r.edges * s.cost for r, s in zip(reports, self._sizes, strict=True))
+            if left > 0:  # a schedule that comes down from more has more than that
+                text += f"\n{left:,} multiply-adds fewer than asked for: no numbers of edges near it come nearer"
+        return text
 
 
 @torch.no_grad()
