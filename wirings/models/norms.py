@@ -12,7 +12,7 @@ def draw_norm_scales(model: nn.Module) -> None:
     """Draw the scales of all batch and instance norms, a graph's nodes included, uniformly between 0 and 1.
 
     PyTorch did so before 1.2 and starts them from 1 since. Networks from papers of that time may need it to train as
-    they did; where a wiring is learned, it keeps nodes from losing their edges in the first steps (docs/theory.md).
+    they did; where a wiring is learned, fewer nodes lose their edges in the first steps (docs/theory.md).
     """
     for module in model.modules():
         scale = module.norm_weight if isinstance(module, Convolutions) else None
