@@ -78,11 +78,15 @@ def lightning_module() -> Any:
     return Module()
 
 
+def several(callback: Any) -> list[Any]:
+    return callback if isinstance(callback, list) else [callback]
+
+
 def fit(module: Any, callback: Any, folder: Path, epochs: int, resume: Path | None = None, **more: Any) -> Any:
     import lightning
 
     trainer = lightning.Trainer(
-        max_epochs=epochs, callbacks=[callback], default_root_dir=folder, accelerator="cpu", logger=False,
+        max_epochs=epochs, callbacks=several(callback), default_root_dir=folder, accelerator="cpu", logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, **more,
     )  # fmt: skip
     data = torch.utils.data.TensorDataset(X, Y)
@@ -167,23 +171,13 @@ def test_lightning_with_a_checkpoint_of_the_wired_module_after_it_was_finalized(
 
 @needs_lightning
 def test_lightning_with_two_handles(tmp_path: Path) -> None:
-    import lightning
-
     from wirings.callbacks.lightning import WiringCallback
 
-    def made() -> tuple[Any, list[Any]]:
-        module = lightning_module()
-        first = wirings.wire_(module, density=0.25, include=["model.0"])
-        second = wirings.wire_(module, "rigl", density=0.5, include=["model.2"])
-        return module, [WiringCallback(first), WiringCallback(second)]
-
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=8)
-    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    module, callbacks = made()
-    trainer = lightning.Trainer(
-        max_epochs=2, callbacks=callbacks, accelerator="cpu", enable_checkpointing=False, **quiet
-    )
-    trainer.fit(module, loader)
+    module = lightning_module()
+    first = wirings.wire_(module, density=0.25, include=["model.0"])
+    second = wirings.wire_(module, "rigl", density=0.5, include=["model.2"])
+    callbacks = [WiringCallback(first), WiringCallback(second)]
+    fit(module, callbacks, tmp_path, epochs=2)
     check_finalized(module.model, [64, 64])
     assert [callback.wiring.steps for callback in callbacks] == [12, 12]
     same = [WiringCallback(wirings.wire_(network(), density=0.5), name=name) for name in ("a", "b")]
@@ -222,7 +216,7 @@ def train(module: nn.Module, callback: Any, folder: Path, steps: int, resume: bo
         lr_scheduler_type="constant", optim="sgd", optim_args="momentum=0.9", **given,
     )  # fmt: skip
     rows = [{"x": x, "labels": y} for x, y in zip(X, Y, strict=True)]
-    trainer = Trainer(model=module, args=arguments, train_dataset=rows, callbacks=[callback])
+    trainer = Trainer(model=module, args=arguments, train_dataset=rows, callbacks=several(callback))
     trainer.train(resume_from_checkpoint=resume)
     return trainer
 
@@ -279,8 +273,6 @@ def test_the_trainer_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
 
 @needs_trainer
 def test_the_trainer_with_two_handles(tmp_path: Path) -> None:
-    from transformers import Trainer, TrainingArguments
-
     from wirings.callbacks.trainer import WiringCallback
 
     def trained(folder: Path, steps: int, resume: bool = False) -> tuple[ForTrainer, list[Any]]:
@@ -288,14 +280,7 @@ def test_the_trainer_with_two_handles(tmp_path: Path) -> None:
         first = wirings.wire_(module, density=falling(), include=["model.0"])
         second = wirings.wire_(module, "dnw", density=0.5, include=["model.2"])
         callbacks = [WiringCallback(first), WiringCallback(second)]
-        arguments = TrainingArguments(
-            output_dir=str(folder), max_steps=steps, report_to="none", use_cpu=True, disable_tqdm=True,
-            per_device_train_batch_size=8, save_steps=6, optim="sgd", lr_scheduler_type="constant",
-        )  # fmt: skip
-        rows = [{"x": x, "labels": y} for x, y in zip(X, Y, strict=True)]
-        Trainer(model=module, args=arguments, train_dataset=rows, callbacks=callbacks).train(
-            resume_from_checkpoint=resume
-        )
+        train(module, callbacks, folder, steps, resume, save_steps=6)
         return module, callbacks
 
     trained(tmp_path, steps=6)

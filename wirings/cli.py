@@ -84,7 +84,7 @@ def demo(
 def recipes() -> None:
     """Every row of every table, with what the paper reports."""
     from wirings import recipes as rows
-    from wirings.sweep.show import output
+    from wirings.console import output
 
     shown = Table()
     for column in ("recipe", "model", "rule", "data", "epochs", "the paper's accuracy", ""):

@@ -15,6 +15,7 @@ from wirings.rules.base import held
 _ATTENTION = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
+_MULTIPLYING = (nn.Linear, nn.Bilinear, *_CONVOLUTIONS, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
 
 
 @dataclass(eq=False)
@@ -181,6 +182,16 @@ def wired_by_default(module: nn.Module) -> tuple[str, ...]:
 def is_turned(module: nn.Module) -> bool:
     """Whether this is Hugging Face's Conv1D: a linear layer whose weight is (in, out), that of GPT-2 and its kin."""
     return any(cls.__name__ == "Conv1D" and cls.__module__.startswith("transformers.") for cls in type(module).__mro__)
+
+
+def multiplies(module: nn.Module) -> bool:
+    """Whether a layer, a graph apart, multiplies by weights of two or more dimensions."""
+    return isinstance(module, _MULTIPLYING) or is_turned(module)
+
+
+def sends_first(module: nn.Module) -> bool:
+    """Whether the first dimension of a layer's weight is of the nodes that send, not of those that receive."""
+    return isinstance(module, _TRANSPOSED) or is_turned(module)
 
 
 def edge_shape(module: nn.Module, attribute: str, weight: Tensor) -> tuple[int, ...]:

@@ -17,10 +17,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from wirings.errors import WiringError
-from wirings.layers import _CONVOLUTIONS, _TRANSPOSED, Target, is_turned, wired_by_default
+from wirings.layers import _CONVOLUTIONS, _TRANSPOSED, Target, multiplies, wired_by_default
 from wirings.rules.base import held
-
-_COUNTED = (nn.Linear, nn.Bilinear, *_CONVOLUTIONS, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
 
 
 class _Use(NamedTuple):
@@ -115,7 +113,7 @@ def _uses(model: nn.Module, arguments: tuple[Any, ...]) -> list[tuple[_Use | Non
 
     # The projection inside of attention is counted there.
     inside = {id(m.out_proj) for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
-    watched = [m for m in model.modules() if (isinstance(m, _COUNTED) or is_turned(m)) and id(m) not in inside]
+    watched = [m for m in model.modules() if multiplies(m) and id(m) not in inside]
     hooks = [module.register_forward_hook(hook, with_kwargs=True) for module in watched]
     try:
         with _evaluating(model):

@@ -83,8 +83,7 @@ class Wiring:
         """Tell edges what a schedule leads to, so that `finalize_` can see whether it got there."""
         if self.budget is None or not self.budget.changes or self._ranked is not None:
             return
-        ends = self.budget.planned(1).counts(self._sizes, _AT_LAST)
-        for layer, end in zip(self.layers, ends * len(self.layers) if len(ends) == 1 else ends, strict=True):
+        for layer, end in zip(self.layers, self._counted(self.budget.planned(1), _AT_LAST), strict=True):
             layer.edges.end = end
 
     def plan(self, steps: int) -> None:
@@ -132,7 +131,11 @@ class Wiring:
         """Every layer's number of edges by the budget, at this step."""
         if self.budget is None or not self.budget.changes:
             return self._counts
-        counts = self.budget.counts(self._sizes, self.steps, self._ranked)
+        return self._counted(self.budget, self.steps)
+
+    def _counted(self, budget: Budget, step: int) -> list[int]:
+        """Every layer's number of edges by a budget; the number of all of them where they share one."""
+        counts = budget.counts(self._sizes, step, self._ranked)
         return counts * len(self.layers) if len(counts) == 1 else counts
 
     @property

@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from wirings import WiringError
+from wirings.console import output
 from wirings.sweep import folder, local, plan, schedule, show, work
 from wirings.sweep.plan import Run
 from wirings.sweep.schedule import FAILED, FINISHED, STOPPED, State
@@ -231,7 +232,7 @@ def test_a_file_cuts_nothing_off(tmp_path: Path) -> None:
     runs = plan.make(["ste/mobilenet-decayed_gradient", "digits/static-random"], [0], grid)
     lines = schedule.summary([State(run, tmp_path / run.place) for run in runs])
     file = io.StringIO()
-    show.Shown(show.output(file)).console.print(show.results(lines))
+    show.Shown(output(file)).console.print(show.results(lines))
     rows = [[cell.strip() for cell in line.split("│")[1:3]] for line in file.getvalue().splitlines() if "│" in line]
     assert rows == [[line.name, " ".join(line.changes)] for line in lines]
     terminal = io.StringIO()

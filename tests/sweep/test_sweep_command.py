@@ -130,7 +130,7 @@ def test_a_folder_of_data_is_for_runs_that_read_files(tmp_path: Path, monkeypatc
     for name in data.names():
         with pytest.raises(WiringError):
             data.load(name, directory=tmp_path)
-    assert refused == sorted(work.NO_FILES), "the data that takes no folder"
+    assert refused == sorted(data.NO_FILES), "the data that takes no folder"
 
 
 def test_results_of_whole_recipes_are_kept_once(tmp_path: Path) -> None:

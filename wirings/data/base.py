@@ -173,6 +173,8 @@ _homes = {
     "synthetic": "synthetic",
 }
 """The modules of our own data sets, imported when they are asked for: some need Pillow."""
+NO_FILES = ("digits", "synthetic")
+"""Data that reads no files, and so takes no folder."""
 _registry: dict[str, Callable[..., Data]] = {}
 M = TypeVar("M", bound=Callable[..., Data])
 

@@ -16,10 +16,7 @@ from torch import Tensor, nn
 
 from wirings.errors import WiringError
 from wirings.history.structure import Group, Kernels, LayerOf, Structure, Tile, Walk
-from wirings.layers import is_turned
-
-_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
+from wirings.layers import _CONVOLUTIONS, is_turned, sends_first
 
 
 class Place(NamedTuple):
@@ -112,13 +109,10 @@ class _Builder:
         module, shape = place.module, tuple(place.weight.shape)
         self.circles.append(False)
         recurrent = isinstance(module, (nn.RNNBase, nn.RNNCellBase)) and not place.attribute.startswith("weight_hr")
-        if isinstance(module, _CONVOLUTIONS):
-            inner, groups, flip = int(np.prod(shape[2:])), module.groups, isinstance(module, _TRANSPOSED)
+        if isinstance(module, _CONVOLUTIONS) or is_turned(module):
+            inner, groups, flip = int(np.prod(shape[2:])), getattr(module, "groups", 1), sends_first(module)
             rows, cols = shape[0] // groups, shape[1]
             gives, takes = (cols * groups, rows * groups) if flip else (rows * groups, cols * groups)
-        elif is_turned(module):
-            inner, groups, flip, (rows, cols) = 1, 1, True, shape
-            gives, takes = cols, rows
         else:
             inner, groups, flip = 1, 1, False
             gives = module.hidden_size if recurrent else shape[0]  # type: ignore[assignment]

@@ -15,8 +15,11 @@ def draw_norm_scales(model: nn.Module) -> None:
     they did; where a wiring is learned, fewer nodes lose their edges in the first steps (docs/theory.md).
     """
     for module in model.modules():
-        scale = module.norm_weight if isinstance(module, Convolutions) else None
-        if isinstance(module, _NormBase):
+        if isinstance(module, Convolutions):
+            scale = module.norm_weight
+        elif isinstance(module, _NormBase):
             scale = module.weight
+        else:
+            continue
         if scale is not None:
             nn.init.uniform_(scale)

@@ -15,7 +15,6 @@ from wirings.profile.graphs import Call
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm, nn.CrossMapLRN2d)
 FREE = (*_NORMS, nn.Embedding, nn.EmbeddingBag, nn.PReLU)
 """Layers whose parameters multiply nothing that is counted: norms, activations, tables."""
-_COUNTED = (nn.Linear, nn.Bilinear, *_CONVOLUTIONS, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
 
 
 class Use(NamedTuple):
@@ -26,11 +25,6 @@ class Use(NamedTuple):
     times: int
     rows: slice = slice(None)
     """Only these of its rows."""
-
-
-def is_counted(module: nn.Module) -> bool:
-    """Whether a layer multiplies by its weights."""
-    return isinstance(module, _COUNTED) or is_turned(module)
 
 
 def is_norm(module: nn.Module) -> bool:

@@ -15,6 +15,7 @@ from torch import nn
 
 from wirings.errors import WiringError
 from wirings.graph import ContinuousGraph, Graph
+from wirings.layers import multiplies
 from wirings.profile import costs
 from wirings.profile.graphs import Call, Wires
 from wirings.profile.live import Found, follow, follows
@@ -81,7 +82,7 @@ def _run(model: nn.Module, arguments: tuple[Any, ...]) -> dict[str, list[Call]]:
 
         return hook
 
-    watched = [(n, m) for n, m in model.named_modules() if isinstance(m, Graph) or costs.is_counted(m) or follows(m)]
+    watched = [(n, m) for n, m in model.named_modules() if isinstance(m, Graph) or multiplies(m) or follows(m)]
     hooks = [module.register_forward_hook(note(name), with_kwargs=True) for name, module in watched]
     try:
         with _evaluating(model):

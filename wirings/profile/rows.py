@@ -9,7 +9,7 @@ from torch import nn
 
 from wirings.graph import Graph
 from wirings.graph.functions import Convolutions, NodeFunction
-from wirings.layers import _CONVOLUTIONS, _inside_parametrization, wired_by_default
+from wirings.layers import _CONVOLUTIONS, _inside_parametrization, multiplies, wired_by_default
 from wirings.profile import costs
 from wirings.profile.graphs import Call, Wires, times, walk, work
 from wirings.profile.live import Alive, Found
@@ -38,7 +38,7 @@ class Counting:
     def rows(self) -> list[Row]:
         """All rows, in the order of the model's modules."""
         found = list(self._modules())
-        multiplied = {name: self._multiply(name, m) for name, m, _ in found if costs.is_counted(m)}
+        multiplied = {name: self._multiply(name, m) for name, m, _ in found if multiplies(m)}
         rows = []
         for name, module, in_graph in found:
             if isinstance(module, Graph):
@@ -85,7 +85,7 @@ class Counting:
 
     def _layer(self, name: str, module: nn.Module, mult_adds: tuple[int, int, int], in_graph: bool) -> Row:
         """The row of a module that is not a graph."""
-        multiplies, calls = costs.is_counted(module), self.calls.get(name, [])
+        counted, calls = multiplies(module), self.calls.get(name, [])
         holders = [module, module.out_proj] if isinstance(module, nn.MultiheadAttention) else [module]
         params = np.zeros(3, np.int64)
         edges = live_edges = 0
@@ -93,7 +93,7 @@ class Counting:
             for attribute, parameter in _own(holder).items():
                 new = id(parameter) not in self._counted
                 self._counted.add(id(parameter))
-                if multiplies and attribute in wired_by_default(holder):
+                if counted and attribute in wired_by_default(holder):
                     weight = self.weights[holder, attribute]
                     near, far = (weight.mask if part is None else part for part in (weight.near, weight.far))
                     sums = [int(part.count_nonzero()) for part in (weight.mask, near, far)]
@@ -103,7 +103,7 @@ class Counting:
                     own = self._other(name, module, attribute, parameter)
                 params += np.array(own) * new
         unseen = [a for a, p in _own(module).items() if p.dim() > 1]
-        if unseen and not multiplies and not isinstance(module, costs.FREE):
+        if unseen and not counted and not isinstance(module, costs.FREE):
             self._unseen(name, unseen)
         norms = int(params[0]) if in_graph and costs.is_norm(module) else 0
         dense, real, live = (0, 0, 0) if norms else params.tolist()
@@ -111,7 +111,7 @@ class Counting:
         nodes = getattr(module, "out_features", getattr(module, "out_channels", None)) if followed else None
         return Row(
             name, _kind(module), dense, real, live, mult_adds[0], mult_adds[1], mult_adds[2],
-            edges=edges if multiplies else None, live_edges=live_edges if multiplies else None, nodes=nodes,
+            edges=edges if counted else None, live_edges=live_edges if counted else None, nodes=nodes,
             dead_nodes=None if nodes is None else nodes - _living(self.far.get(name), nodes),
             times=max(1, len(calls)), norms=norms,
         )  # fmt: skip
@@ -122,7 +122,7 @@ class Counting:
         near = self.near.get(name)
         if not alive or parameter.dim() != 1 or len(alive[0].wanted) != whole:
             return [whole] * 3
-        if attribute == "bias" and costs.is_counted(module):  # a channel that is constant keeps its bias
+        if attribute == "bias" and multiplies(module):  # a channel that is constant keeps its bias
             wanted = [whole if f is None else int(np.any([a.wanted for a in f], 0).sum()) for f in (near, alive)]
             return [whole, *wanted]
         return [whole, whole, _living(alive, whole)]

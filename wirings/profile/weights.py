@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from wirings.attach import wired
-from wirings.layers import _CONVOLUTIONS, _TRANSPOSED, is_turned
-from wirings.profile.costs import is_counted
+from wirings.layers import _CONVOLUTIONS, multiplies, sends_first
 from wirings.profile.live import Alive
 from wirings.rules.base import Edges, held
 
@@ -72,7 +71,7 @@ class Weights:
         """Whether any weight that multiplies has entries that are not real."""
         if any(not mask.all() for mask in self.real.values()):
             return True
-        modules = (module for module in self._model.modules() if is_counted(module))
+        modules = (module for module in self._model.modules() if multiplies(module))
         return any((p == 0).any() for module in modules for p in module.parameters(recurse=False) if p.dim() > 1)
 
 
@@ -93,11 +92,9 @@ def live_part(module: nn.Module, mask: Tensor, alive: Alive | None) -> Tensor:
     if alive is None:
         return mask
     fed, wanted = torch.from_numpy(alive.fed), torch.from_numpy(alive.wanted)
-    if is_turned(module):
-        return mask & fed[:, None] & wanted
     if not isinstance(module, _CONVOLUTIONS):
         return mask & fed & wanted[:, None]
-    first, second = (wanted, fed) if not isinstance(module, _TRANSPOSED) else (fed, wanted)
+    first, second = (fed, wanted) if sends_first(module) else (wanted, fed)
     groups, within = module.groups, mask.shape[1]
     own = second.view(groups, within).repeat_interleave(math.ceil(mask.shape[0] / groups), 0)
     shape = (*mask.shape[:2], *[1] * (mask.dim() - 2))

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TextIO
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from wirings.console import output
 from wirings.sweep.schedule import FAILED, FINISHED, RUNNING, STOPPED, WAITING, Line, State
 from wirings.train.tables import with_std
 
 MOST = 30
 """Runs in the live table, those that run first."""
-WIDEST = 1000
-"""Columns of tables in a file."""
-
-
-def output(file: TextIO | None = None) -> Console:
-    """The standard output: as wide as the terminal; where it is a file or a pipe, so wide that nothing is cut off."""
-    console = Console(file=file)
-    return console if console.is_terminal else Console(file=file, width=WIDEST)
 
 
 class Shown:

@@ -12,12 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from wirings.data.base import NO_FILES
 from wirings.sweep.folder import locked
 from wirings.sweep.plan import Run
 
 OUTPUT = "output.txt"
-NO_FILES = ("digits", "synthetic")
-"""Data that reads no files, and so takes no folder."""
 
 
 def reads_files(run: Run) -> bool:
