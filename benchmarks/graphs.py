@@ -115,7 +115,7 @@ def step_on_gpu(name: str, precision: str, batch: int, ways: Sequence[str], **op
         size = options.get("image_size", 32)
         x, y = torch.randn(batch, 3, size, size, device="cuda"), torch.randint(10, (batch,), device="cuda")
         start = time.perf_counter()
-        used = torch.compile(model) if way.startswith("compiled") else model
+        used = torch.compile(model, dynamic=False) if way.startswith("compiled") else model
         step = training_step(used, x, y, precision, fast=way != "called")
         alive.append((model, x, y, step))
         for _ in range(3):

@@ -16,7 +16,9 @@ if not __package__:  # run as a file: this folder must not hide Python's own mod
 
 from benchmarks import choosing, collapse, engine, seen, your_model
 from benchmarks.common import record
-from wirings.train import tables
+from wirings import recipes
+from wirings.train import results, tables
+from wirings.train.settings import from_mapping
 
 ROOT = Path(__file__).parents[1]
 TABLES = ["table1", "table2", "appendix_b", "table4", "resnet"]
@@ -49,7 +51,7 @@ def examples() -> str:
 
 
 def graphs() -> str:
-    """The fastest way in half precision, and the same in float32, for each tiny classifier."""
+    """The fastest way in half precision, and the same in float32, for each tiny classifier; then MobileNetV1-DNW."""
     lines = ["| | half precision | float32 (TF32) | float32 | memory, half precision |", "|---|---|---|---|---|"]
     rows = {(row["model"], row["precision"]): row for row in record("benchmarks/graphs-h200")["tiny"]["rows"]}
     for model, half in (("tiny_static", "bf16"), ("tiny_discrete", "bf16"), ("tiny_continuous", "fp16")):
@@ -61,6 +63,11 @@ def graphs() -> str:
             cells.append(f"{1e3 * taken['median_s']:.2f} ms ({precision}, {way}{more})")
         memory = rows[model, half]["peak_bytes"] / 2**30
         lines.append(f"| {model.removeprefix('tiny_')} | {' | '.join(cells)} | {memory:.2f} GiB |")
+    for row in record("benchmarks/graphs-h200")["mobilenet"]["rows"]:
+        way, taken = min(row["times"].items(), key=lambda item: item[1]["median_s"])
+        name = f"MobileNetV1-DNW × {row['width']}, {row['image_size']} px, batch {row['batch']}"
+        shown = f"{1e3 * taken['median_s']:.2f} ms ({row['precision']}, {way})"
+        lines.append(f"| {name} | {shown} | | | {row['peak_bytes'] / 2**30:.2f} GiB |")
     return "\n".join(lines)
 
 
@@ -105,6 +112,23 @@ def paper() -> str:
                 figures = [tables.with_std(row.paper, row.paper_std, 1), tables.with_std(row.mean, row.std, 1)]
                 lines.append(f"| `{row.recipe}` | {' | '.join(figures)} | {len(row.seeds)} |")
     return "\n".join(lines)
+
+
+def scales() -> str:
+    """Accuracies with the scales of norms drawn and from 1: the recipes', and those in `results/scales` beside them."""
+    folders = (ROOT / "results", ROOT / "results" / "scales")
+    lines = ["| | the paper | scales from U(0, 1) | scales from 1 |", "|---|---|---|---|"]
+    for name in sorted(str(path.relative_to(folders[1])) for path in folders[1].glob("*/*")):
+        recipe, reached = recipes.get(name), dict[str, list[float]](uniform=[], ones=[])
+        for result in [result for folder in folders for result in results.find(folder, name)]:
+            reached[from_mapping(result.settings).norm_scales].append(result.accuracy)
+        paper = recipe.paper or {}
+        cells = [tables.with_std(paper.get("accuracy"), paper.get("std"), 1)]
+        for found in reached.values():
+            std = statistics.stdev(found) if len(found) > 1 else None
+            cells.append(f"{tables.with_std(statistics.mean(found), std, 2)} ({len(found)})" if found else "")
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", "(In brackets the number of seeds.)"])
 
 
 def cost() -> str:
@@ -154,7 +178,8 @@ PAGES = {
         "cost": cost,
     },
     "docs/your_model.md": your_model.FIGURES,
-    "docs/results.md": {name: functools.partial(table, name) for name in TABLES} | {"ste": choosing.ste},
+    "docs/results.md": {name: functools.partial(table, name) for name in TABLES}
+    | {"scales": scales, "ste": choosing.ste},
     "docs/rules.md": {"choosing": choosing.choosing},
     "docs/engine.md": engine.FIGURES,
     "docs/gallery.md": seen.FIGURES,

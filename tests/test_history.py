@@ -367,6 +367,7 @@ def test_records_that_do_not_follow_each_other_are_told() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 def test_nobody_waits_for_a_record_on_a_gpu() -> None:
     graph = wirings.StaticGraph([8, 32, 32, 10], edges=300, node=ConvNode(), rule="dnw").cuda()
     assert graph.wiring is not None

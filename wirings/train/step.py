@@ -242,7 +242,8 @@ def make_fast(step: Step, loader: Any, say: Callable[[str], None]) -> Captured |
         state = {name: value.clone() for name, value in step.model.state_dict().items()}
         scaler = step.scaler.state_dict()
         try:
-            step.used = torch.compile(step.model)  # type: ignore[assignment]
+            # Code for each size of a batch: what is made for any size is slower, and would be taken for all of them.
+            step.used = torch.compile(step.model, dynamic=False)  # type: ignore[assignment]
             return Captured(step, loader)
         except WiringError:
             raise
