@@ -76,6 +76,41 @@ def test_prunes_moves_and_grows(make: object) -> None:
     )
 
 
+def test_every_layer_keeps_its_number_if_nothing_is_shared_out() -> None:
+    """Both lose 2 of their 4 edges and grow 2, whatever the momentum of the other is."""
+    _, wiring = two_layers(SparseMomentum(prune_rate=1.0, every=2, steps=4, redistribute=False))
+    optimizer = sgd(wiring)
+    for _ in range(2):
+        wiring.step(optimizer)
+    first, second = wiring.masks().values()
+    assert first.tolist() == [[True, False, False, True], [False, True, False, True]]  # −1 and 2 go, −8 and 7 come
+    # 1 and 3 go; both come back, from zero: momentum is largest there, 2 and 1.
+    assert second.tolist() == [[True, True, False, False], [True, True, False, False]]
+    assert wiring.layers[1].weight.tolist() == [[0, 6, 0, 0], [-7, 0, 0, 0]]
+    assert [int(layer.edges.k) for layer in wiring.layers] == [4, 4]
+
+
+def test_a_schedule_sets_every_layers_number_if_nothing_is_shared_out() -> None:
+    model = nn.ModuleList([nn.Linear(10, 7), nn.Linear(7, 3)])
+    density = wirings.LinearSchedule(1.0, 0.3, steps=3)
+    wiring = wirings.wire_(model, SparseMomentum(every=1, steps=8, redistribute=False), density=density)
+    optimizer = sgd(wiring, [torch.randn_like(layer.weight) for layer in wiring.layers])
+    for expected in ([53, 16], [37, 11], [21, 6], [21, 6]):  # of 70 and 21, rounded down
+        wiring.step(optimizer)
+        assert [int(mask.sum()) for mask in wiring.masks().values()] == expected
+
+
+def test_multiply_adds_are_kept_if_nothing_is_shared_out() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, stride=4))
+    budget = {"mult_adds": 0.5, "example_input": torch.randn(1, 3, 8, 8)}
+    with pytest.raises(WiringError, match="sparse_momentum"):
+        wirings.wire_(model, "sparse_momentum", **budget)
+    wiring = wirings.wire_(model, SparseMomentum(every=1, steps=4, redistribute=False), **budget)
+    before = [int(layer.edges.k) for layer in wiring.layers]
+    wiring.step(sgd(wiring, [torch.randn_like(layer.weight) for layer in wiring.layers]))
+    assert [int(mask.sum()) for mask in wiring.masks().values()] == before
+
+
 def test_no_layer_gets_more_than_it_allows() -> None:
     """The first layer allows 4 edges: after losing 2 it takes 2 of the 3 that are its share; the second gets 2."""
     allowed = LEFT.clone()
@@ -294,6 +329,7 @@ def test_the_optimizer() -> None:
     [
         ({"prune_rate": 1.5}, "sparse_momentum: prune_rate must be a number from 0 to 1, not 1.5"),
         ({"every": 0}, "every must be a whole number, at least 1, not 0"),
+        ({"redistribute": "no"}, "redistribute must be true or false, not 'no'"),
     ],
     ids=str,
 )

@@ -41,7 +41,7 @@ class Rule(ABC):
     name: ClassVar[str]
     own_budget: ClassVar[bool] = False
     """Whether the rule fixes the number of edges itself, by `budget`, and takes none from the caller."""
-    moves_budget: ClassVar[bool] = False
+    moves_budget: bool = False
     """Whether the rule moves edges between layers, by writing ``edges.k``: only their sum is the budget's then."""
     layers_only: ClassVar[bool] = False
     """Whether the rule wires layers alone, and no neural graphs, whose edges are no matrix."""

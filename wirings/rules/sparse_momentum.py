@@ -28,13 +28,16 @@ class SparseMomentum(Planned):
     3. In each layer the hallucinated edges with the largest momentum become real, from a weight of zero. Those that
        were lost a moment ago may come back so.
 
-    So the number of edges is the budget's over all layers together, and not in each. The gradient reaches all allowed
-    edges, which feeds the momentum of hallucinated ones. Their weights are zero from the beginning and set to zero
-    after every step, so that weight decay has nothing to add to it.
+    So the number of edges is the budget's over all layers together, and not in each, unless ``redistribute`` is false.
+    The gradient reaches all allowed edges, which feeds the momentum of hallucinated ones. Their weights are zero from
+    the beginning and set to zero after every step, so that weight decay has nothing to add to it.
 
     Args:
         prune_rate: the fraction that is removed, at the beginning of training; it falls to 0 at the end as half a
             cosine does. 0.5 is the default of the authors' code.
+        redistribute: whether lost edges are shared out over the layers, as in the paper; else every layer grows as many
+            as it lost. Momentum is largest where maps are, so that shared out, the same edges may cost several times
+            the multiply-adds.
         every: optimizer steps from one change to the next; by default a hundredth of training. The paper changes once
             an epoch, and trains ImageNet for 100 of them; a rule knows no epochs.
         seed: of the wiring at first, as for `Random`.
@@ -46,12 +49,19 @@ class SparseMomentum(Planned):
 
     name = "sparse_momentum"
     reaches = "all"
-    moves_budget = True
 
     def __init__(
-        self, prune_rate: float = 0.5, every: int | None = None, seed: int | None = None, steps: int | None = None
+        self,
+        prune_rate: float = 0.5,
+        every: int | None = None,
+        seed: int | None = None,
+        steps: int | None = None,
+        redistribute: bool = True,
     ) -> None:
         super().__init__(steps)
+        if not isinstance(redistribute, bool):
+            raise WiringError(f"{self.name}: redistribute must be true or false, not {redistribute!r}.")
+        self.moves_budget = redistribute
         self.prune_rate, self.seed = number(self.name, "prune_rate", prune_rate), seed
         self.every = None if every is None else whole_number(self.name, "every", every)
 
@@ -60,13 +70,18 @@ class SparseMomentum(Planned):
         _others_to_zero(layers)
 
     def rebudget(self, layers: Sequence[Layer]) -> None:
-        """Each layer's share of the new total is what it has now; it loses its weakest edges or grows random ones."""
-        pooled = layers[0].edges.pool is not None
-        total = int(layers[0].edges.k) if pooled else sum(int(layer.edges.k) for layer in layers)
-        now, least = _counts(layers), int(total >= len(layers))
-        room = [layer.edges.possible - least for layer in layers]
-        more = share_out(total - least * len(layers), [max(n - least, 0) for n in now], room)
-        for layer, before, k in zip(layers, now, (least + m for m in more), strict=True):
+        """Layers lose their weakest edges or grow random ones. Where edges move between them, each one's share of the
+        new total is what it has now.
+        """
+        pooled, now = layers[0].edges.pool is not None, _counts(layers)
+        new = [int(layer.edges.k) for layer in layers]
+        if pooled or self.moves_budget:
+            total = new[0] if pooled else sum(new)
+            least = int(total >= len(layers))
+            room = [layer.edges.possible - least for layer in layers]
+            more = share_out(total - least * len(layers), [max(n - least, 0) for n in now], room)
+            new = [least + m for m in more]
+        for layer, before, k in zip(layers, now, new, strict=True):
             wiring = _wiring(layer)
             if k < before:
                 wiring = primitive.choose(layer.weight, k, wiring)
@@ -112,10 +127,12 @@ class SparseMomentum(Planned):
     def _rewire(self, layers: Sequence[Layer], momenta: Sequence[Tensor], rate: float) -> None:
         before = _counts(layers)
         lost = [int(rate * count + 1e-6) for count in before]
-        real = [torch.where(_wiring(layer), m, 0.0).float() for layer, m in zip(layers, momenta, strict=True)]
-        means = [float(m.abs().sum()) / max(count, 1) for m, count in zip(real, before, strict=True)]
-        room = [one.edges.possible - b + n for one, b, n in zip(layers, before, lost, strict=True)]
-        grown = share_out(sum(lost), means if any(means) else lost, room)
+        grown = lost
+        if self.moves_budget:
+            real = [torch.where(_wiring(layer), m, 0.0).float() for layer, m in zip(layers, momenta, strict=True)]
+            means = [float(m.abs().sum()) / max(count, 1) for m, count in zip(real, before, strict=True)]
+            room = [one.edges.possible - b + n for one, b, n in zip(layers, before, lost, strict=True)]
+            grown = share_out(sum(lost), means if any(means) else lost, room)
         for layer, momentum, b, n, g in zip(layers, momenta, before, lost, grown, strict=True):
             kept = primitive.choose(layer.weight, b - n, _wiring(layer))
             layer.weight.masked_fill_(~kept, 0.0)
