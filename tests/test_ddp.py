@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from groups import leave
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -36,7 +37,7 @@ def _worker(rank: int, folder: str, rule: str, share: str) -> None:
         {"history": history, "weights": [layer.weight.detach() for layer in wiring.layers], "x": x},
         f"{folder}/{rank}.pt",
     )
-    dist.destroy_process_group()
+    leave()
 
 
 @pytest.mark.dist

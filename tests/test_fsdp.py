@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from groups import leave
 from torch import Tensor, nn
 
 import wirings
@@ -127,7 +128,7 @@ def train_all(rank: int, folder: str) -> None:
     started(rank, folder, 2)
     found = [trained(*wired(*case)) for case in CASES]
     torch.save(found, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    leave()
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +169,7 @@ def train_on_own_data(rank: int, folder: str) -> None:
     model, wiring = wired("dnw", "global", "each")
     keep_statistics(model)
     torch.save(trained(model, wiring, own_data=rank)["history"], f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    leave()
 
 
 def test_other_data_on_each(tmp_path: Path) -> None:

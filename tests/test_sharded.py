@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from groups import leave
 from torch import Tensor, nn
 
 import wirings
@@ -92,7 +93,7 @@ def choices(rank: int, folder: str) -> None:
         note = torch.zeros(6, 2)
         note.copy_(weight.detach())
         assert torch.equal(note, torch.arange(1.0, 13.0).view(6, 2))
-    dist.destroy_process_group()
+    leave()
 
 
 def test_the_same_edges_are_chosen(tmp_path: Path) -> None:
@@ -161,7 +162,7 @@ def checkpoints(rank: int, folder: str) -> None:
             again.load_state_dict(wiring.state_dict())
             ours, theirs = train(model, wiring, first, 4), train(twin, again, "alone", 4)  # and they go on alike
             assert all(torch.equal(ours[name], theirs[name]) for name in ours), (rule, first)
-    dist.destroy_process_group()
+    leave()
 
 
 def test_a_checkpoint_of_one_loads_in_the_other(tmp_path: Path) -> None:
@@ -253,7 +254,7 @@ def layouts(rank: int, folder: str) -> None:
     wirings.finalize_(model)
     assert model[0].weight.full_tensor().count_nonzero() == 18
     assert list(model.state_dict()) == ["0.weight", "0.bias", "1.weight", "1.bias"]
-    dist.destroy_process_group()
+    leave()
 
 
 def test_layouts_that_are_refused_and_others(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from groups import leave
 from safetensors.torch import load_file
 
 from wirings import choose, recipes
@@ -73,7 +74,7 @@ def work(case: str, folder: Path, death: int) -> None:
         loop.train(RECIPE, settings, out, device="cpu", resume=True, log=Dies())
     state = {name: value.detach() for name, value in kept["model"].state_dict().items()}
     torch.save({"masks": kept["wiring"].masks(), "state": state}, folder / f"{rank}.pt")
-    dist.destroy_process_group()
+    leave()
 
 
 def start_two(case: str, folder: Path, death: int = -1) -> list[tuple[int, str]]:
