@@ -139,6 +139,13 @@ def test_a_kill_before_the_last_files_are_written(tmp_path: Path, monkeypatch: p
     assert 7 <= limit < 19
 
 
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    for name in (".last.safetensors.0a1b2c3d4e5f.part", ".tmpNgYPxj", ".notes", ".tmp", "last.safetensors"):
+        (tmp_path / name).write_text("")  # the second is what safetensors 0.8 writes to, before it takes its place
+    loop.checkpoint.clean(tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == [".notes", ".tmp", "last.safetensors"]
+
+
 @pytest.mark.slow
 def test_a_run_that_is_killed_ten_times(tmp_path: Path) -> None:
     settings = ["epochs=12", "batch=100", "checkpoint_every=1"]

@@ -73,8 +73,8 @@ def write(path: Path, put: Any) -> None:
 
 
 def clean(folder: Path) -> None:
-    """Remove what a killed process had begun to write."""
-    for part in folder.glob(".*.part"):
+    """Remove what a killed process had begun to write: our part of a file, and the one that safetensors makes of it."""
+    for part in [*folder.glob(".*.part"), *folder.glob(".tmp??????")]:
         part.unlink(missing_ok=True)
 
 
