@@ -55,20 +55,23 @@ def graphs() -> str:
     lines = ["| | half precision | float32 (TF32) | float32 | memory, half precision |", "|---|---|---|---|---|"]
     rows = {(row["model"], row["precision"]): row for row in record("benchmarks/graphs-h200")["tiny"]["rows"]}
     for model, half in (("tiny_static", "bf16"), ("tiny_discrete", "bf16"), ("tiny_continuous", "fp16")):
-        cells = []
-        for precision in (half, "tf32", "fp32"):
-            row = rows[model, precision]
-            way, taken = min(row["times"].items(), key=lambda item: item[1]["median_s"])
-            more = f", {row['evaluations']} evaluations" if "evaluations" in row else ""
-            cells.append(f"{1e3 * taken['median_s']:.2f} ms ({precision}, {way}{more})")
-        memory = rows[model, half]["peak_bytes"] / 2**30
-        lines.append(f"| {model.removeprefix('tiny_')} | {' | '.join(cells)} | {memory:.2f} GiB |")
+        cells = [_fastest(rows[model, precision]) for precision in (half, "tf32", "fp32")]
+        lines.append(f"| {model.removeprefix('tiny_')} | {' | '.join(cells)} | {_memory(rows[model, half])} |")
     for row in record("benchmarks/graphs-h200")["mobilenet"]["rows"]:
-        way, taken = min(row["times"].items(), key=lambda item: item[1]["median_s"])
         name = f"MobileNetV1-DNW × {row['width']}, {row['image_size']} px, batch {row['batch']}"
-        shown = f"{1e3 * taken['median_s']:.2f} ms ({row['precision']}, {way})"
-        lines.append(f"| {name} | {shown} | | | {row['peak_bytes'] / 2**30:.2f} GiB |")
+        lines.append(f"| {name} | {_fastest(row)} | | | {_memory(row)} |")
     return "\n".join(lines)
+
+
+def _fastest(row: dict[str, Any]) -> str:
+    """A step's time in the fastest of the ways that it was measured in."""
+    way, taken = min(row["times"].items(), key=lambda item: item[1]["median_s"])
+    more = f", {row['evaluations']} evaluations" if "evaluations" in row else ""
+    return f"{1e3 * taken['median_s']:.2f} ms ({row['precision']}, {way}{more})"
+
+
+def _memory(row: dict[str, Any]) -> str:
+    return f"{row['peak_bytes'] / 2**30:.2f} GiB"
 
 
 def dense() -> str:
@@ -119,10 +122,10 @@ def scales() -> str:
     folders = (ROOT / "results", ROOT / "results" / "scales")
     lines = ["| | the paper | scales from U(0, 1) | scales from 1 |", "|---|---|---|---|"]
     for name in sorted(str(path.relative_to(folders[1])) for path in folders[1].glob("*/*")):
-        recipe, reached = recipes.get(name), dict[str, list[float]](uniform=[], ones=[])
+        reached: dict[str, list[float]] = {"uniform": [], "ones": []}
         for result in [result for folder in folders for result in results.find(folder, name)]:
             reached[from_mapping(result.settings).norm_scales].append(result.accuracy)
-        paper = recipe.paper or {}
+        paper = recipes.get(name).paper or {}
         cells = [tables.with_std(paper.get("accuracy"), paper.get("std"), 1)]
         for found in reached.values():
             std = statistics.stdev(found) if len(found) > 1 else None

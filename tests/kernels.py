@@ -1,6 +1,9 @@
-"""What the tests of Triton kernels share. They run on a GPU, or in Triton's interpreter (TRITON_INTERPRET=1)."""
+"""What the tests on a GPU share. Those of Triton kernels may run in Triton's interpreter, too (TRITON_INTERPRET=1)."""
 
+import contextlib
 import os
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,3 +15,15 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 def on_gpu(test: Any) -> Any:
     needs = pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="needs a CUDA device")
     return pytest.mark.gpu(needs(test))
+
+
+@contextlib.contextmanager
+def without_waiting() -> Iterator[None]:
+    """Inside, it is an error if the host waits for the GPU."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype", UserWarning)
+            torch.cuda.set_sync_debug_mode("error")
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kernels import without_waiting
 from torch import nn
 
 import wirings
@@ -367,17 +368,13 @@ def test_records_that_do_not_follow_each_other_are_told() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 def test_nobody_waits_for_a_record_on_a_gpu() -> None:
     graph = wirings.StaticGraph([8, 32, 32, 10], edges=300, node=ConvNode(), rule="dnw").cuda()
     assert graph.wiring is not None
     recorder = graph.wiring.history(every=1)
     recorder.history()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with without_waiting():
         recorder.step(loss=torch.ones((), device="cuda"))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     state, alone = recorder.history().state(), still(graph).state()
     assert np.array_equal(state.places, alone.places)
     assert np.array_equal(state.codes, alone.codes)

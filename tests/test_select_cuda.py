@@ -1,10 +1,10 @@
 """The Triton selection against the plain one: on a GPU, and in Triton's interpreter (TRITON_INTERPRET=1)."""
 
-import os
 from typing import Any
 
 import pytest
 import torch
+from kernels import INTERPRETED, on_gpu, without_waiting
 from torch import Tensor
 
 from wirings import _select_cpu
@@ -15,16 +15,8 @@ import triton.language as tl
 
 from wirings import _select_cuda as select
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 KINDS = ["normal", "few values", "equal", "zeros", "special", "mostly zero", "sorted"]
-
-
-def on_gpu(test: Any) -> Any:
-    needs = pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="needs a CUDA device")
-    return pytest.mark.gpu(needs(test))
-
-
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs only where TRITON_INTERPRET=1 is set")
 
 
@@ -132,16 +124,12 @@ def test_capture(n: int, dtype: torch.dtype) -> None:
 
 
 @on_gpu
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 def test_nothing_waits_for_the_gpu() -> None:
     for n in (10_000, 640_000, 3_000_000):
         weight, k = torch.randn(n, device="cuda"), torch.tensor(n // 10, device="cuda")
         select.choose(weight, k, None), select.real_edges(weight, k, None)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with without_waiting():
             real, kept = select.choose(weight, k, None), select.real_edges(weight, k, None)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         assert int(real.sum()) == int(kept.count_nonzero()) == n // 10
 
 

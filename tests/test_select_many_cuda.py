@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernels import on_gpu
+from kernels import on_gpu, without_waiting
 from torch import Tensor
 
 from wirings import edges
@@ -88,17 +88,13 @@ def test_large_weights_and_many_of_them_on_a_gpu() -> None:
 
 
 @on_gpu
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 def test_a_captured_choice_sees_new_weights_and_budgets() -> None:
     weights = [torch.randn(5000, device="cuda"), torch.randn(40, 50, device="cuda")]
     ks = [torch.tensor(500, device="cuda"), torch.tensor(7, device="cuda")]
     call = lambda: many.real_edges(weights, ks, [None, None], edges._begins(weights))  # noqa: E731
     call()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with without_waiting():
         call()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         flat = call()

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from kernels import without_waiting
 from torch import Tensor
 
 from wirings.data.device import DeviceLoader
@@ -203,12 +204,8 @@ def test_a_captured_graph_sees_new_examples_at_every_replay() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 def test_the_host_never_waits() -> None:
     data = loader(padding=2, flip=True, device="cuda")
     data.begin(0)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with without_waiting():
         data.next(8)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
