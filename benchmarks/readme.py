@@ -134,6 +134,29 @@ def scales() -> str:
     return "\n".join([*lines, "", "(In brackets the number of seeds.)"])
 
 
+def dead() -> str:
+    """Dead nodes and dead ends, learned and drawn, with and without weight decay of edges; means over seeds."""
+    lines = ["| | weight decay of edges | dead nodes | dead ends | accuracy | seeds |", "|---|---|---:|---:|---:|---:|"]
+    for name in ("dnw", "random"):
+        for recipe, decay in ((f"table2/{name}", "as of all weights"), (f"table2/{name}-no_decay", "none")):
+            found = results.find(ROOT / "results", recipe)
+            nodes = statistics.mean(result.dead_nodes for result in found)
+            ends = statistics.mean(result.edges - result.usable_edges for result in found)
+            accuracies = [result.accuracy for result in found]
+            std = statistics.stdev(accuracies) if len(accuracies) > 1 else None
+            shown = tables.with_std(statistics.mean(accuracies), std, 2)
+            lines.append(f"| `{recipe}` | {decay} | {nodes:,.0f} | {ends:,.0f} | {shown} | {len(found)} |")
+    return "\n".join(lines)
+
+
+def tuned() -> str:
+    """What the coefficients of L1 reached on images held out of training."""
+    lines = ["| coefficient | accuracy on held-out images |", "|---|---:|"]
+    for path in sorted((ROOT / "results/tuning/l1_anneal").glob("*.json"), key=lambda path: float(path.stem)):
+        lines.append(f"| {path.stem} | {results.read(path).accuracy:.2f} % |")
+    return "\n".join(lines)
+
+
 def cost() -> str:
     lines = ["| | time | against |", "|---|---|---|"]
     step = record("benchmarks/wired_step-cpu")
@@ -182,7 +205,7 @@ PAGES = {
     },
     "docs/your_model.md": your_model.FIGURES,
     "docs/results.md": {name: functools.partial(table, name) for name in TABLES}
-    | {"scales": scales, "ste": choosing.ste},
+    | {"scales": scales, "dead": dead, "tuned": tuned, "ste": choosing.ste},
     "docs/rules.md": {"choosing": choosing.choosing},
     "docs/engine.md": engine.FIGURES,
     "docs/gallery.md": seen.FIGURES,

@@ -1,8 +1,10 @@
 """L1 + Anneal, a baseline of the paper's section "Related Methods": start with all edges, remove the weakest."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from wirings.rules.base import Layer, register
 from wirings.rules.checks import number
@@ -59,6 +61,7 @@ class L1Anneal(GMP):
 
     def _shrink(self, layers: Sequence[Layer], optimizer: torch.optim.Optimizer | None) -> None:
         for layer, rate in learning_rates(self.name, layers, optimizer, "coefficient=0"):
-            weight = layer.weight
-            less = (weight.abs() - rate * self.coefficient).clamp_(min=0)
-            weight.copy_(torch.where(layer.edges.left, less.copysign_(weight), weight))  # type: ignore[arg-type]
+            elsewhere = isinstance(rate, Tensor) and rate.device != layer.weight.device
+            most: Any = (float(rate) if elsewhere else rate) * self.coefficient
+            less = torch.clamp(layer.weight, -most, most)  # what a weight loses: all, if it is no more than that
+            layer.weight.sub_(less.masked_fill_(~layer.edges.left, 0.0))  # type: ignore[operator]
