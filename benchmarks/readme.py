@@ -5,6 +5,7 @@ python -m benchmarks.readme [--check]
 
 from __future__ import annotations
 
+import argparse
 import functools
 import statistics
 import sys
@@ -225,9 +226,12 @@ def rendered(page: str) -> str:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    check = parser.parse_args().check
     for page in PAGES:
         after = rendered(page)
-        if "--check" not in sys.argv[1:]:
+        if not check:
             (ROOT / page).write_text(after)
         elif after != (ROOT / page).read_text():
             sys.exit(f"{page} does not agree with results/: run python -m benchmarks.readme")

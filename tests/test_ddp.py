@@ -8,11 +8,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from groups import leave
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import wirings
+from wirings.train.distributed import leave
 
 
 def _worker(rank: int, folder: str, rule: str, share: str) -> None:

@@ -14,11 +14,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from groups import leave
 from torch import Tensor, nn
 
 import wirings
 from wirings import rules
+from wirings.train.distributed import leave
 
 pytestmark = [
     pytest.mark.dist,

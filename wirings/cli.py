@@ -120,6 +120,7 @@ def train(
 ) -> None:
     """Train a recipe: wirings train table1/static-dnw --seed 1."""
     from wirings import recipes as rows
+    from wirings.train.distributed import leave
     from wirings.train.log import Log, Shown
     from wirings.train.phases import train as run
     from wirings.train.results import path_of, write
@@ -147,6 +148,7 @@ def train(
             log.say(f"{found.name}, seed {number}: {result.accuracy:.2f} % after {result.wall_s:.0f} s; see {folder}")
             if results is not None:
                 log.say(f"wrote {write(result, results, overwrite=overwrite)}")
+    leave()
 
 
 app.command()(sweep)

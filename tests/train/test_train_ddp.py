@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from groups import leave
 from safetensors.torch import load_file
 
 from wirings import choose, recipes
 from wirings.train import checkpoint, loop, phases, results
+from wirings.train.distributed import leave
 from wirings.train.settings import Settings, StartSettings, with_overrides
 
 pytestmark = [
@@ -75,6 +75,7 @@ def work(case: str, folder: Path, death: int) -> None:
     state = {name: value.detach() for name, value in kept["model"].state_dict().items()}
     torch.save({"masks": kept["wiring"].masks(), "state": state}, folder / f"{rank}.pt")
     leave()
+    assert not dist.is_initialized()
 
 
 def start_two(case: str, folder: Path, death: int = -1) -> list[tuple[int, str]]:
@@ -97,6 +98,18 @@ def start_two(case: str, folder: Path, death: int = -1) -> list[tuple[int, str]]
     ]
     errors = [process.communicate(timeout=120)[1] for process in processes]
     return [(process.returncode, error) for process, error in zip(processes, errors, strict=True)]
+
+
+def test_torchrun_starts_the_command_line(tmp_path: Path) -> None:
+    changes = ["epochs=1", "batch=24", "data.name=synthetic", "data.options={examples: 96}"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "wirings"]
+    command += ["train", "table1/static-random", "--device", "cpu", "--out", str(tmp_path / "run")]
+    command += [word for change in changes for word in ("--set", change)]
+    environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert results.read(tmp_path / "run" / "result.json").steps == 4
+    assert done.stdout.count("see ") == 1, "one process speaks"
 
 
 def same_log(one: Path, other: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -84,3 +85,14 @@ def start(device: str | None = None) -> Place:
     if world > 1 and not dist.is_initialized():
         dist.init_process_group("nccl" if on_gpu else "gloo")
     return Place(rank, world, place)
+
+
+def leave() -> None:
+    """Leave what `start` took part in, as the last thing that a process does.
+
+    Gloo's threads let go of their tensors a moment after a collective has ended, and need Python for it: where Python
+    has ended before, they abort the process. NCCL warns where nobody leaves.
+    """
+    if dist.is_initialized():
+        time.sleep(0.5)
+        dist.destroy_process_group()
