@@ -11,7 +11,8 @@ from torch import Tensor, nn
 import wirings
 from wirings import WiringError
 from wirings.rules import SparseMomentum
-from wirings.rules.sparse_momentum import share_out
+from wirings.rules.optimizers import states
+from wirings.rules.sparse_momentum import _grown, share_out
 
 # Two layers of 2 × 4 edges, of which the left halves are real: 4 in each.
 LEFT = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0]]).bool()
@@ -58,14 +59,18 @@ def test_prunes_moves_and_grows(make: object) -> None:
     optimizer = make(wiring)
     wiring.step(optimizer)
     assert all(torch.equal(mask, LEFT) for mask in wiring.masks().values()), "not its turn yet"
+    momenta = [next(iter(states(layer, optimizer).values())).clone() for layer in wiring.layers]
     wiring.step(optimizer)
     first, second = wiring.masks().values()
     # The first loses −1 and 2, and grows where momentum is −8, 7 and 5.
     assert first.tolist() == [[True, False, True, True], [False, True, False, True]]
     assert wiring.layers[0].weight.tolist() == [[5, 0, 0, 0], [0, -4, 0, 0]], "new edges start from zero"
-    # The second loses 1 and 3, and has 3 back, where momentum is 1 but for the 2 of the edge that weighed 1.
+    # The second loses 1 and 3, and has 1 back at once, as it was: momentum is 2 there, and 1 elsewhere.
     assert second.tolist() == [[True, True, False, False], [True, False, False, False]]
-    assert wiring.layers[1].weight.tolist() == [[0, 6, 0, 0], [-7, 0, 0, 0]]
+    assert wiring.layers[1].weight.tolist() == [[1, 6, 0, 0], [-7, 0, 0, 0]]
+    for layer, momentum, new in zip(wiring.layers, momenta, (first & ~LEFT, second & ~LEFT), strict=True):
+        now = next(iter(states(layer, optimizer).values()))  # the mean of the gradient is named first
+        assert torch.equal(now, momentum.masked_fill(new, 0.0)), "new edges begin at rest, and no other is touched"
     assert [int(layer.edges.k) for layer in wiring.layers] == [5, 3]
     assert [report.edges for report in wiring.look()] == [5, 3]
     before = [mask.clone() for mask in wiring.masks().values()]
@@ -84,9 +89,9 @@ def test_every_layer_keeps_its_number_if_nothing_is_shared_out() -> None:
         wiring.step(optimizer)
     first, second = wiring.masks().values()
     assert first.tolist() == [[True, False, False, True], [False, True, False, True]]  # −1 and 2 go, −8 and 7 come
-    # 1 and 3 go; both come back, from zero: momentum is largest there, 2 and 1.
+    # 1 and 3 go; both come back at once, as they were: momentum is largest there, 2 and 1.
     assert second.tolist() == [[True, True, False, False], [True, True, False, False]]
-    assert wiring.layers[1].weight.tolist() == [[0, 6, 0, 0], [-7, 0, 0, 0]]
+    assert wiring.layers[1].weight.tolist() == [[1, 6, 0, 0], [-7, 3, 0, 0]]
     assert [int(layer.edges.k) for layer in wiring.layers] == [4, 4]
 
 
@@ -150,7 +155,9 @@ def test_the_rate_falls_as_half_a_cosine() -> None:
     for _ in range(4):
         with torch.no_grad():
             layer.weight.copy_(torch.rand_like(layer.weight) + 1)  # none is zero
-        optimizer.state[layer.weight]["momentum_buffer"] = torch.rand_like(layer.weight)
+        real = next(iter(wiring.masks().values()))
+        # What is lost does not come back: momentum is largest elsewhere.
+        optimizer.state[layer.weight]["momentum_buffer"] = (torch.rand_like(layer.weight) + 1).masked_fill(real, 0.1)
         wiring.step(optimizer)
         lost.append(1000 - int(layer.weight.count_nonzero()))
     assert lost == [int(800 * (1 + math.cos(math.pi * t / 4)) / 2) for t in (1, 2, 3)] + [0] == [682, 400, 117, 0]
@@ -288,6 +295,12 @@ def test_options_change_something() -> None:
     assert torch.equal(usual, result())
     for settings in ({"prune_rate": 0.1}, {"every": 1}, {"seed": 1}, {"steps": 6}):
         assert not torch.equal(usual, result(**settings)), settings
+
+
+def test_what_has_no_room_grows_elsewhere_in_equal_parts() -> None:
+    assert _grown(10, [7.0, 2.0, 1.0], [1, 20, 20]) == [1, 5, 4]  # 7, 2 and 1; 6 are over, 3 for each of the others
+    assert _grown(10, [7.0, 2.0, 1.0], [1, 4, 20]) == [1, 4, 5]  # one of which takes 2 alone
+    assert _grown(10, [7.0, 2.0, 1.0], [9, 9, 9]) == [7, 2, 1]
 
 
 def test_share_out() -> None:

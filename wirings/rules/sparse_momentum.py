@@ -10,7 +10,7 @@ from wirings import edges as primitive
 from wirings.errors import WiringError
 from wirings.rules.base import Edges, Layer, register
 from wirings.rules.checks import number, whole_number
-from wirings.rules.optimizers import group_of
+from wirings.rules.optimizers import group_of, states
 from wirings.rules.planned import Planned
 from wirings.rules.random import Random, scores_of
 
@@ -24,9 +24,13 @@ class SparseMomentum(Planned):
     1. Every layer loses the fraction ``prune_rate`` (rounded down) of its real edges, those of smallest magnitude.
     2. As many edges as were lost in all are shared out over the layers in proportion to the mean magnitude of the
        momentum of their real edges (those before step 1), by largest remainders. No layer gets more than it allows;
-       what is over goes to the others in the same proportion.
+       what is over goes to all others in equal parts.
     3. In each layer the hallucinated edges with the largest momentum become real, from a weight of zero. Those that
-       were lost a moment ago may come back so.
+       were lost a moment ago may come back so: they keep their weight, as in the authors' code.
+
+    New edges begin at rest, which is ours: what the optimizer remembers of their gradient is set to zero. The gradient
+    of an edge to a node that has none is large when a batch norm follows, since nothing varies there; the momentum that
+    it left would carry the weight far beyond all others in a few steps, and those would be removed as the weakest.
 
     So the number of edges is the budget's over all layers together, and not in each, unless ``redistribute`` is false.
     The gradient reaches all allowed edges, which feeds the momentum of hallucinated ones. Their weights are zero from
@@ -107,7 +111,7 @@ class SparseMomentum(Planned):
             found = [self._momentum(layer, optimizer) for layer in layers]
             momenta = [momentum for momentum in found if momentum is not None]
             if due and len(momenta) == len(layers):
-                self._rewire(layers, momenta, self.prune_rate * (1 + math.cos(math.pi * step / steps)) / 2)
+                self._rewire(layers, momenta, self.prune_rate * (1 + math.cos(math.pi * step / steps)) / 2, optimizer)
 
     def _momentum(self, layer: Layer, optimizer: torch.optim.Optimizer | None) -> Tensor | None:
         if optimizer is None:
@@ -124,7 +128,9 @@ class SparseMomentum(Planned):
             f"{layer.name}: take SGD with momentum, Adam or AdamW."
         )
 
-    def _rewire(self, layers: Sequence[Layer], momenta: Sequence[Tensor], rate: float) -> None:
+    def _rewire(
+        self, layers: Sequence[Layer], momenta: Sequence[Tensor], rate: float, optimizer: torch.optim.Optimizer | None
+    ) -> None:
         before = _counts(layers)
         lost = [int(rate * count + 1e-6) for count in before]
         grown = lost
@@ -132,11 +138,25 @@ class SparseMomentum(Planned):
             real = [torch.where(_wiring(layer), m, 0.0).float() for layer, m in zip(layers, momenta, strict=True)]
             means = [float(m.abs().sum()) / max(count, 1) for m, count in zip(real, before, strict=True)]
             room = [one.edges.possible - b + n for one, b, n in zip(layers, before, lost, strict=True)]
-            grown = share_out(sum(lost), means if any(means) else lost, room)
+            grown = _grown(sum(lost), means if any(means) else lost, room)
         for layer, momentum, b, n, g in zip(layers, momenta, before, lost, grown, strict=True):
-            kept = primitive.choose(layer.weight, b - n, _wiring(layer))
-            layer.weight.masked_fill_(~kept, 0.0)
-            _set(layer, kept | primitive.choose(momentum, g, _others(layer, kept)), b - n + g)
+            old = _wiring(layer)
+            kept = primitive.choose(layer.weight, b - n, old)
+            wiring = kept | primitive.choose(momentum, g, _others(layer, kept))
+            layer.weight.masked_fill_(~wiring, 0.0)
+            for name, memory in states(layer, optimizer).items():
+                if name in ("momentum_buffer", "exp_avg"):
+                    memory.masked_fill_(wiring & ~old, 0.0)
+            _set(layer, wiring, b - n + g)
+
+
+def _grown(total: int, shares: Sequence[float], room: Sequence[int]) -> list[int]:
+    """``total`` in proportion to ``shares``; what one has no room for goes to all others in equal parts."""
+    wanted = share_out(total, shares, [total] * len(shares))
+    grown = [min(w, most) for w, most in zip(wanted, room, strict=True)]
+    left = [most - g for most, g in zip(room, grown, strict=True)]
+    more = share_out(total - sum(grown), [1.0] * len(grown), left)
+    return [g + m for g, m in zip(grown, more, strict=True)]
 
 
 def share_out(total: int, shares: Sequence[float], most: Sequence[int]) -> list[int]:
