@@ -19,6 +19,7 @@ from wirings import ContinuousGraph, DiscreteGraph, StaticGraph, WiringError, mo
 from wirings.models.mobilenet import STAGES, edges_of_width
 from wirings.nodes import ActivationNode, ConvNode, Groups, NodeFunction, PerStep, PlainNode, TimeNode
 from wirings.profile import Profile, Row, profile
+from wirings.train.fresh import opened
 
 
 def counts(counted: Profile | Row) -> tuple[int, ...]:
@@ -572,3 +573,8 @@ def test_the_table_and_the_dictionary() -> None:
 def test_mistakes(call: Any, message: str) -> None:
     with pytest.raises(WiringError, match=message):
         call()
+
+
+def test_a_network_without_classes() -> None:
+    with pytest.raises(WiringError, match="a network has at least one class, not 0"):
+        opened("table2/dnw", classes=0)

@@ -129,6 +129,8 @@ def train(
     found = rows.get(recipe)
     settings, overrides = with_overrides(found.settings, change or [])
     seeds = seed or [settings.seed]
+    if max_minutes is not None and not max_minutes >= 0:
+        raise WiringError(f"--max-minutes must be a number of minutes, not {max_minutes:g}.")
     for option, folder in (("--out", out), ("--start", start)):
         if len(seeds) > 1 and folder is not None:
             raise WiringError(f"{option} names the folder of one run; leave it out, or give one --seed.")

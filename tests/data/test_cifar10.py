@@ -179,15 +179,22 @@ def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 
 
 def test_nothing_there_and_no_way_to_fetch_it(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
     with pytest.raises(WiringError) as caught:
-        prepare(tmp_path, tmp_path / "nowhere")
+        prepare(tmp_path, tmp_path / "empty")
     message = str(caught.value)
-    assert f"{tmp_path / 'nowhere'}: holds no CIFAR-10" in message
+    assert f"{tmp_path / 'empty'}: holds no CIFAR-10" in message
     assert f"{tmp_path / 'cache'}: holds no CIFAR-10" in message
     assert "cifar-10-binary.tar.gz: could not be reached (<urlopen error no network here>)" in message
     assert "npm is not installed" in message
     assert f"into {tmp_path / 'cache'}" in message
     assert list(tmp_path.rglob("*.part")) == []
+
+
+def test_a_folder_that_is_not_there_is_not_passed_over(tmp_path: Path) -> None:
+    prepare(tmp_path, binary(tmp_path / "b"))
+    with pytest.raises(WiringError, match=r"there is no folder .*typo, which was named for CIFAR-10"):
+        prepare(tmp_path, tmp_path / "typo")
 
 
 class Answer(io.BytesIO):

@@ -331,3 +331,10 @@ def test_a_schedule_of_the_rule_leads_to_the_budget(rule: str, share: str) -> No
     assert [r.edges for r in again.look()] == [r.edges for r in wiring.look()]
     train(other.train(), again, x, 1)  # and how long the training is, with the handle
     assert sum(report.edges for report in again.look()) == 81
+
+
+@pytest.mark.parametrize("name", ["random", "expander", "set", "rigl", "sparse_momentum"])
+@pytest.mark.parametrize("seed", ["abc", 1.5, True, 2**64])
+def test_seeds_that_are_none(name: str, seed: object) -> None:
+    with pytest.raises(wirings.WiringError, match=f"{name}: seed must be a whole number, or left out, not {seed!r}"):
+        rules.get(name, seed=seed)

@@ -196,8 +196,9 @@ def test_with_a_schedule_of_the_budget() -> None:
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"coefficient": -1}, "l1_anneal: coefficient must be a number from 0 to inf, not -1"),
-        ({"coefficient": float("nan")}, "coefficient must be a number from 0 to inf, not nan"),
+        ({"coefficient": -1}, "l1_anneal: coefficient must be a number of at least 0, not -1"),
+        ({"coefficient": float("nan")}, "coefficient must be a number of at least 0, not nan"),
+        ({"coefficient": float("inf")}, "coefficient must be a number of at least 0, not inf"),
         ({"begin": -0.1}, "begin must be a number from 0 to 1, not -0.1"),
         ({"end": 75}, "end must be a number from 0 to 1, not 75"),
         ({"begin": 0.8, "end": 0.5}, "begin = 0.8 must not be after end = 0.5"),

@@ -136,6 +136,11 @@ def test_what_regular_needs_is_not_saved() -> None:
     model.load_state_dict(nn.Linear(4, 2, bias=False).state_dict())
 
 
+def test_regular_is_true_or_false() -> None:
+    with pytest.raises(WiringError, match="targeted_dropout: regular must be true or false, not 'no'"):
+        TargetedDropout(regular="no")
+
+
 @pytest.mark.parametrize("rho", [-0.1, 1.5, float("nan"), "gama", "0.9", None, True])
 def test_bad_rho(rho: object) -> None:
     with pytest.raises(WiringError, match=r'targeted_dropout: rho must be a number from 0 to 1.*is written "gamma"'):

@@ -4,6 +4,7 @@ import csv
 import errno
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -325,6 +326,30 @@ def test_a_run_is_not_begun_over_another(plain: Path) -> None:
     with pytest.raises(WiringError, match="holds a run already: go on with --resume"):
         run(plain)
     assert (plain / "last.safetensors").read_bytes() == before
+
+
+def test_a_result_whose_checkpoint_is_gone_is_not_written_over(plain: Path, tmp_path: Path) -> None:
+    shutil.copytree(plain, tmp_path / "run")
+    (tmp_path / "run" / "last.safetensors").unlink()
+    for resume in (True, False):
+        with pytest.raises(WiringError, match=r"holds the result of a run whose last.safetensors is gone"):
+            run(tmp_path / "run", resume=resume)
+
+
+def test_bits_that_have_changed_in_a_checkpoint_are_seen(plain: Path, tmp_path: Path) -> None:
+    shutil.copytree(plain, tmp_path / "run")
+    path = tmp_path / "run" / "last.safetensors"
+    whole = bytearray(path.read_bytes())
+    whole[-5] ^= 1  # in the data: the header comes first
+    path.write_bytes(whole)
+    with pytest.raises(WiringError, match=r"damaged .*its tensors are not those that were written"):
+        run(tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("device", ["gpu", "meta", "cud"])
+def test_devices_that_training_does_not_know(device: str, tmp_path: Path) -> None:
+    with pytest.raises(WiringError, match=f"device must be cuda or cpu, not '{device}'"):
+        loop.train("name", Settings(), tmp_path / "run", device=device)
 
 
 def test_a_run_that_is_finished_is_left_as_it_is(plain: Path) -> None:

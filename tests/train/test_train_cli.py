@@ -83,6 +83,12 @@ def test_the_seed_is_a_setting_too(tmp_path: Path) -> None:
     assert results.read(tmp_path / "runs" / RECIPE / "seed5" / "result.json").seed == 5
 
 
+@pytest.mark.parametrize("minutes", ["nan", "-1"])
+def test_time_limits_that_are_none(minutes: str) -> None:
+    with pytest.raises(WiringError, match=f"--max-minutes must be a number of minutes, not {minutes}"):
+        train("--out", "run", "--max-minutes", minutes)
+
+
 def test_a_folder_that_holds_a_run_and_a_time_limit(tmp_path: Path) -> None:
     said = train("--out", "run", "--max-minutes", 0)
     assert "time is up: run goes on with --resume from epoch 1, batch 2" in said

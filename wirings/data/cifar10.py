@@ -132,6 +132,8 @@ def prepare(
 def _prepared(directory: Path | str | None, home: Path, say: Say, checksums: Sequence[str]) -> tuple[Path, np.ndarray]:
     """The prepared file and its records."""
     target = home / NAME
+    if directory is not None and not Path(directory).exists():
+        raise WiringError(f"there is no folder {directory}, which was named for CIFAR-10; leave it out for {home}.")
     if target.is_file():
         try:
             return target, read(target, checksums)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from wirings.rules.base import Edges, Layer, Rule, choose_together, register
+from wirings.rules.checks import seed_or_none
 
 
 @register
@@ -22,7 +23,7 @@ class Random(Rule):
     name = "random"
 
     def __init__(self, seed: int | None = None) -> None:
-        self.seed = seed
+        self.seed = seed_or_none(self.name, seed)
 
     def setup(self, layers: Sequence[Layer]) -> None:
         generator = None if self.seed is None else torch.Generator().manual_seed(self.seed)

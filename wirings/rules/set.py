@@ -9,7 +9,7 @@ from torch import Tensor
 from wirings import edges as primitive
 from wirings.errors import unknown
 from wirings.rules.base import Edges, Layer, choose_together, register
-from wirings.rules.checks import number, whole_number
+from wirings.rules.checks import number, seed_or_none, whole_number
 from wirings.rules.optimizers import states
 from wirings.rules.planned import Planned
 from wirings.rules.random import Random, generator_of, scores_of
@@ -57,7 +57,7 @@ class SET(Planned):
         if decay not in DECAYS:
             raise unknown("decay", str(decay), DECAYS)
         self.decay, self.every = decay, None if every is None else whole_number(self.name, "every", every)
-        self.seed = seed
+        self.seed = seed_or_none(self.name, seed)
         self._before: list[Tensor] | None = None  # the wirings of before a change of budgets
 
     def setup(self, layers: Sequence[Layer]) -> None:

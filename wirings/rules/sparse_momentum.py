@@ -9,7 +9,7 @@ from torch import Tensor
 from wirings import edges as primitive
 from wirings.errors import WiringError
 from wirings.rules.base import Edges, Layer, register
-from wirings.rules.checks import number, whole_number
+from wirings.rules.checks import number, seed_or_none, whole_number, yes_or_no
 from wirings.rules.optimizers import group_of, states
 from wirings.rules.planned import Planned
 from wirings.rules.random import Random, scores_of
@@ -63,10 +63,8 @@ class SparseMomentum(Planned):
         redistribute: bool = True,
     ) -> None:
         super().__init__(steps)
-        if not isinstance(redistribute, bool):
-            raise WiringError(f"{self.name}: redistribute must be true or false, not {redistribute!r}.")
-        self.moves_budget = redistribute
-        self.prune_rate, self.seed = number(self.name, "prune_rate", prune_rate), seed
+        self.moves_budget = yes_or_no(self.name, "redistribute", redistribute)
+        self.prune_rate, self.seed = number(self.name, "prune_rate", prune_rate), seed_or_none(self.name, seed)
         self.every = None if every is None else whole_number(self.name, "every", every)
 
     def setup(self, layers: Sequence[Layer]) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from wirings.rules.base import Edges, Layer, Rule, register
-from wirings.rules.checks import number
+from wirings.rules.checks import number, yes_or_no
 
 GAMMA = "gamma"
 
@@ -34,7 +34,7 @@ class TargetedDropout(Rule):
     def __init__(self, rho: float | str = 0.95, regular: bool = False) -> None:
         hint = f' A fraction equal to γ is written "{GAMMA}".'
         self.rho: Any = rho if rho == GAMMA else number(self.name, "rho", rho, hint=hint)
-        self.regular = regular
+        self.regular = yes_or_no(self.name, "regular", regular)
 
     def setup(self, layers: Sequence[Layer]) -> None:
         if not self.regular:

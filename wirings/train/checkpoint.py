@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,15 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, Any])
     from safetensors.torch import save_file
 
     plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    write(path, lambda part: save_file(plain, part, {"schema": SCHEMA, "about": json.dumps(about)}))
+    header = {"schema": SCHEMA, "crc32": _checksum(plain), "about": json.dumps(about)}
+    write(path, lambda part: save_file(plain, part, header))
+
+
+def _checksum(tensors: dict[str, Tensor]) -> str:
+    total = 0
+    for name in sorted(tensors):
+        total = zlib.crc32(tensors[name].contiguous().flatten().view(torch.uint8).numpy().data, total)
+    return f"{total:08x}"
 
 
 def write(path: Path, put: Any) -> None:
@@ -89,10 +98,12 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
         about = json.loads(header["about"])
+        if header.get("crc32", found := _checksum(tensors)) != found:  # files of earlier versions have none
+            raise ValueError("its tensors are not those that were written")
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise WiringError(
-            f"{path} is damaged or no checkpoint of wirings ({error}). Take the run's other one (best or last), or "
-            "start again without --resume."
+            f"{path} is damaged or no checkpoint of wirings ({error}). Train again in another folder; the run's other "
+            "checkpoint, best or last, may still be whole (wirings eval with --best, or without)."
         ) from error
     if header.get("schema") != SCHEMA:
         raise WiringError(f"{path} is a checkpoint of schema {header.get('schema')!r}, this version reads {SCHEMA!r}.")

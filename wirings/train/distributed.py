@@ -73,7 +73,10 @@ def together(place: Place, what_to_do: str) -> Iterator[None]:
 def start(device: str | None = None) -> Place:
     """Take part in what torchrun started, or be alone."""
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    on_gpu = torch.cuda.is_available() if device is None else torch.device(device).type == "cuda"
+    kind = None if device is None else str(device).partition(":")[0]
+    if kind not in (None, "cuda", "cpu"):
+        raise WiringError(f"device must be cuda or cpu, not {device!r}; left out, it is a GPU where there is one.")
+    on_gpu = torch.cuda.is_available() if kind is None else kind == "cuda"
     if on_gpu and not torch.cuda.is_available():
         raise WiringError("device cuda was asked for, but PyTorch finds no CUDA device here; leave --device out.")
     if on_gpu:

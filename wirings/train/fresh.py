@@ -73,6 +73,8 @@ def opened(
         image_size: of a side, in pixels, instead of the network's own. A recipe's network is made for it.
         classes: how many, where a recipe's data does not say so.
     """
+    if classes is not None and classes < 1:
+        raise WiringError(f"a network has at least one class, not {classes}.")
     if trained or Path(network).is_dir():
         model, _, name, _ = open_run(network, best, "cpu")
         shape, title = getattr(model, "input_shape", None), f"{network}, trained ({name})"

@@ -195,9 +195,12 @@ def _check(folder: Path, first: str, wanted: Settings, settings: Settings, named
     before, now = to_mapping(then), to_mapping(wanted)
     for key in SAME:
         if plain.at(before, key) != plain.at(now, key):
+            remedy = "Name another folder with --start, or leave it out."
+            if not named:
+                remedy = "Name the folder of another run with --start, or give --out in another folder of runs."
             raise WiringError(
                 f"the run in {folder} has {key} = {plain.at(before, key)!r}, but to be started from it must have "
-                f"{plain.at(now, key)!r}. Name another folder with --start, or leave it out."
+                f"{plain.at(now, key)!r}. {remedy}"
             )
     if not named and (different := first_difference(then, wanted)):
         raise WiringError(
