@@ -346,10 +346,10 @@ def test_bits_that_have_changed_in_a_checkpoint_are_seen(plain: Path, tmp_path: 
         run(tmp_path / "run", resume=True)
 
 
-@pytest.mark.parametrize("device", ["gpu", "meta", "cud"])
+@pytest.mark.parametrize("device", ["gpu", "meta", "cud"], ids=["another word", "another kind", "a slip"])
 def test_devices_that_training_does_not_know(device: str, tmp_path: Path) -> None:
     with pytest.raises(WiringError, match=f"device must be cuda or cpu, not '{device}'"):
-        loop.train("name", Settings(), tmp_path / "run", device=device)
+        loop.train(RECIPE, recipes.get(RECIPE).settings, tmp_path / "run", device=device)
 
 
 def test_a_run_that_is_finished_is_left_as_it_is(plain: Path) -> None:
