@@ -61,7 +61,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, Any])
 def _checksum(tensors: dict[str, Tensor]) -> str:
     total = 0
     for name in sorted(tensors):
-        total = zlib.crc32(tensors[name].contiguous().flatten().view(torch.uint8).numpy().data, total)
+        total = zlib.crc32(tensors[name].flatten().view(torch.uint8).numpy().data, total)
     return f"{total:08x}"
 
 
@@ -98,7 +98,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
         about = json.loads(header["about"])
-        if header.get("crc32", found := _checksum(tensors)) != found:  # files of earlier versions have none
+        if "crc32" in header and header["crc32"] != _checksum(tensors):  # files of earlier versions have none
             raise ValueError("its tensors are not those that were written")
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise WiringError(

@@ -152,11 +152,12 @@ def train(
 
 def is_new(out: Path, resume: bool) -> bool:
     """Whether a run in this folder begins, not goes on; an error if it would begin over another."""
-    if (out / LAST).exists() and not resume:
+    begun = (out / LAST).exists()
+    if begun and not resume:
         raise WiringError(f"{out} holds a run already: go on with --resume, or give another --out.")
-    if (out / RESULT).exists() and not (out / LAST).exists():
+    if not begun and (out / RESULT).exists():
         raise WiringError(f"{out} holds the result of a run whose {LAST} is gone: give another --out.")
-    return not (out / LAST).exists()
+    return not begun
 
 
 def _epoch(
