@@ -36,8 +36,8 @@ DENSE = {0: "table2/complete", 1: "resnet/dense", 2: "resnet/dense", 3: "resnet/
 """By the column: the same network with all its edges, which is no row of the leaderboard."""
 NOTE = (
     "(Accuracy on CIFAR-10 in percent, mean ± standard deviation, in brackets the number of seeds, and the kind if it "
-    "is not the rule's plain one; –: not measured yet, or no row. Gradient: whether training needs that of all "
-    "edges, of some, or of real ones alone. Edges at first: those that the first step uses, without a schedule, at a "
+    "is not the rule's plain one, which stands first where another one is better; –: not measured yet, or no row. "
+    "Gradient: whether training needs that of all edges, of some, or of real ones alone. Edges at first: those that the first step uses, without a schedule, at a "
     "density of 10 %. Remembers: bytes an allowed edge. A step: its time over "
     "`dnw`'s on Table 2's network, measured side by side.)"
 )
@@ -58,8 +58,9 @@ def choosing(folder: Path = ROOT / "results") -> str:
 
 
 def _time(rule: str, board: Board) -> str:
-    ratio = next((one.ratio for one in board.standings if one.rule == rule and one.ratio is not None), None)
-    return "–" if ratio is None else f"{ratio:.2f} ×"
+    timed = [one for one in board.standings if one.rule == rule and one.ratio is not None]
+    plain = next((one for one in timed if not _variant(one)), timed[0] if timed else None)
+    return "–" if plain is None else f"{plain.ratio:.2f} ×"
 
 
 def _of(rule: str, board: Board) -> list[Standing]:
@@ -72,7 +73,9 @@ def _reached(rule: str, board: Board, folder: Path, dense: str) -> str:
         row = tables.row_of(recipes.get(dense), folder)
         return _cell(row, "")
     found = _of(rule, board)
-    return _cell(found[0].row, _variant(found[0])) if found else "–"
+    plain = next((place for place, one in enumerate(found) if not _variant(one)), len(found))
+    shown = found[:1] + found[plain : plain + 1] if plain else found[:1]  # the best, and the plain one
+    return "; ".join(_cell(one.row, _variant(one)) for one in reversed(shown)) or "–"
 
 
 def _cell(row: tables.Row, variant: str) -> str:

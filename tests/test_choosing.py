@@ -50,12 +50,12 @@ def test_none_some_and_all(page: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "benchmarks" / "rules-h200.json").write_text(json.dumps({"networks": [{"rows": measured}]}))
     some = cells(page["choosing"](tmp_path))
-    assert some["dnw"][3:] == ["1.00 ×", "91.0 (1, cubic)", "–", "–", "–"]
+    assert some["dnw"][3:] == ["1.00 ×", "89.5 ± 0.7 (2); 91.0 (1, cubic)", "–", "–", "–"]
     assert some["soft_threshold"][3:] == ["1.30 ×", "90.0 (1)", "–", "–", "–"]
     assert some["rigl"][3:] == ["–", "–", "–", "–", "88.3 (1)"]
     assert some["dense"][3:] == ["–", "92.0 (1)", "95.5 (1)", "95.5 (1)", "95.5 (1)"]
     add(tmp_path, "ste/mobilenet-soft_threshold_global", 90.5, 91.5)
-    assert cells(page["choosing"](tmp_path))["soft_threshold"][4] == "91.0 ± 0.7 (2, global)"
+    assert cells(page["choosing"](tmp_path))["soft_threshold"][4] == "90.0 (1); 91.0 ± 0.7 (2, global)"
     for recipe in recipes.table("ste"):
         if not (tmp_path / recipe.name).exists():
             add(tmp_path, recipe.name, 80.0)
