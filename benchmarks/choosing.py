@@ -37,8 +37,8 @@ DENSE = {0: "table2/complete", 1: "resnet/dense", 2: "resnet/dense", 3: "resnet/
 NOTE = (
     "(Accuracy on CIFAR-10 in percent, mean ± standard deviation, in brackets the number of seeds, and the kind if it "
     "is not the rule's plain one, which stands first where another one is better; –: not measured yet, or no row. "
-    "Gradient: whether training needs that of all edges, of some, or of real ones alone. Edges at "
-    "first: those that the first step uses, without a schedule, at a density of 10 %. Remembers: bytes an allowed edge. "
+    "Gradient: whether training needs that of all edges, of some, or of real ones alone. Edges at first: "
+    "those that the first step uses, without a schedule, at a density of 10 %. Remembers: bytes an allowed edge. "
     "A step: its time over `dnw`'s on Table 2's network, measured side by side.)"
 )
 
