@@ -21,6 +21,13 @@ def wired(rule: STR | None = None, **budget: object) -> tuple[nn.ModuleList, wir
     return model, wirings.wire_(model, rule or STR(), **(budget or {"k": 4}))
 
 
+def set_threshold(wiring: wirings.Wiring, layer: int, value: float) -> None:
+    """What many steps would come to: a threshold is exp(value) times what it was at first."""
+    edges = wiring.layers[layer].edges
+    edges.threshold.detach().fill_(value)
+    edges.held.fill_(value)
+
+
 def edges(wiring: wirings.Wiring) -> list[int]:
     return [report.edges for report in wiring.look()]
 
@@ -43,8 +50,7 @@ def test_a_threshold_that_has_risen_gives_edges_to_the_other_layer() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     wiring.step(optimizer)
     assert edges(wiring) == [2, 2], "as the share said"
-    with torch.no_grad():
-        wiring.layers[0].edges.threshold.fill_(math.log(2.5))  # 1.6, 0.8, 0.4, 0.2
+    set_threshold(wiring, 0, math.log(2.5))  # 1.6, 0.8, 0.4, 0.2
     wiring.step(optimizer)
     assert edges(wiring) == [1, 3]
     assert [int(layer.edges.k) for layer in wiring.layers] == [1, 3]
@@ -54,8 +60,7 @@ def test_a_threshold_that_has_risen_gives_edges_to_the_other_layer() -> None:
 
 def test_no_layer_is_cut_off() -> None:
     model, wiring = wired()
-    with torch.no_grad():
-        wiring.layers[0].edges.threshold.fill_(50.0)
+    set_threshold(wiring, 0, 50.0)
     wiring.step(torch.optim.SGD(model.parameters(), lr=0.1))
     assert edges(wiring) == [1, 3]
 
@@ -63,8 +68,7 @@ def test_no_layer_is_cut_off() -> None:
 def test_ranked_only_every_few_steps() -> None:
     model, wiring = wired(STR(every=2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with torch.no_grad():
-        wiring.layers[0].edges.threshold.fill_(math.log(2.5))
+    set_threshold(wiring, 0, math.log(2.5))
     wiring.step(optimizer)
     assert edges(wiring) == [2, 2]
     wiring.step(optimizer)
@@ -75,11 +79,42 @@ def test_one_ranking_from_the_beginning() -> None:
     model, wiring = wired(k=4, share="global")
     assert edges(wiring) == [3, 1], "by magnitude, but for the strongest of the second layer"
     wiring.step(torch.optim.SGD(model.parameters(), lr=0.1))
-    with torch.no_grad():
-        wiring.layers[1].edges.threshold.fill_(-5.0)
+    set_threshold(wiring, 1, -5.0)
     wiring.step(None)
     assert edges(wiring) == [1, 3]
     assert wirings.finalize_(model)[1].weight.count_nonzero() == 3
+
+
+def changed(rule: STR, steps: int, *moves: float, **budget: object) -> tuple[list[float], list[int]]:
+    """Thresholds and numbers of edges after steps in which an optimizer has moved every threshold by so much."""
+    wiring = wired(rule, **budget)[1]
+    optimizer = torch.optim.SGD([layer.edges.threshold for layer in wiring.layers], lr=1.0)
+    for _ in range(steps):
+        for layer, move in zip(wiring.layers, moves, strict=True):
+            layer.edges.threshold.grad = torch.tensor([-move])
+        optimizer.step()
+        wiring.step(optimizer)
+    return [layer.edges.threshold.item() for layer in wiring.layers], edges(wiring)
+
+
+def test_what_would_change_the_budget_is_given_back() -> None:
+    """Two edges each: half of the sum of changes, −0.006. Three and one: three quarters and a quarter of −0.008."""
+    assert changed(STR(), 1, -0.004, -0.002)[0] == pytest.approx([-0.001, 0.001])
+    assert changed(STR(), 1, -0.004, -0.004, k=4, share="global")[0] == pytest.approx([0.002, -0.002])
+    assert changed(STR(every=4), 4, -0.004, -0.002)[0] == pytest.approx([-0.004, 0.004]), "those of four steps at once"
+
+
+def test_thresholds_that_all_fall_move_no_edges() -> None:
+    """Each by as much as it has edges, as weight decay does it: nothing is left of it, however long it goes on."""
+    thresholds, numbers = changed(STR(), 2000, -0.15, -0.05, budget={"0": 3, "1": 1})
+    assert numbers == [3, 1]
+    assert thresholds == pytest.approx([0.0, 0.0], abs=1e-3)
+
+
+def test_no_jump() -> None:
+    """A gradient hundreds of times too large moves no more than 1 % a step."""
+    assert changed(STR(), 1, -300.0, 0.0)[0] == pytest.approx([-0.01, 0.01])
+    assert changed(STR(every=5), 5, -300.0, 0.0)[0] == pytest.approx([-0.05, 0.05])
 
 
 def test_learns_where_edges_are_worth_more() -> None:
@@ -98,7 +133,7 @@ def test_learns_where_edges_are_worth_more() -> None:
     first, second = edges(wiring)
     assert first + second == 20
     assert second >= 13
-    assert wiring.layers[0].edges.threshold.item() > wiring.layers[1].edges.threshold.item() + 0.3
+    assert wiring.layers[0].edges.threshold.item() > wiring.layers[1].edges.threshold.item() + 0.15
 
 
 def test_all_edges_at_first() -> None:

@@ -10,6 +10,9 @@ from wirings.errors import WiringError
 from wirings.rules.base import Edges, Layer, Rule, register
 from wirings.rules.checks import whole_number
 
+LIMIT = 0.01
+"""The part of itself by which a threshold changes in a step, at most."""
+
 
 @register
 class STR(Rule):
@@ -26,6 +29,12 @@ class STR(Rule):
     - After every step the edges of all layers are ranked together by |w| / (s · exp(v)). The k first are the budget's,
       and each layer's number is how many of them are its own, at least one. That is the c for which exactly k edges in
       all are above their thresholds.
+    - Where one layer's threshold falls, c rises, and with it those of all others, in proportion to how many edges lie
+      at each; a layer's number of edges stands for that. So of the sum of all changes of v each layer gives back its
+      share, which is the gradient with c's own in it. Without that, all v fall as weight decay shrinks weights, those
+      of layers with many edges fastest, until the others have one edge each.
+    - A threshold changes by 1 % a step at most. Norms of nodes that have lost all edges have gradients hundreds of
+      times too large, and one of them could take a layer's edges away.
     - In the forward pass the strongest of a layer, as many as it has, are real, shrunk by the magnitude of the next
       one, which is where its threshold lies. The gradient reaches real edges alone, and by them v, as it does in the
       paper: ∂t/∂v = t.
@@ -54,6 +63,7 @@ class STR(Rule):
                 spread = weight.float().square().mean().sqrt()  # where all edges are real, there is no threshold yet
                 scale = torch.where(cut > 0, cut.float(), torch.where(spread > 0, spread, 1.0))
             edges.remember("scale", scale)
+            edges.remember("held", torch.zeros_like(scale))
             if "threshold" in edges._parameters:  # set up a second time, with other weights
                 edges.threshold.detach().zero_()  # type: ignore[operator]
             else:
@@ -94,7 +104,20 @@ class STR(Rule):
         if step == 1:
             self._check(layers, optimizer)
         if step % self.every == 0:
+            self._hold(layers)
             self.rebudget(layers)
+
+    @torch.no_grad()
+    def _hold(self, layers: Sequence[Layer]) -> None:
+        """Of the thresholds' changes since the last time keep what leaves the budget as it is, up to the limit."""
+        numbers = torch.stack([_number(layer.edges) for layer in layers]).float()
+        held: Tensor = torch.stack([layer.edges.held for layer in layers])  # type: ignore[misc]
+        change = torch.cat([layer.edges.threshold for layer in layers]) - held  # type: ignore[misc]
+        change = change - change.sum() * numbers / numbers.sum()
+        held = held + change.clamp(-LIMIT * self.every, LIMIT * self.every)
+        for layer, value in zip(layers, held, strict=True):
+            layer.edges.threshold.copy_(value)  # type: ignore[operator]
+            layer.edges.held.copy_(value)  # type: ignore[operator]
 
     def _check(self, layers: Sequence[Layer], optimizer: torch.optim.Optimizer | None) -> None:
         if optimizer is None:
