@@ -92,6 +92,24 @@ def _variant(one: Standing) -> str:
     return f", {rest}" if rest else ""
 
 
+def best(folder: Path = ROOT / "results") -> str:
+    """On each network: `dnw`, the best rule of all with as many edges, and the network with all of them."""
+    lines = ["| | `random` | `dnw` | the best rule | all edges |", "|---|---|---|---|---|"]
+    for board, dense in zip(leaderboard.boards(folder), DENSE.values(), strict=True):
+        plain = [next((o for o in _of(rule, board) if not _variant(o)), None) for rule in ("random", "dnw")]
+        first = next((one for one in board.standings if one.row.mean is not None), None)
+        cells = ["–" if one is None else _with_cost(one) for one in plain]
+        cells += ["–" if first is None else f"`{first.rule}`: {_with_cost(first)}"]
+        cells += [_cell(tables.row_of(recipes.get(dense), folder), "")]
+        lines.append(f"| {board.title.partition(';')[0]} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", "(Accuracy on CIFAR-10 in percent, number of seeds; multiply-adds of one image.)"])
+
+
+def _with_cost(one: Standing) -> str:
+    cost = "" if one.row.mult_adds is None else f", {one.row.mult_adds / 1e6:.1f}M"
+    return f"{_cell(one.row, _variant(one))}{cost}"
+
+
 def ste(folder: Path = ROOT / "results") -> str:
     """The leaderboard."""
     return leaderboard.markdown(leaderboard.boards(folder)).replace(f"{ROOT}/", "../").rstrip()

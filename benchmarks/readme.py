@@ -219,6 +219,7 @@ def _time(seconds: float) -> str:
 PAGES = {
     "README.md": {
         "demo": demo,
+        "best": choosing.best,
         "examples": examples,
         "graphs": graphs,
         "paper": paper,

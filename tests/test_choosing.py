@@ -67,3 +67,16 @@ def test_none_some_and_all(page: dict[str, Any], tmp_path: Path) -> None:
     board = page["ste"](tmp_path)
     assert "not measured yet" not in board
     assert board.count("\n### ") == 3  # and one at the beginning
+
+
+def test_the_best_rule_of_every_network(page: dict[str, Any], tmp_path: Path) -> None:
+    nothing = page["best"](tmp_path)
+    assert nothing.count("| – | – | – | – |") == 4
+    add(tmp_path, "table2/dnw", 89.0, 90.0)
+    add(tmp_path, "ste/mobilenet-dnw_cubic", 89.4)
+    add(tmp_path, "ste/mobilenet-soft_threshold_global", 92.0)
+    add(tmp_path, "resnet/dense", 95.5)
+    add(tmp_path, "resnet/random-2", 70.0)
+    lines = page["best"](tmp_path).splitlines()
+    assert lines[2].endswith("Table 2 | – | 89.5 ± 0.7 (2) | `soft_threshold`: 92.0 (1, global) | – |")
+    assert lines[5].endswith("2 % of its weights | 70.0 (1) | – | `random`: 70.0 (1) | 95.5 (1) |")
