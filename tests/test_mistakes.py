@@ -35,6 +35,12 @@ def already_wired() -> nn.Sequential:
     return model
 
 
+def empty() -> nn.Sequential:
+    model = network()
+    model[3].weight = nn.Parameter(torch.empty(0, 8))
+    return model
+
+
 def expanded() -> nn.Module:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     model[1].weight = nn.Parameter(torch.randn(1, 8).expand(8, 8), requires_grad=False)
@@ -74,6 +80,11 @@ MISTAKES = {
         lambda: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.complex64)),
         {"density": 0.5},
         r"1.weight is torch.complex64, and edges are ranked in float16.* skip=\['1.weight'\]",
+    ),
+    "no weights": (
+        empty,
+        {"density": 0.5},
+        r"3.weight has no weights, its shape is \(0, 8\); give skip=\['3.weight'\]",
     ),
     "expanded": (expanded, {"density": 0.5}, r"1.weight holds some entries once in memory .*\.contiguous\(\)"),
     "lazy layer": (lambda: nn.LazyLinear(3), {"density": 0.1}, "weight has no shape yet"),

@@ -79,6 +79,19 @@ def test_the_faster_one_stays(monkeypatch: pytest.MonkeyPatch, dense: float, spa
     assert "dense 10.0 µs, sparse 6.0 µs: semi-structured (1.67 times as fast)" in str(found) or not used
 
 
+def test_inputs_that_are_given_by_name() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(64, 64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(input=x)
+
+    model, x = Named(), torch.randn(4, 64)
+    assert torch.equal(semi_structured._inputs(model, [("layer", model.layer)], x)["layer"], x)
+
+
 @pytest.mark.gpu
 def test_on_a_gpu() -> None:
     if torch.cuda.get_device_capability() < semi_structured.CAPABILITY:

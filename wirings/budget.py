@@ -189,8 +189,8 @@ class Budget:
             raise WiringError(
                 f"{name} = {asked} cannot be met: with one edge in each of the {len(sizes)} wired layers the network "
                 f"has {least:,} {WHOLE[name]}, with all edges {most:,} (of these, {rest:,} are not of wired layers). "
-                f"The nearest that can be met is {least if number < least else most:,}. Wire more layers (skip less) "
-                "for fewer."
+                f"The nearest that can be met is {least if number < least else most:,}."
+                + (" Fewer need more wired layers: skip less, if any are skipped." if number < least else "")
             )
         if name == "params":
             return replace(self, params=None, k=number - rest)

@@ -98,9 +98,9 @@ def _inputs(model: nn.Module, layers: list[tuple[str, nn.Linear]], example_input
     seen: dict[str, Tensor] = {}
 
     def note(name: str) -> Any:
-        return lambda module, args: seen.update({name: args[0].detach()})
+        return lambda module, args, named: seen.update({name: (*args, *named.values())[0].detach()})
 
-    hooks = [module.register_forward_pre_hook(note(name)) for name, module in layers]
+    hooks = [module.register_forward_pre_hook(note(name), with_kwargs=True) for name, module in layers]
     training = {module: module.training for module in model.modules()}
     try:
         model.eval()

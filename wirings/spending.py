@@ -50,7 +50,8 @@ def spend(total: int, shares: Sequence[float], most: Sequence[int], costs: Seque
     """Numbers of edges, from 1 to ``most`` each, in proportion to ``shares``, that cost ``total`` or little less.
 
     ``total`` must lie between the cost of one edge in every layer and that of all edges. It is met where whole numbers
-    meet it, else what is left of it is less than the cost of the cheapest edge that could still be added.
+    near the shares meet it, else what is left of it is less than the cost of the cheapest edge that could still be
+    added.
 
     >>> spend(100, [10, 10, 10], [30, 30, 30], [16, 4, 1])
     [5, 4, 4]

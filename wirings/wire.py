@@ -314,6 +314,10 @@ def _check(target: Target, model: nn.Module) -> None:
             )
     if isinstance(target.weight, nn.parameter.UninitializedParameter):
         raise WiringError(f"{target.name} has no shape yet (a lazy layer): run one forward pass before wiring.")
+    if not target.weight.numel():
+        raise WiringError(
+            f"{target.name} has no weights, its shape is {tuple(target.weight.shape)}; give skip=[{target.name!r}]."
+        )
     if target.weight.is_meta:
         raise WiringError(
             f"{target.name} is on the meta device and has no values to rank; give it values, then wire it."

@@ -70,6 +70,7 @@ class Wiring:
         ranked: list[int] | None = None,
     ) -> None:
         self.model, self.rule, self.layers, self.budget, self._sizes = model, rule, layers, budget, sizes
+        self._given = budget  # before a plan made steps of fractions
         self._ranked = ranked  # each layer's edges in the last ranking of all, where the budget goes by that
         self._planned: int | None = None
         self.steps = 0
@@ -84,6 +85,11 @@ class Wiring:
         if self.budget is None or not self.budget.changes or self._ranked is not None:
             return
         for layer, end in zip(self.layers, self._counted(self.budget.planned(1), _AT_LAST), strict=True):
+            if self.rule.for_good and end > int(layer.edges.k):
+                raise WiringError(
+                    f"{layer.name}: rule {self.rule.name!r} removes edges for good, but the budget's schedule rises "
+                    f"from {int(layer.edges.k):,} to {end:,}; give it a density that does not rise."
+                )
             layer.edges.end = end
 
     def plan(self, steps: int) -> None:
@@ -94,8 +100,8 @@ class Wiring:
         """
         self._planned = whole_number("Wiring.plan", "steps", steps)
         self.rule.plan(self.layers, self._planned)
-        if self.budget is not None:
-            self.budget = self.budget.planned(self._planned)
+        if self._given is not None:
+            self.budget = self._given.planned(self._planned)
 
     def step(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Call it after every ``optimizer.step()``: moves schedules on, and lets rules act that do so between steps.
@@ -104,9 +110,14 @@ class Wiring:
             optimizer: for the rules that read its state; they say so if it is missing.
         """
         self._forget()
+        counts = self._counts
         self.steps += 1
-        with sharded.on_shards(self._sharded()):
-            self._act(optimizer)
+        try:
+            with sharded.on_shards(self._sharded()):
+                self._act(optimizer)
+        except BaseException:  # the step was not made, and is to be made again
+            self.steps, self._counts = self.steps - 1, counts
+            raise
 
     def _act(self, optimizer: torch.optim.Optimizer | None) -> None:
         """What is to be done after an optimizer step."""
@@ -274,19 +285,28 @@ class Wiring:
                 f"this state was saved with rule {state.get('rule')!r}, but the model is wired with "
                 f"{self.rule.name!r}; wire the model with the rule that it was saved with."
             )
-        if self._planned is None and state.get("planned") is not None:
-            self.plan(state["planned"])
-        self.steps = int(state["steps"])
-        self._ranked = state.get("ranked", self._ranked)
+        if missing := [key for key in ("steps", "edges") if key not in state]:
+            raise WiringError(f"this is no state of a wiring: it has no {missing[0]!r}.")
+        saved, own = state.get("planned"), self._planned
+        before = self.steps, self._ranked, self.budget
+        self.steps, self._ranked = int(state["steps"]), state.get("ranked", self._ranked)
+        if saved is not None and self._given is not None:
+            self.budget = self._given.planned(saved)
+        if (counts := self._budgeted()) != state["edges"]:
+            at = self.steps
+            self.steps, self._ranked, self.budget = before
+            raise WiringError(
+                f"this state was saved with {_shown(state['edges'])} edges, but at step {at} the model is wired with "
+                f"{_shown(counts)}; wire the model with the budget it was saved with."
+            )
+        if saved is not None:
+            self.plan(saved)
         if self._moves:
-            self._counts = self._budgeted()  # where the rule moved them came with the model
+            self._counts = counts  # where the rule moved them came with the model
         else:
             self._follow_schedule()  # what the rule remembers came with the model: it is not asked again
-        if self._counts != state["edges"]:
-            raise WiringError(
-                f"this state was saved with {_shown(state['edges'])} edges, but at step {self.steps} the model is "
-                f"wired with {_shown(self._counts)}; wire the model with the budget it was saved with."
-            )
+        if own is not None and own != saved:
+            self.plan(own)  # a training that goes on for longer, or less long, than it was meant to
         self._check_total()
 
     def __repr__(self) -> str:

@@ -187,9 +187,18 @@ def test_with_a_schedule_of_the_budget() -> None:
         wiring.step(optimizer)
         assert len(magnitudes(model)) == there == int(wiring.masks()["weight"].sum())
     rising = wirings.LinearSchedule(0.25, 1.0, steps=3)
-    model, wiring, optimizer = layer(L1Anneal(coefficient=0, end=0.0, steps=10, every=1), density=rising)
-    wiring.step(optimizer)  # all 8 were there, so that 4 could be taken; now 4 are
-    with pytest.raises(WiringError, match=r"weight: .*removes edges for good and has 4 left.* asks for 6 now"):
+    with pytest.raises(WiringError, match=r"weight: .*removes edges for good, .*rises from 2 to 8"):
+        layer(L1Anneal(coefficient=0, end=0.0, steps=10), density=rising)
+
+
+def test_a_plan_that_was_made_longer_would_bring_edges_back() -> None:
+    falling = wirings.LinearSchedule.over(1.0, 0.25)
+    _, wiring, optimizer = layer(L1Anneal(coefficient=0, end=0.0, steps=10, every=1), density=falling)
+    wiring.plan(3)
+    wiring.step(optimizer)
+    wiring.step(optimizer)
+    wiring.plan(6)
+    with pytest.raises(WiringError, match=r"weight: .*removes edges for good and has 4 left.* asks for 5 now"):
         wiring.step(optimizer)
 
 

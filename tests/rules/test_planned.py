@@ -56,3 +56,85 @@ def test_what_plan_takes(steps: object) -> None:
     wiring.plan(3)  # of no use to this rule, and no mistake
     with pytest.raises(WiringError, match=r"Wiring.plan: steps must be a whole number, at least 1, not"):
         wiring.plan(steps)
+
+
+def scheduled() -> tuple[nn.Linear, wirings.Wiring]:
+    model = nn.Linear(16, 32)
+    return model, wirings.wire_(model, density=wirings.CubicSchedule.over(1.0, 0.1, end=0.5))
+
+
+def number(wiring: wirings.Wiring) -> int:
+    return wiring.look()[0].edges
+
+
+def test_a_second_plan_moves_schedules_of_the_density() -> None:
+    _, wiring = scheduled()
+    wiring.plan(100)
+    wiring.plan(1000)
+    for _ in range(50):
+        wiring.step()
+    assert number(wiring) > 350, "a tenth of the way down, not at its end"
+
+
+@pytest.mark.parametrize("first", ["plan", "load"])
+def test_a_training_that_goes_on_for_longer(first: str) -> None:
+    model, wiring = scheduled()
+    wiring.plan(100)
+    for _ in range(30):
+        wiring.step()
+    other, again = scheduled()
+    other.load_state_dict(model.state_dict())
+    if first == "plan":
+        again.plan(200)
+        again.load_state_dict(wiring.state_dict())
+    else:
+        again.load_state_dict(wiring.state_dict())
+        again.plan(200)
+    assert (again.steps, number(again)) == (30, number(wiring))
+    again.step()
+    _, meant = scheduled()
+    meant.plan(200)
+    for _ in range(31):
+        meant.step()
+    assert number(again) == number(meant)
+
+
+def test_a_state_that_is_refused_changes_nothing() -> None:
+    model, wiring = scheduled()
+    wiring.plan(100)
+    state = {**wiring.state_dict(), "steps": 30, "edges": [7]}
+    with pytest.raises(WiringError, match="saved with 7 edges, but at step 30"):
+        wiring.load_state_dict(state)
+    with pytest.raises(WiringError, match="no state of a wiring: it has no 'steps'"):
+        wiring.load_state_dict({"rule": "dnw"})
+    assert (wiring.steps, number(wiring)) == (0, 512)
+    assert torch.equal(model.weight, model.parametrizations.weight.original)
+
+
+def test_a_step_that_raises_does_not_count() -> None:
+    model = nn.Linear(16, 32)
+    wiring = wirings.wire_(model, "gmp", density=wirings.LinearSchedule(0.5, 0.1, steps=10))
+    before = number(wiring)
+    with pytest.raises(WiringError, match="how long the training is"):
+        wiring.step()
+    assert wiring.steps == 0
+    wiring.plan(20)
+    wiring.step()
+    assert wiring.steps == 1
+    assert number(wiring) < before
+
+
+def test_what_is_removed_for_good_cannot_rise() -> None:
+    model = nn.Linear(16, 32)
+    before = model.weight.detach().clone()
+    with pytest.raises(WiringError, match=r"for good, but the budget's schedule rises from 51 to 256"):
+        wirings.wire_(model, "gmp", density=wirings.LinearSchedule(0.1, 0.5, steps=50))
+    assert torch.equal(model.weight, before)
+    assert list(model.state_dict()) == ["weight", "bias"]
+
+
+def test_settings_beside_a_rule_that_is_made() -> None:
+    rule = rules.GMP()
+    assert rules.get(rule) is rule
+    with pytest.raises(WiringError, match=r"settings \(schedule, every\) go with a rule's name, but GMP"):
+        rules.get(rule, schedule="cubic", every=3)

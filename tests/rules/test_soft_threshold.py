@@ -46,6 +46,11 @@ def test_hallucinated_edges_get_a_part_of_the_gradient() -> None:
     assert wiring.layers[0].weight.grad.tolist() == [[1, 1], [0.25, 0.25]]
 
 
+def test_rescale_is_yes_or_no() -> None:
+    with pytest.raises(WiringError, match="rescale must be true or false, not 'no'"):
+        SoftThreshold(rescale="no")
+
+
 def test_rescaled() -> None:
     model, _ = wired(SoftThreshold("soft", rescale=True))
     torch.testing.assert_close(model.weight.detach(), torch.tensor([[3.0, -2.0], [0, 0]]) * 7 / 5)

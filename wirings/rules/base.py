@@ -45,6 +45,8 @@ class Rule(ABC):
     """Whether the rule moves edges between layers, by writing ``edges.k``: only their sum is the budget's then."""
     layers_only: ClassVar[bool] = False
     """Whether the rule wires layers alone, and no neural graphs, whose edges are no matrix."""
+    for_good: ClassVar[bool] = False
+    """Whether edges that the rule has removed never come back, so that no schedule can ask for more."""
     reaches: ClassVar[str] = "real"
     """Whose gradient training needs: ``"real"`` edges', of ``"some"`` others too, or in some steps, or ``"all"``."""
     schedule: Any = None
@@ -408,6 +410,12 @@ def get(rule: str | Rule, schedule: Any = None, **settings: Any) -> Rule:
     are the defaults. `Wiring.plan` says how long the training is.
     """
     if isinstance(rule, Rule):
+        if schedule is not None or settings:
+            given = ", ".join([*(["schedule"] if schedule is not None else []), *settings])
+            raise WiringError(
+                f"settings ({given}) go with a rule's name, but {rule!r} is made already: make it with them; its "
+                "schedule is rule.schedule."
+            )
         return rule
     if not isinstance(rule, str):
         raise WiringError(

@@ -36,6 +36,7 @@ class GMP(Planned):
 
     name = "gmp"
     reaches = "some"
+    for_good = True
 
     def __init__(
         self,

@@ -27,7 +27,8 @@ class RigL(SET):
     ResNet50 with 10 % of its weights, shared out by ERK (``share="erk"``), reaches 73.07 % on ImageNet, and 76.42 %
     when it trains five times as long. The paper changes the wiring every 100 steps of batches of 4,096 images; smaller
     batches have noisier gradients, and may want fewer changes. That gradients are those of one step's batch is the
-    paper's; where they are read, and so that only edges that were hallucinated before can grow, is ours.
+    paper's; where they are read, and so that only edges that were hallucinated before can grow, and that the weights
+    take that step as well, which the paper changes the wiring instead of, is ours.
 
     Args:
         fraction, decay, every, end, seed, steps: as for `SET`, with the paper's values.

@@ -28,7 +28,8 @@ class SET(Planned):
     largest negative ones, and new ones start from a random weight. By magnitude, at any step, and from zero are as in
     later work, and the schedule is that of RigL's authors (Evci and others, 2020), who ran SET with it too: an edge
     that starts from zero near the end, when the learning rate is small, has no time to grow. They give for ResNet50
-    with 10 % of its weights 69.6 % on ImageNet. ``decay="constant", end=1.0`` is the schedule of SET's own paper.
+    with 10 % of its weights 69.6 % on ImageNet. ``decay="constant", end=1.0`` is the schedule of SET's own paper,
+    which shares edges out by the Erdős–Rényi formula that ``share="erk"`` comes from.
 
     Args:
         fraction: of a layer's real edges that is exchanged each time, at the beginning of training.

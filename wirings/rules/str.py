@@ -12,6 +12,8 @@ from wirings.rules.checks import whole_number
 
 LIMIT = 0.01
 """The part of itself by which a threshold changes in a step, at most."""
+NEAR = 0.1
+"""Edges whose magnitude differs from a threshold by this part of it at most lie at the threshold."""
 
 
 @register
@@ -24,20 +26,20 @@ class STR(Rule):
     given. So what is learned is how the layers' thresholds relate to one another, and their common scale is the
     budget's:
 
-    - A layer's threshold is t = c · s · exp(v): v is a parameter of the model, which starts from 0, and s is where the
-      caller's share of edges puts the threshold at first.
+    - A layer's threshold is t = c · s · exp(v): v is trained, and starts from 0, and s is where the caller's share of
+      edges puts the threshold when the model is wired.
     - After every step the edges of all layers are ranked together by |w| / (s · exp(v)). The k first are the budget's,
       and each layer's number is how many of them are its own, at least one. That is the c for which exactly k edges in
       all are above their thresholds.
-    - Where one layer's threshold falls, c rises, and with it those of all others, in proportion to how many edges lie
-      at each; a layer's number of edges stands for that. So of the sum of all changes of v each layer gives back its
-      share, which is the gradient with c's own in it. Without that, all v fall as weight decay shrinks weights, those
-      of layers with many edges fastest, until the others have one edge each.
-    - A threshold changes by 1 % a step at most. Norms of nodes that have lost all edges have gradients hundreds of
-      times too large, and one of them could take a layer's edges away.
     - In the forward pass the strongest of a layer, as many as it has, are real, shrunk by the magnitude of the next
-      one, which is where its threshold lies. The gradient reaches real edges alone, and by them v, as it does in the
-      paper: ∂t/∂v = t.
+      one, which is where its threshold lies. The gradient reaches real edges alone, and by them v: ∂t/∂v = t. (The
+      paper has t = sigmoid(v), and so t · (1 − t).)
+    - Where one layer's v falls, c rises, and with it the thresholds of all: ∂ log c/∂v is minus the layer's part of all
+      edges that lie at a threshold. That is in the gradient. Without it all v would fall as weight decay shrinks
+      weights, those of layers with many edges fastest, until the others have one edge each.
+    - A threshold changes by 1 % a step at most, against the gradients of nodes that have lost all their edges: their
+      norms make them hundreds of times too large, and one could take a layer's edges away. What the optimizer has
+      gathered for a v that would have gone further is forgotten.
 
     ResNet50 with 10 % of its weights reaches 74.31 % on ImageNet in the paper. A schedule takes the place of the rising
     thresholds there: ``schedule="cubic"``.
@@ -46,6 +48,7 @@ class STR(Rule):
         every: optimizer steps from one ranking of all layers to the next.
 
     Make the optimizer after the model was wired, so that it has the thresholds, and call ``wiring.step(optimizer)``.
+    Load weights to start from before wiring; s would be that of others.
     """
 
     name = "str"
@@ -53,9 +56,16 @@ class STR(Rule):
 
     def __init__(self, every: int = 1) -> None:
         self.every = whole_number(self.name, "every", every)
+        self._checked = 0
 
     def setup(self, layers: Sequence[Layer]) -> None:
-        for layer in layers:
+        # One parameter for all layers, which every one of them has: the gradient of one is that of all. A vector, since
+        # fully_shard would refuse a scalar in its own words, before `fsdp.check` can.
+        learned = layers[0].edges._parameters.get("threshold")
+        if learned is None:
+            learned = nn.Parameter(torch.zeros(len(layers), device=layers[0].weight.device))
+        learned.detach().zero_()  # set up a second time, with other weights
+        for place, layer in enumerate(layers):
             edges, weight = layer.edges, layer.weight.detach()
             scale = torch.ones((), device=weight.device)
             if edges.pool is None:
@@ -64,18 +74,18 @@ class STR(Rule):
                 scale = torch.where(cut > 0, cut.float(), torch.where(spread > 0, spread, 1.0))
             edges.remember("scale", scale)
             edges.remember("held", torch.zeros_like(scale))
-            if "threshold" in edges._parameters:  # set up a second time, with other weights
-                edges.threshold.detach().zero_()  # type: ignore[operator]
-            else:
-                # One number, but no scalar: fully_shard would refuse one in its own words, before `fsdp.check` can.
-                edges.register_parameter("threshold", nn.Parameter(torch.zeros(1, device=weight.device)))
+            edges.remember("pull", torch.eye(len(layers), device=weight.device)[place])
+            edges.register_parameter("threshold", learned)
             if edges.pool is not None:
                 edges.remember("own", torch.zeros_like(edges.k))
-        if layers[0].edges.pool is not None:
-            self.rebudget(layers)
+        self._rank(layers, move=layers[0].edges.pool is not None)
+
+    def rebudget(self, layers: Sequence[Layer]) -> None:
+        self._rank(layers)
 
     @torch.no_grad()
-    def rebudget(self, layers: Sequence[Layer]) -> None:
+    def _rank(self, layers: Sequence[Layer], move: bool = True) -> None:
+        """Rank all edges together, for every layer's number of them, and for what its threshold does to the others."""
         ks = torch.stack([layer.edges.k for layer in layers])
         total = ks[0] if layers[0].edges.pool is not None else ks.sum()
         rows, allowed = [], []
@@ -86,48 +96,59 @@ class STR(Rule):
             # A layer's strongest edge comes before all others: none is cut off.
             strongest = torch.where(allowed[-1], row, -1.0).argmax(keepdim=True)
             rows.append(row.scatter(0, strongest, float("inf")))
-        real = primitive.choose(torch.cat(rows), total, torch.cat(allowed))
-        for layer, part in zip(layers, real.split([len(row) for row in rows]), strict=True):
-            _number(layer.edges).copy_(part.sum())
+        lengths, row, among = [len(row) for row in rows], torch.cat(rows), torch.cat(allowed)
+        real = primitive.choose(row, total, among)
+        numbers = torch.stack([part.sum() for part in real.split(lengths)])
+        common = row.masked_fill(real | ~among, 0.0).amax()  # the c of all layers; 0 if all edges are real
+        at = ((row - common).abs() <= NEAR * common) & among & (row > 0)
+        lying = torch.stack([part.sum() for part in at.split(lengths)])
+        lying = torch.where(lying.sum() > 0, lying, numbers).float()
+        pulls = torch.eye(len(layers), device=lying.device) - lying / lying.sum()
+        for layer, number, pull in zip(layers, numbers, pulls, strict=True):
+            layer.edges.pull.copy_(pull)  # type: ignore[operator]
+            if move:
+                _number(layer.edges).copy_(number)
 
     def real(self, weight: Tensor, edges: Edges) -> Tensor:
         return primitive.choose(weight, _number(edges), edges.allowed)
 
     def forward(self, weight: Tensor, edges: Edges) -> Tensor:
         real = self.real(weight, edges)
-        # The value is where the budget puts the threshold; the gradient is that of exp(v).
-        factor = edges.threshold.exp()  # type: ignore[operator]
-        threshold = _cut(weight, real, edges) * (factor / factor.detach()).to(weight.dtype)
+        # The value is where the budget puts the threshold; the gradient is that of log t = v + log c.
+        change = (edges.pull * edges.threshold).sum()  # type: ignore[operator]
+        threshold = _cut(weight, real, edges) * (change - change.detach()).exp().to(weight.dtype)
         return torch.where(real, weight - weight.sign() * threshold, 0.0)
 
     def step(self, layers: Sequence[Layer], step: int, optimizer: torch.optim.Optimizer | None) -> None:
-        if step == 1:
-            self._check(layers, optimizer)
+        learned: nn.Parameter = layers[0].edges.threshold  # type: ignore[assignment]
+        if optimizer is None or id(optimizer) != self._checked:
+            self._check(learned, optimizer)
         if step % self.every == 0:
-            self._hold(layers)
-            self.rebudget(layers)
+            self._limit(learned, layers, optimizer)
+            self._rank(layers)
 
     @torch.no_grad()
-    def _hold(self, layers: Sequence[Layer]) -> None:
-        """Of the thresholds' changes since the last time keep what leaves the budget as it is, up to the limit."""
-        numbers = torch.stack([_number(layer.edges) for layer in layers]).float()
-        held: Tensor = torch.stack([layer.edges.held for layer in layers])  # type: ignore[misc]
-        change = torch.cat([layer.edges.threshold for layer in layers]) - held  # type: ignore[misc]
-        change = change - change.sum() * numbers / numbers.sum()
-        held = held + change.clamp(-LIMIT * self.every, LIMIT * self.every)
-        for layer, value in zip(layers, held, strict=True):
-            layer.edges.threshold.copy_(value)  # type: ignore[operator]
+    def _limit(self, learned: nn.Parameter, layers: Sequence[Layer], optimizer: torch.optim.Optimizer | None) -> None:
+        """Let every v go only so far from where it was the last time."""
+        before: Tensor = torch.stack([layer.edges.held for layer in layers])  # type: ignore[misc]
+        change, most = learned - before, LIMIT * self.every
+        learned.copy_(before + change.clamp(-most, most))
+        for layer, value in zip(layers, learned, strict=True):
             layer.edges.held.copy_(value)  # type: ignore[operator]
+        memory = {} if optimizer is None else optimizer.state.get(learned, {})
+        for name in ("momentum_buffer", "exp_avg"):
+            if isinstance(memory.get(name), Tensor):
+                memory[name].masked_fill_(change.abs() > most, 0.0)
 
-    def _check(self, layers: Sequence[Layer], optimizer: torch.optim.Optimizer | None) -> None:
+    def _check(self, learned: nn.Parameter, optimizer: torch.optim.Optimizer | None) -> None:
         if optimizer is None:
             raise WiringError(f"rule {self.name!r} learns thresholds with the optimizer: call wiring.step(optimizer).")
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if missing := [layer for layer in layers if id(layer.edges.threshold) not in held]:
+        if not any(p is learned for group in optimizer.param_groups for p in group["params"]):
             raise WiringError(
-                f"rule {self.name!r} learns a threshold for {missing[0].name}, which is not among the optimizer's "
-                "parameters: make the optimizer from model.parameters() after wire_."
+                f"rule {self.name!r} learns thresholds, which are not among the optimizer's parameters: make the "
+                "optimizer from model.parameters() after wire_."
             )
+        self._checked = id(optimizer)
 
 
 def _number(edges: Edges) -> Tensor:
@@ -136,7 +157,8 @@ def _number(edges: Edges) -> Tensor:
 
 
 def _threshold(edges: Edges) -> Tensor:
-    return edges.scale * edges.threshold.exp()  # type: ignore[operator]
+    """Over c."""
+    return edges.scale * edges.held.exp()  # type: ignore[operator]
 
 
 def _cut(weight: Tensor, real: Tensor, edges: Edges) -> Tensor:
