@@ -126,6 +126,7 @@ def test_a_file_describes_a_sweep(tmp_path: Path) -> None:
     for text, match in [
         ("recipes: [a]\nseed: 1\n", "unknown key of a sweep 'seed'. Did you mean 'seeds'"),
         ("recipes: [a]\nsettings: [1]\n", "settings is a mapping"),
+        ("recipes: [a]\nsettings: {epochs: []}\n", "settings has no value for epochs"),
     ]:
         path.write_text(text)
         with pytest.raises(WiringError, match=match):
@@ -149,6 +150,27 @@ def test_a_folder_of_another_sweep_is_refused_and_left_alone(tmp_path: Path) -> 
     with pytest.raises(WiringError, match="is not empty and holds no sweep"):
         folder.enter(other, first)
     assert [path.name for path in other.iterdir()] == ["thesis.tex"]
+
+
+def test_names_of_recipes_that_are_in_the_way(tmp_path: Path) -> None:
+    for name in (folder.NOTES, folder.PLAN):
+        (tmp_path / f"{name}.yaml").write_text(f"base: {DNW}\n")
+        runs = plan.make([str(tmp_path / f"{name}.yaml")], [0], [])
+        with pytest.raises(WiringError, match=f"cannot be called '{name}'"):
+            folder.enter(tmp_path / "out", runs)
+    (tmp_path / "a[1].yaml").write_text(f"base: {DNW}\n")
+    assert [run.name for run in plan.make([str(tmp_path / "a[1].yaml")], [0], [])] == ["a[1]"]
+    with pytest.raises(WiringError, match="--seed 3-1 has no seeds in it"):
+        plan.seeds_of(["3-1"])
+
+
+def test_a_plan_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(WiringError, match="cannot be written: No space left on device"):
+        folder.enter(tmp_path, plan.make([DNW], [0], []))
 
 
 def test_a_recipe_that_has_changed_since(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import io
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -238,6 +239,45 @@ def test_a_file_cuts_nothing_off(tmp_path: Path) -> None:
     terminal = io.StringIO()
     Console(force_terminal=True, width=60, file=terminal).print(show.results(lines))
     assert "…" not in terminal.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_narrow_table_tells_runs_apart(tmp_path: Path, width: int) -> None:
+    runs = plan.make(["digits/static-dnw"], [0, 1], [["optimizer.lr=0.1", "optimizer.lr=0.25"]])
+    states = [State(run, tmp_path / run.place, where="process 12345") for run in runs]
+    states[0].status = schedule.RUNNING
+    file = io.StringIO()
+    Console(width=width, file=file).print(show.progress(states, width))
+    first = [line.split("│")[1].strip() for line in file.getvalue().splitlines() if "│" in line]
+    assert "".join(first) == "".join(run.place for run in runs)
+    assert ("process 12345" in file.getvalue()) == (width == 120)
+
+
+@pytest.mark.usefixtures("template")
+def test_a_folder_that_cannot_be_made_stops_nobody(tmp_path: Path) -> None:
+    runs = plan.make(["digits/static-dnw"], [0, 1], [])
+    folder.enter(tmp_path / "out", runs)
+    (tmp_path / "out" / runs[0].place).parent.mkdir(parents=True)
+    (tmp_path / "out" / runs[0].place).write_text("a file")
+    states, told = go(tmp_path, runs, {})
+    assert [state.status for state in states] == [FAILED, FINISHED]
+    assert "cannot be used: File exists" in states[0].reason
+    assert any("cannot be used" in text for text in told.said)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such locks there")
+@pytest.mark.usefixtures("template")
+def test_a_wait_for_another_process_is_told_once(tmp_path: Path) -> None:
+    (run,) = plan.make(["digits/static-dnw"], [0], [])
+    here = tmp_path / "out" / run.place
+    folder.enter(tmp_path / "out", [run])
+    here.mkdir(parents=True)
+    with (here / ".lock").open("a") as lock:
+        assert folder.locked(lock.fileno())
+        threading.Timer(1.0, lock.close).start()
+        states, told = go(tmp_path, [run], {})
+    assert states[0].status == FINISHED
+    assert sum("another process is at it" in text for text in told.said) == 1
 
 
 def test_gpus_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:

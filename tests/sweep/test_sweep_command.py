@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from wirings import WiringError
 from wirings.cli import app
 from wirings.data import base as data
-from wirings.sweep import folder, plan, work
+from wirings.sweep import folder, on_ray, plan, work
 from wirings.sweep.command import _keep
 from wirings.sweep.on_ray import OnRay
 from wirings.train import results
@@ -52,6 +52,8 @@ def test_mistakes_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.Monke
         (["--jobs", "0"], "--jobs must be at least 1"),
         (["--per-gpu", "0"], "--per-gpu must be at least 1"),
         (["--retries", "-1"], "--retries must be at least 0"),
+        (["--max-minutes", "nan"], "--max-minutes must be a number of minutes above 0, not nan"),
+        (["--max-minutes", "0"], "--max-minutes must be a number of minutes above 0, not 0"),
         (["--data", "."], "none of these runs reads files; leave --data out"),
         (["--results", __file__], "--results takes a folder, but .* is a file"),
         (["--out", __file__], "--out takes a folder, but .* is a file"),
@@ -113,6 +115,26 @@ def test_without_a_cluster_ray_is_started_here(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setitem(sys.modules, "ray", FakeRay(RuntimeError("something else")))
     with pytest.raises(RuntimeError, match="something else"):
         OnRay(jobs=1)
+
+
+def test_time_in_the_queue_of_ray_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = []
+    monkeypatch.setattr(work, "work", lambda words, *_: done.append(words[1:]) or 7)
+    words = ["python", "train", "--max-minutes", "2", "--device", "cpu"]
+    assert on_ray._work(words, str(tmp_path), time.time() - 60) == 7
+    assert [*done[0][:2], *done[0][3:]] == ["train", "--max-minutes", "--device", "cpu"]
+    assert float(done[0][2]) == pytest.approx(1.0, abs=0.05)
+    assert on_ray._work(words, str(tmp_path), time.time() - 121) == 0
+    assert on_ray._work(words[:2], str(tmp_path), time.time() - 121) == 7
+    assert done[1:] == [["train"]], "what comes too late is not begun"
+
+
+def test_runs_are_told_whole_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs = plan.make(["table2/lottery"], [0], [])
+    words = work.command(runs[1], Path("out"))
+    assert words[words.index("--out") + 1] == str(tmp_path / "out" / "table2/lottery/seed0")
+    assert words[words.index("--start") + 1] == str(tmp_path / "out" / "table2/complete/seed0")
 
 
 def test_a_folder_of_data_is_for_runs_that_read_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,8 @@ def sweep(
     for name, number, least in (("--jobs", jobs, 1), ("--per-gpu", per_gpu, 1), ("--retries", retries, 0)):
         if number is not None and number < least:
             raise WiringError(f"{name} must be at least {least}, but it is {number}.")
+    if max_minutes is not None and not max_minutes > 0:
+        raise WiringError(f"--max-minutes must be a number of minutes above 0, not {max_minutes:g}.")
     if on not in PLACES:
         raise unknown("place for runs (--on)", on, PLACES)
     if data is not None and not any(map(work.reads_files, runs)):

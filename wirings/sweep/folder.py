@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import sys
@@ -50,6 +51,8 @@ def check(folder: Path, runs: Sequence[Run]) -> None:
             f"{folder} is not empty and holds no sweep (no {PLAN}): give another --out, a new folder for instance."
         )
     for run in runs:
+        if run.place.split("/")[0] in (PLAN, NOTES, ".lock"):
+            raise WiringError(f"a recipe cannot be called {run.name!r}, as a file of the sweep's own is; rename it.")
         _check_run(folder / run.place, run)
 
 
@@ -57,8 +60,13 @@ def enter(folder: Path, runs: Sequence[Run]) -> None:
     """Make a folder this sweep's; nothing is written before all checks have passed."""
     check(folder, runs)
     lines = [{"place": run.place, "recipe": run.recipe, "seed": run.seed, "changes": list(run.changes)} for run in runs]
-    with whole_file(folder / PLAN) as part:
-        part.write_text(dump_yaml({"schema": 1, "runs": lines}), encoding="utf-8")
+    try:
+        with whole_file(folder / PLAN) as part:
+            part.write_text(dump_yaml({"schema": 1, "runs": lines}), encoding="utf-8")
+    except OSError as error:
+        raise WiringError(
+            f"{folder / PLAN} cannot be written: {error.strerror}. Make room, or give another --out."
+        ) from error
 
 
 def _places(plan: Path) -> list[str]:
@@ -114,5 +122,5 @@ def locked(file: int) -> bool:
 def note(folder: Path, text: str) -> None:
     """Add a line to the sweep's log."""
     now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-    with (folder / NOTES).open("a", encoding="utf-8") as file:
+    with contextlib.suppress(OSError), (folder / NOTES).open("a", encoding="utf-8") as file:  # a full disk ends no run
         file.write(f"{now} {os.uname().nodename if hasattr(os, 'uname') else ''} {text}\n")

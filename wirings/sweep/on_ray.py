@@ -53,8 +53,8 @@ class OnRay:
             self._connect()
         gpus = ray.cluster_resources().get("GPU", 0)
         share = 0 if not gpus or (device or "").startswith("cpu") else 1 / per_gpu
-        # Ray starts a task again whose worker or machine has gone; the run goes on from its last checkpoint.
-        self._task = ray.remote(num_cpus=cpus, num_gpus=share, max_retries=3)(_work)
+        # A run whose worker or machine has gone is started again by the sweep, which counts how often, not by Ray.
+        self._task = ray.remote(num_cpus=cpus, num_gpus=share, max_retries=0)(_work)
         self._sent: list[Sent] = []
 
     def _connect(self) -> None:
@@ -82,7 +82,8 @@ class OnRay:
 
     def start(self, words: Sequence[str], folder: Path) -> Sent:
         """Give a run to Ray."""
-        sent = Sent(self._task.remote(list(words), str(folder.resolve())), folder, time.time())
+        now = time.time()
+        sent = Sent(self._task.remote(list(words), str(folder.resolve()), now), folder, now)
         self._sent.append(sent)
         return sent
 
@@ -111,8 +112,14 @@ class OnRay:
             self.ray.shutdown()
 
 
-def _work(words: list[str], folder: str) -> int:
-    """What a worker of Ray does."""
+def _work(words: list[str], folder: str, sent: float) -> int:
+    """What a worker of Ray does; ``sent`` is when the run was given to Ray, whose queue it may have waited in since."""
+    if "--max-minutes" in words:
+        place = words.index("--max-minutes") + 1
+        left = float(words[place]) - (time.time() - sent) / 60
+        if left <= 0:
+            return 0  # as a run that has stopped in time: it was not begun
+        words = [*words[:place], str(left), *words[place + 1 :]]
     environment = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
     try:
         return work.work([sys.executable, *words[1:]], Path(folder), environment)  # this machine's own Python

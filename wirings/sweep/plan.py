@@ -92,7 +92,7 @@ def make(
 
 def _matching(word: str) -> list[str]:
     """The recipes that a pattern matches; what is no pattern is a name."""
-    if not any(letter in word for letter in "*?["):
+    if not any(letter in word for letter in "*?[") or (word.endswith((".yaml", ".yml")) and Path(word).is_file()):
         return [word]
     found = fnmatch.filter(recipes.names(), word)
     if not found:
@@ -181,6 +181,8 @@ def seeds_of(texts: Sequence[str]) -> list[int]:
         if match is None:
             raise WiringError(f"--seed takes numbers, such as 0,1,2 or 0-4, but {part!r} came.")
         first = int(match[1])
+        if match[2] is not None and int(match[2]) < first:
+            raise WiringError(f"--seed {part} has no seeds in it: write the smaller number first.")
         found += range(first, int(match[2] or first) + 1)
     return found
 
@@ -210,6 +212,9 @@ def read(path: Path) -> dict[str, Any]:
         listed[key] = listed[key] if isinstance(listed[key], list) else [listed[key]]
     if not all(isinstance(one, dict) for one in [listed["settings"] or {}, *listed["variants"]]):
         raise WiringError(f"{path}: settings is a mapping from settings to values, variants a list of such mappings.")
+    for key, values in dict(listed["settings"] or {}).items():
+        if values == []:
+            raise WiringError(f"{path}: settings has no value for {key}: give it one, or leave it out.")
     beside = path.parent
     return {
         "names": [str(beside / n) if str(n).endswith((".yaml", ".yml")) else str(n) for n in listed["recipes"]],

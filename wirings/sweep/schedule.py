@@ -136,9 +136,16 @@ def _start_if_ready(
     if not executor.free() or (first is not None and first.status != FINISHED):
         return
     words = command(state.run, out, max_minutes=left, **options)
-    state.started = executor.start(words, state.folder)
+    try:
+        state.started = executor.start(words, state.folder)
+    except OSError as error:
+        state.status, state.reason = FAILED, f"its folder {state.folder} cannot be used: {error.strerror or error}"
+        told.say(f"{state.run.place}: failed, {state.reason}")
+        return
     if state.started is None:
-        state.where = "another process is at it"
+        if not state.where:
+            state.where = "another process is at it"
+            told.say(f"{state.run.place}: {state.where}, in {state.folder}; waiting for it")
         return
     state.status, state.attempts, state.since = RUNNING, state.attempts + 1, time.monotonic()
     state.where = executor.where(state.started)

@@ -15,6 +15,8 @@ from wirings.train.tables import with_std
 
 MOST = 30
 """Runs in the live table, those that run first."""
+WIDE = 110
+"""Letters in a line from which on the live table has all its columns."""
 
 
 class Shown:
@@ -40,25 +42,33 @@ class Shown:
         if self._live is None or time.monotonic() - self._last < self.every:
             return
         self._last = time.monotonic()
-        self._live.update(progress(states), refresh=True)
+        self._live.update(progress(states, self.console.width), refresh=True)
 
     def say(self, text: str) -> None:
         """Tell something; above the table, where there is one."""
         self.console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
-def progress(states: Sequence[State]) -> Table:
-    """A table of the runs: those that run, then those that have failed, finished or wait."""
+def progress(states: Sequence[State], width: int = WIDE) -> Table:
+    """A table of the runs: those that run, then those that have failed, finished or wait.
+
+    Where there is little room, only what tells runs apart, and how far they are; a long name takes several lines.
+    """
     order = (RUNNING, FAILED, STOPPED, FINISHED, WAITING)
     counts = {status: sum(state.status == status for state in states) for status in order}
     told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     table = Table(title=f"{len(states)} runs: {told}")
-    for column in ("run", "status", "epoch", "train loss", "accuracy", "time left"):
-        table.add_column(column, justify="left" if column in ("run", "status") else "right")
+    columns = ("run", "status", "epoch", "train loss", "accuracy", "time left")
+    shown = [i for i, column in enumerate(columns) if width >= WIDE or column != "train loss"]
+    for i in shown:
+        text = columns[i] in ("run", "status")
+        table.add_column(columns[i], justify="left" if text else "right", overflow="fold", no_wrap=not text)
     ranked = sorted(states, key=lambda state: order.index(state.status))
     for state in ranked[:MOST]:
-        status = f"{state.status}, {state.where}" if state.status == RUNNING and state.where else state.status
-        table.add_row(state.run.place, status, *_figures(state))
+        said = state.where and state.status in (RUNNING, WAITING) and width >= WIDE
+        status = f"{state.status}, {state.where}" if said else state.status
+        cells = (state.run.place, status, *_figures(state))
+        table.add_row(*(cells[i] for i in shown))
     if len(ranked) > MOST:
         table.caption = f"and {len(ranked) - MOST} more"
     return table

@@ -31,6 +31,7 @@ def command(
     words = [sys.executable, "-m", "wirings", "train", run.recipe, "--seed", str(run.seed)]
     for change in run.changes:
         words += ["--set", change]
+    out = out.resolve()  # other machines, and a Ray that was started elsewhere, have other current folders
     words += ["--out", str(out / run.place), "--resume"]
     if run.start is not None:
         words += ["--start", str(out / run.start.place)]
