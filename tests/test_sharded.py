@@ -3,6 +3,7 @@
 What is asserted in a process shows in the parent: a process that fails ends all of them.
 """
 
+import copy
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 import wirings
-from wirings import WiringError, edges, rules, sharded
+from wirings import WiringError, edges, finalize_, rules, sharded
 from wirings.train.distributed import leave
 
 pytestmark = [
@@ -174,7 +175,7 @@ def test_a_checkpoint_of_one_loads_in_the_other(tmp_path: Path) -> None:
 
 def layouts(rank: int, folder: str) -> None:
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
     from torch.distributed.tensor import Shard
 
     started(rank, folder, 2)
@@ -206,6 +207,61 @@ def layouts(rank: int, folder: str) -> None:
     refused("MixedPrecisionPolicy of fully_shard hands it to the forward pass in torch.bfloat16", half)
     refused("not by fully_shard on this FSDPLinear or|not by fully_shard on this Linear or", elsewhere)
     refused("is not the same on all processes", otherwise_seeded)
+
+    def otherwise_seeded_replicas(model: nn.Sequential) -> None:
+        torch.manual_seed(rank)
+        wiring = wirings.wire_(model, "random", density=0.3)
+        fully_shard(model, mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicas", "shards")))
+        wiring.step()
+
+    def never_asked(model: nn.Sequential) -> None:
+        torch.manual_seed(rank)
+        wirings.wire_(model, "random", density=0.3)
+        wirings.finalize_(fully_shard(model))
+
+    for do in (otherwise_seeded_replicas, never_asked):
+        refused("is not the same on all processes", do)
+
+    def asked_half_way(model: nn.Sequential) -> None:
+        wiring = wirings.wire_(model, density=0.3)
+        fully_shard(model[0])
+        wiring.look()
+        fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+        wiring.step()
+
+    refused("MixedPrecisionPolicy of fully_shard hands it to the forward pass in torch.bfloat16", asked_half_way)
+
+    def older(model: nn.Sequential, whole: bool, use: Callable[[wirings.Wiring, nn.Module], object]) -> None:
+        wiring = wirings.wire_(model, density=0.3)
+        FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=whole)
+        use(wiring, model)
+
+    for whole in (False, True):
+        for use in (lambda wiring, _: wiring.step(), lambda wiring, _: wiring.masks(), lambda _, m: finalize_(m)):
+            refused("take torch.distributed.fsdp.fully_shard", lambda m, w=whole, u=use: older(m, w, u))
+    wrapped = FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu"))
+    with pytest.raises(WiringError, match="FullyShardedDataParallel is in FullyShardedDataParallel, which lays all"):
+        wirings.wire_(wrapped, density=0.5)
+
+    # Back to earlier weights: those of the sharded model, and those from before it was.
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
+    first = copy.deepcopy(model.state_dict())
+    wiring = wirings.wire_(model, density=0.5)
+    fully_shard(model)
+    second = copy.deepcopy(model.state_dict())
+    for state in (first, second):
+        before = wiring.masks(full=True)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(1.0)
+        wirings.rewind_(model, state)
+        found = {name: value.full_tensor() for name, value in model.state_dict().items()}
+        assert all(torch.equal(found[name], first[name]) for name in first)
+        assert all(torch.equal(mask, before[name]) for name, mask in wiring.masks(full=True).items())
+    with pytest.raises(WiringError, match="0.bias is sharded over processes: load the whole weights|0.weight is shar"):
+        wirings.compact(model, torch.zeros(1, 5))
+    refused("is the model's own tensor", lambda m: wirings.rewind_(fully_shard(m), m.state_dict()))
     refused("a history is recorded in one process", lambda m: wirings.wire_(fully_shard(m), density=0.3).history())
 
     def later(model: nn.Sequential) -> None:  # wired first, sharded by columns then

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from wirings.errors import WiringError
-from wirings.rules.base import Layer
+from wirings.rules.base import Edges, Layer
 from wirings.sharded import check_alike, is_sharded, place_of
 
 
@@ -24,6 +24,26 @@ def sharded_modules(model: nn.Module) -> list[Any]:
     """The modules of a model that `fully_shard` was called on."""
     kind = _kind()
     return [] if kind is None else [module for module in model.modules() if isinstance(module, kind)]
+
+
+def check_kind(model: nn.Module) -> None:
+    """Raise if a model is, or has within it, one in the older `FullyShardedDataParallel`."""
+    older = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
+    if older is not None and any(isinstance(module, older) for module in model.modules()):
+        raise WiringError(f"{type(model).__name__} is in {_OLDER}.")
+
+
+def check_whole(name: str, weight: Tensor, edges: Edges) -> None:
+    """Raise if a wired weight was put into the flat parameter of the older `FullyShardedDataParallel`."""
+    used = "torch.distributed.fsdp" in sys.modules
+    if used and (not isinstance(weight, nn.Parameter) or weight.numel() < edges.possible):
+        raise WiringError(f"{name} is no parameter of its own any more: the model was put in {_OLDER}.")
+
+
+_OLDER = (
+    "FullyShardedDataParallel, which lays all weights in one row and so leaves no edges to rank; take "
+    "torch.distributed.fsdp.fully_shard instead"
+)
 
 
 def reshard(modules: list[Any]) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from wirings.attach import wired
 from wirings.errors import WiringError
+from wirings.sharded import laid_out_as, same_memory
 
 
 def rewind_(model: nn.Module, state: Mapping[str, Any]) -> nn.Module:
@@ -37,14 +38,19 @@ def rewind_(model: nn.Module, state: Mapping[str, Any]) -> nn.Module:
                 f"rewind_: {name} is {tuple(now[name].shape)} in the model, but {tuple(value.shape)} in the state; it "
                 "must be one of the same model."
             )
-        if value.numel() and value.device == now[name].device and value.data_ptr() == now[name].data_ptr():
+        if same_memory(value, now[name]):
             raise WiringError(
                 f"rewind_: {name} of the state is the model's own tensor, which has changed with it. Copy the state "
                 "before training: copy.deepcopy(model.state_dict())."
             )
     with torch.no_grad():
-        model.load_state_dict(then)
+        model.load_state_dict({name: _as(value, now[name]) for name, value in then.items()})
     return model
+
+
+def _as(value: Any, now: Any) -> Any:
+    """As the model has it: sharded, if it was so after the state was taken."""
+    return laid_out_as(value, now) if isinstance(value, Tensor) and isinstance(now, Tensor) else value
 
 
 def _check_names(model: nn.Module, now: Mapping[str, Any], then: Mapping[str, Any]) -> None:

@@ -240,13 +240,40 @@ def check_alike(weight: Tensor, memory: Mapping[str, Tensor], name: str, rule: s
     found = torch.zeros(place.parts, len(sums), dtype=torch.int64, device=place.device)
     found[place.part] = torch.tensor(sums)
     found = place.total(found)
-    for what, column in zip(kept, found.unbind(1), strict=True):
+    for what, column in zip(kept, _over_replicas(weight, found).unbind(1), strict=True):
         if bool((column != column[0]).any()):
             raise WiringError(
                 f"{name}: what rule {rule!r} remembers ({what}) is not the same on all processes, which would train "
                 "different networks. Call torch.manual_seed with one seed on all of them before the model is made and "
                 "wired, or load one checkpoint everywhere."
             )
+
+
+def _over_replicas(weight: Any, found: Tensor) -> Tensor:
+    """What the processes of all replicas of a sharded weight have found (HSDP), the smallest and the largest."""
+    for dim in range(weight.device_mesh.ndim):
+        if weight.placements[dim].is_replicate() and weight.device_mesh.size(dim) > 1:
+            least, most, group = found.clone(), found.clone(), weight.device_mesh.get_group(dim)
+            dist.all_reduce(least, dist.ReduceOp.MIN, group=group)
+            dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
+            found = torch.cat([least, most])
+    return found
+
+
+def laid_out_as(tensor: Tensor, like: Any) -> Tensor:
+    """A tensor that every process has whole, sharded as another one is; one that is sharded is given back."""
+    if is_sharded(tensor) or not is_sharded(like):
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh = like.device_mesh
+    return distribute_tensor(tensor.to(like.device), mesh, like.placements, src_data_rank=None)
+
+
+def same_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have entries in one place; of sharded ones, what this process has of them."""
+    one, other = _local(one), _local(other)
+    return bool(one.numel()) and one.device == other.device and one.data_ptr() == other.data_ptr()
 
 
 def _largest(tensor: Tensor) -> Tensor:

@@ -133,6 +133,8 @@ def finalize_(model: nn.Module) -> nn.Module:
     come to its end, so that there are more edges, or fewer, than were asked for.
     """
     places = _whole_wiring(model, "finalize")
+    if sharding := fsdp.sharded_modules(model):  # who never asked the handle for anything was not told before
+        fsdp.check(sharding, [Layer(*place, receivers) for place in places], ranked=False)
     _check_totals(places)
     layers: dict[int, tuple[str, nn.Parameter, Edges]] = {}  # tied weights once
     for name, module, attribute, edges in places:
@@ -169,6 +171,7 @@ def _whole_wiring(model: nn.Module, what: str) -> list[tuple[str, nn.Module, str
         )
     here = [edges for _, _, _, edges in places]
     for name, module, attribute, edges in places:
+        fsdp.check_whole(name, held(module)[attribute].original, edges)
         if len(held(module)[attribute]) > 1:
             other = type(held(module)[attribute][1]).__name__
             raise WiringError(
@@ -292,6 +295,7 @@ def _some_match(argument: str, pattern: str, targets: list[Target]) -> list[Targ
 
 
 def _check_not_wrapped(model: nn.Module) -> None:
+    fsdp.check_kind(model)
     if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
         raise WiringError(
             f"{type(model).__name__} is, or has within it, a model in DistributedDataParallel, which would no longer "

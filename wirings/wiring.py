@@ -175,9 +175,9 @@ class Wiring:
         """Whether weights are sharded over processes now. Those that FSDP has left whole are sharded again first."""
         if not any(fsdp.manages(layer.module) for layer in self.layers):
             return False
-        if not self._fsdp:
-            self._fsdp = fsdp.sharded_modules(self.model)
-            fsdp.check(self._fsdp, self.layers, self._ranked is not None)
+        if (found := fsdp.sharded_modules(self.model)) != self._fsdp:  # now, or more of them than the last time
+            fsdp.check(found, self.layers, self._ranked is not None)
+            self._fsdp = found
         fsdp.reshard(self._fsdp)
         return any(sharded.is_sharded(layer.weight) for layer in self.layers)
 
@@ -202,6 +202,7 @@ class Wiring:
                     f"{layer.name} is no longer wired by this handle (the model was finalized or unwired); wire the "
                     "model again for a new one."
                 )
+            fsdp.check_whole(layer.name, layer.weight, layer.edges)
             if layer.edges.pool is not None:
                 layer.edges.pool.forget()
             if layer.edges.together is not None:

@@ -20,6 +20,7 @@ from wirings.compaction.report import Report, count, count_model
 from wirings.compaction.trace import Lower, trace
 from wirings.errors import WiringError
 from wirings.graph import ContinuousGraph, DiscreteGraph
+from wirings.sharded import is_sharded
 from wirings.wire import finalize_
 
 TOLERANCE = 1e-5
@@ -199,6 +200,11 @@ def _checked(model: nn.Module, example: Any) -> list[Tensor]:
     if any(x.shape[0] == 0 for x in inputs):
         raise WiringError("the example has no image in it; outputs can be compared on at least one.")
     for name, x in [*model.named_parameters(), *model.named_buffers()]:
+        if is_sharded(x):
+            raise WiringError(
+                f"{name} is sharded over processes: load the whole weights into a model of one process, as "
+                "get_model_state_dict with full_state_dict=True gives them, and compact that one."
+            )
         if x.dtype in (torch.float16, torch.bfloat16):
             raise WiringError(
                 f"{name} is {x.dtype}; outputs are compared in single precision: compact model.float(), and lower the "

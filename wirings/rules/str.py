@@ -9,6 +9,7 @@ from wirings import edges as primitive
 from wirings.errors import WiringError
 from wirings.rules.base import Edges, Layer, Rule, register
 from wirings.rules.checks import whole_number
+from wirings.sharded import is_sharded
 
 LIMIT = 0.01
 """The part of itself by which a threshold changes in a step, at most."""
@@ -78,7 +79,8 @@ class STR(Rule):
             edges.register_parameter("threshold", learned)
             if edges.pool is not None:
                 edges.remember("own", torch.zeros_like(edges.k))
-        self._rank(layers, move=layers[0].edges.pool is not None)
+        if not any(is_sharded(layer.weight) for layer in layers):  # `fsdp.check` refuses them, in a moment
+            self._rank(layers, move=layers[0].edges.pool is not None)
 
     def rebudget(self, layers: Sequence[Layer]) -> None:
         self._rank(layers)
