@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import wirings
-from wirings import WiringError, recipes, rules
+from wirings import WiringError, edges, recipes, rules
 from wirings.rules import TopKAST
 
 WEIGHT = torch.tensor([[5.0, -1.0, 3.0, 2.0, -4.0]])
@@ -83,6 +83,28 @@ def test_exploration_takes_off_no_more_than_there_is() -> None:
     _, wiring = wired(TopKAST(0.6, exploration=100.0))
     wiring.step(torch.optim.SGD([wiring.layers[0].weight], lr=0.1))
     assert wiring.layers[0].weight.tolist() == [[0, -1, 0, 2, 0]]
+
+
+def test_exploration_of_several_layers_is_that_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chosen all at once, or one by one where weights are not alike: a layer of another precision among them."""
+
+    def shrunk(*dtypes: torch.dtype) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        layers = [nn.Linear(7, 5, bias=False), nn.Linear(5, 9, bias=False), nn.Linear(9, 3, bias=False)]
+        model = nn.ModuleList(layer.to(dtype) for layer, dtype in zip(layers, dtypes, strict=True))
+        wiring = wirings.wire_(model, TopKAST(0.6, exploration=0.5), density=0.2)
+        wiring.step(torch.optim.SGD(model.parameters(), lr=0.1))
+        return [layer.weight.detach().float() for layer in wiring.layers]
+
+    calls = []
+    together = edges.real_edges_of
+    monkeypatch.setattr(edges, "real_edges_of", lambda *args: calls.append(len(args[0])) or together(*args))
+    at_once = shrunk(*[torch.float32] * 3)
+    assert calls == [3, 3]
+    one_by_one = shrunk(torch.float32, torch.float32, torch.float64)
+    assert calls == [3, 3]
+    for ours, theirs in zip(at_once, one_by_one, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_exploration_needs_the_optimizer() -> None:

@@ -189,8 +189,12 @@ class Edges(nn.Module):
     def choose_more(self, weight: Tensor, density: float) -> Tensor:
         """The edges of largest magnitude up to a larger ``density``, or the budget's number of them if that is more."""
         if self.pool is None:
-            return primitive.choose(weight, self.k.clamp(min=int(density * self.possible + 1e-6)), self.within())
+            return primitive.choose(weight, self.more(density), self.within())
         return self.pool.choose_more(self, density)
+
+    def more(self, density: float) -> Tensor:
+        """The number of edges of this weight at a larger ``density``, or the budget's if that is more."""
+        return self.k.clamp(min=int(density * self.possible + 1e-6))
 
     def next_out(self, weight: Tensor, real: Tensor) -> Tensor:
         """The magnitude of the strongest edge that is not real, 0 if all are; in a pool, of all layers' edges."""

@@ -10,6 +10,7 @@ from wirings.errors import WiringError
 from wirings.rules.base import Edges, Layer, Rule, register
 from wirings.rules.checks import number
 from wirings.rules.optimizers import learning_rates
+from wirings.sharded import is_sharded
 
 
 @register
@@ -59,13 +60,24 @@ class TopKAST(Rule):
         if not self.exploration:
             return
         trained = learning_rates(self.name, layers, optimizer, "exploration=0")
-        # All factors before any weight is changed: layers that share a budget are ranked together.
-        factors = [self._factor(layer, rate) for layer, rate in trained]
-        for (layer, _), factor in zip(trained, factors, strict=True):
-            layer.weight.mul_(factor)
+        # All choices before any weight is changed: layers that share a budget are ranked together.
+        chosen = self._strongest([layer for layer, _ in trained])
+        for (layer, rate), (real, reached) in zip(trained, chosen, strict=True):
+            shrink = rate * self.exploration
+            more = (shrink / layer.edges.density()).clamp(max=1.0)
+            shrink = shrink.clamp(max=1.0) if isinstance(shrink, Tensor) else min(shrink, 1.0)
+            layer.weight.sub_(torch.where(real != 0, real * shrink, reached * more))
 
-    def _factor(self, layer: Layer, rate: float | Tensor) -> Tensor:
-        edges, weight = layer.edges, layer.weight
-        less = torch.where(edges.choose(weight), 1.0, 1.0 / edges.density())
-        less = torch.where(edges.choose_more(weight, self.reach), less, 0.0)
-        return (1.0 - rate * self.exploration * less).clamp_(min=0.0).to(weight.dtype)
+    def _strongest(self, layers: Sequence[Layer]) -> list[tuple[Tensor, Tensor]]:
+        """For each layer its weights that are real, and those that the gradient reaches; zeros elsewhere."""
+        weights, all_edges = [layer.weight.detach() for layer in layers], [layer.edges for layer in layers]
+        alike = len({(w.device, w.dtype) for w in weights}) == 1
+        if not alike or any(e.pool is not None or is_sharded(w) for e, w in zip(all_edges, weights, strict=True)):
+            return [
+                (torch.where(e.choose(w), w, 0.0), torch.where(e.choose_more(w, self.reach), w, 0.0))
+                for e, w in zip(all_edges, weights, strict=True)
+            ]
+        within = [e.within() for e in all_edges]  # all at once, which on a GPU takes as long as one
+        real = primitive.real_edges_of(weights, [e.k for e in all_edges], within)
+        more = [e.more(self.reach) for e in all_edges]
+        return list(zip(real, primitive.real_edges_of(weights, more, within), strict=True))
