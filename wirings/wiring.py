@@ -300,7 +300,7 @@ class Wiring:
                 f"this state was saved with {_shown(state['edges'])} edges, but at step {at} the model is wired with "
                 f"{_shown(counts)}; wire the model with the budget it was saved with."
             )
-        if saved is not None:
+        if saved is not None and saved != own:
             self.plan(saved)
         if self._moves:
             self._counts = counts  # where the rule moved them came with the model
