@@ -120,6 +120,7 @@ def train(
 ) -> None:
     """Train a recipe: wirings train table1/static-dnw --seed 1."""
     from wirings import recipes as rows
+    from wirings.files import check_folder
     from wirings.train.distributed import leave
     from wirings.train.log import Log, Shown
     from wirings.train.phases import train as run
@@ -136,6 +137,8 @@ def train(
             raise WiringError(f"{option} names the folder of one run; leave it out, or give one --seed.")
     if data is not None:  # where the data lies is no change of the recipe
         settings = replace(settings, data=replace(settings.data, directory=str(data)))
+    if results is not None:
+        check_folder(results, "--results")
     for number in seeds if results is not None and not overwrite else []:  # before hours of work, not after
         if (place := path_of(results, found.name, number)).exists():  # type: ignore[arg-type]
             raise WiringError(f"{place} holds a result already: give --overwrite, or another --results folder.")

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and folders for them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+
+from wirings.errors import WiringError
 
 
 @contextlib.contextmanager
@@ -25,3 +27,12 @@ def whole_file(path: Path) -> Iterator[Path]:
     finally:  # it has its name, or is not wanted
         with contextlib.suppress(OSError):
             part.unlink()
+
+
+def check_folder(folder: Path, option: str) -> None:
+    """Raise if no folder can be made or written there: before hours of work, not after."""
+    first = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not first.is_dir():
+        raise WiringError(f"{option} takes a folder, but {first} is a file: give another one.")
+    if not os.access(first, os.W_OK):
+        raise WiringError(f"{option}: nothing can be written in {first}; give another folder.")

@@ -53,6 +53,7 @@ def test_mistakes_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.Monke
         (["--per-gpu", "0"], "--per-gpu must be at least 1"),
         (["--retries", "-1"], "--retries must be at least 0"),
         (["--max-minutes", "nan"], "--max-minutes must be a number of minutes above 0, not nan"),
+        (["--device", "gpu"], "device must be cuda or cpu, not 'gpu'"),
         (["--max-minutes", "0"], "--max-minutes must be a number of minutes above 0, not 0"),
         (["--data", "."], "none of these runs reads files; leave --data out"),
         (["--results", __file__], "--results takes a folder, but .* is a file"),
@@ -71,6 +72,18 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(Path, "mkdir", refused)
     with pytest.raises(WiringError, match=r"out cannot be written: Read-only file system\. Give another --out"):
         call(*OPTIONS, "--out", tmp_path / "out")
+
+
+def test_results_that_could_not_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != locked)
+    for words in (["sweep", *OPTIONS], ["train", ROWS[0]]):
+        words += ["--out", str(tmp_path / "out"), "--results", str(locked / "results")]
+        error = CliRunner().invoke(app, words).exception
+        assert isinstance(error, WiringError)
+        assert str(error) == f"--results: nothing can be written in {locked}; give another folder."
+    assert not (tmp_path / "out").exists()
 
 
 class FakeRay(SimpleNamespace):

@@ -37,7 +37,9 @@ def sweep(
     dry: Annotated[bool, typer.Option("--dry-run", help="Only list the runs.")] = False,
 ) -> None:
     """Train many runs: wirings sweep table2/dnw table2/random --seed 0,1,2 --out sweeps/first."""
+    from wirings.files import check_folder
     from wirings.sweep import folder, plan, schedule, show, work
+    from wirings.train.distributed import kind_of
 
     runs = plan.make(**_asked(what, seed, change))
     for name, number, least in (("--jobs", jobs, 1), ("--per-gpu", per_gpu, 1), ("--retries", retries, 0)):
@@ -45,6 +47,7 @@ def sweep(
             raise WiringError(f"{name} must be at least {least}, but it is {number}.")
     if max_minutes is not None and not max_minutes > 0:
         raise WiringError(f"--max-minutes must be a number of minutes above 0, not {max_minutes:g}.")
+    kind_of(device)
     if on not in PLACES:
         raise unknown("place for runs (--on)", on, PLACES)
     if data is not None and not any(map(work.reads_files, runs)):
@@ -55,7 +58,7 @@ def sweep(
         return
     folder.check(out, runs)
     if results is not None:
-        folder.no_file(results, "--results")
+        check_folder(results, "--results")
     executor = _executor(on, jobs, per_gpu, device)  # before anything is written: Ray may be missing
     try:
         with folder.held(out), show.Shown() as shown, _terminated_is_interrupted():

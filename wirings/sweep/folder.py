@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from wirings.errors import WiringError
-from wirings.files import whole_file
+from wirings.files import check_folder, whole_file
 from wirings.sweep.plan import Run
 from wirings.train.checkpoint import LAST, RESULT
 from wirings.train.results import load_settings
@@ -26,16 +26,9 @@ def finished(folder: Path) -> bool:
     return (folder / RESULT).exists() and (folder / LAST).exists()
 
 
-def no_file(folder: Path, option: str) -> None:
-    """Raise if there is a file where a folder is or has to be made."""
-    first = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not first.is_dir():
-        raise WiringError(f"{option} takes a folder, but {first} is a file: give another one.")
-
-
 def check(folder: Path, runs: Sequence[Run]) -> None:
     """Raise unless a folder is this sweep's, or a new one. A sweep that has the same runs and more may go on there."""
-    no_file(folder, "--out")
+    check_folder(folder, "--out")
     plan = folder / PLAN
     if plan.exists():
         before = _places(plan)

@@ -70,12 +70,18 @@ def together(place: Place, what_to_do: str) -> Iterator[None]:
         ) from error
 
 
-def start(device: str | None = None) -> Place:
-    """Take part in what torchrun started, or be alone."""
-    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+def kind_of(device: str | None) -> str | None:
+    """``"cuda"``, ``"cpu"``, or None for whatever there is; raises for anything else."""
     kind = None if device is None else str(device).partition(":")[0]
     if kind not in (None, "cuda", "cpu"):
         raise WiringError(f"device must be cuda or cpu, not {device!r}; left out, it is a GPU where there is one.")
+    return kind
+
+
+def start(device: str | None = None) -> Place:
+    """Take part in what torchrun started, or be alone."""
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    kind = kind_of(device)
     on_gpu = torch.cuda.is_available() if kind is None else kind == "cuda"
     if on_gpu and not torch.cuda.is_available():
         raise WiringError("device cuda was asked for, but PyTorch finds no CUDA device here; leave --device out.")

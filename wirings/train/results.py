@@ -143,7 +143,9 @@ def read(path: Path) -> Result:
     except WiringError as error:
         raise WiringError(f"{path} is not a result: {error}") from error
     except (ValueError, RecursionError) as error:
-        raise WiringError(f"{path} is damaged: it is not JSON ({error}). Restore it, or measure again.") from error
+        raise WiringError(
+            f"{path} is damaged: it is not JSON ({error}). Restore it, or remove it and measure again."
+        ) from error
 
 
 def find(folder: Path, recipe: str) -> list[Result]:
