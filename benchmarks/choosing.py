@@ -59,8 +59,7 @@ def choosing(folder: Path = ROOT / "results") -> str:
 
 def _time(rule: str, board: Board) -> str:
     timed = [one for one in board.standings if one.rule == rule and one.ratio is not None]
-    plain = next((one for one in timed if not _variant(one)), timed[0] if timed else None)
-    return "–" if plain is None else f"{plain.ratio:.2f} ×"
+    return f"{(_plain(timed) or timed[0]).ratio:.2f} ×" if timed else "–"
 
 
 def _of(rule: str, board: Board) -> list[Standing]:
@@ -68,14 +67,19 @@ def _of(rule: str, board: Board) -> list[Standing]:
     return [one for one in board.standings if one.rule == rule and one.row.mean is not None]
 
 
+def _plain(found: list[Standing]) -> Standing | None:
+    """The row of a rule as it is, without a schedule or the like."""
+    return next((one for one in found if not _variant(one)), None)
+
+
 def _reached(rule: str, board: Board, folder: Path, dense: str) -> str:
     if rule == "dense":
         row = tables.row_of(recipes.get(dense), folder)
         return _cell(row, "")
     found = _of(rule, board)
-    plain = next((place for place, one in enumerate(found) if not _variant(one)), len(found))
-    shown = found[:1] + found[plain : plain + 1] if plain else found[:1]  # the best, and the plain one
-    return "; ".join(_cell(one.row, _variant(one)) for one in reversed(shown)) or "–"
+    plain = _plain(found)
+    shown = [one for one in found if one is plain] + [one for one in found[:1] if one is not plain]
+    return "; ".join(_cell(one.row, _variant(one)) for one in shown) or "–"
 
 
 def _cell(row: tables.Row, variant: str) -> str:
@@ -93,10 +97,10 @@ def _variant(one: Standing) -> str:
 
 
 def best(folder: Path = ROOT / "results") -> str:
-    """On each network: `dnw`, the best rule of all with as many edges, and the network with all of them."""
+    """On each network: `random`, `dnw`, the best rule of all with as many edges, and the network with all of them."""
     lines = ["| | `random` | `dnw` | the best rule | all edges |", "|---|---|---|---|---|"]
     for board, dense in zip(leaderboard.boards(folder), DENSE.values(), strict=True):
-        plain = [next((o for o in _of(rule, board) if not _variant(o)), None) for rule in ("random", "dnw")]
+        plain = [_plain(_of(rule, board)) for rule in ("random", "dnw")]
         first = next((one for one in board.standings if one.row.mean is not None), None)
         cells = ["–" if one is None else _with_cost(one) for one in plain]
         cells += ["–" if first is None else f"`{first.rule}`: {_with_cost(first)}"]

@@ -9,10 +9,11 @@ parametrization does, which must come off before the other.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from wirings.errors import WiringError
@@ -28,16 +29,18 @@ def sharded_modules(model: nn.Module) -> list[Any]:
 
 def check_kind(model: nn.Module) -> None:
     """Raise if a model is, or has within it, one in the older `FullyShardedDataParallel`."""
-    older = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
+    older = _kind("FullyShardedDataParallel")
     if older is not None and any(isinstance(module, older) for module in model.modules()):
         raise WiringError(f"{type(model).__name__} is in {_OLDER}.")
 
 
-def check_whole(name: str, weight: Tensor, edges: Edges) -> None:
+def check_whole(layers: Iterable[tuple[str, Tensor, Edges]]) -> None:
     """Raise if a wired weight was put into the flat parameter of the older `FullyShardedDataParallel`."""
-    used = "torch.distributed.fsdp" in sys.modules
-    if used and (not isinstance(weight, nn.Parameter) or weight.numel() < edges.possible):
-        raise WiringError(f"{name} is no parameter of its own any more: the model was put in {_OLDER}.")
+    if not (dist.is_available() and dist.is_initialized()):  # without processes there is none; asked after every step
+        return
+    for name, weight, edges in layers:
+        if not isinstance(weight, nn.Parameter) or weight.numel() < edges.possible:
+            raise WiringError(f"{name} is no parameter of its own any more: the model was put in {_OLDER}.")
 
 
 _OLDER = (
@@ -118,10 +121,9 @@ def below(module: nn.Module) -> Iterator[None]:
         module.__class__ = type(name, (kind, now), {k: v for k, v in vars(cls).items() if k != "__weakref__"})
 
 
-def _kind() -> Any:
-    """`FSDPModule`, or None where nobody has imported it, so that no module can be one."""
-    module = sys.modules.get("torch.distributed.fsdp")
-    return None if module is None else getattr(module, "FSDPModule", None)
+def _kind(name: str = "FSDPModule") -> Any:
+    """A class of FSDP's, or None where nobody has imported it, so that no module can be one."""
+    return getattr(sys.modules.get("torch.distributed.fsdp"), name, None)
 
 
 def _parameters(module: Any) -> list[tuple[Any, Any]]:

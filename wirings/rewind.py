@@ -43,14 +43,10 @@ def rewind_(model: nn.Module, state: Mapping[str, Any]) -> nn.Module:
                 f"rewind_: {name} of the state is the model's own tensor, which has changed with it. Copy the state "
                 "before training: copy.deepcopy(model.state_dict())."
             )
+        then[name] = laid_out_as(value, now[name])  # the model may have been sharded since
     with torch.no_grad():
-        model.load_state_dict({name: _as(value, now[name]) for name, value in then.items()})
+        model.load_state_dict(then)
     return model
-
-
-def _as(value: Any, now: Any) -> Any:
-    """As the model has it: sharded, if it was so after the state was taken."""
-    return laid_out_as(value, now) if isinstance(value, Tensor) and isinstance(now, Tensor) else value
 
 
 def _check_names(model: nn.Module, now: Mapping[str, Any], then: Mapping[str, Any]) -> None:

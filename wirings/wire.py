@@ -169,9 +169,9 @@ def _whole_wiring(model: nn.Module, what: str) -> list[tuple[str, nn.Module, str
             f"{type(model).__name__} is not wired: nothing to {what}. wirings.wire_(model, …) wires it; a model that "
             "was finalized is plain already."
         )
+    fsdp.check_whole((name, held(module)[attribute].original, edges) for name, module, attribute, edges in places)
     here = [edges for _, _, _, edges in places]
     for name, module, attribute, edges in places:
-        fsdp.check_whole(name, held(module)[attribute].original, edges)
         if len(held(module)[attribute]) > 1:
             other = type(held(module)[attribute][1]).__name__
             raise WiringError(

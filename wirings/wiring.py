@@ -76,7 +76,8 @@ class Wiring:
         self.steps = 0
         self._counts = [int(layer.edges.k) for layer in layers]
         self._seen: list[np.ndarray] = []
-        self._fsdp: list[Any] = []
+        self._managed: list[bool] = []  # the layers that FSDP kept when it was last looked at,
+        self._fsdp: list[Any] = []  # and the modules that it was called on
         self._note_ends()
         self.look()
 
@@ -173,11 +174,13 @@ class Wiring:
 
     def _sharded(self) -> bool:
         """Whether weights are sharded over processes now. Those that FSDP has left whole are sharded again first."""
-        if not any(fsdp.manages(layer.module) for layer in self.layers):
+        managed = [fsdp.manages(layer.module) for layer in self.layers]
+        if not any(managed):
             return False
-        if (found := fsdp.sharded_modules(self.model)) != self._fsdp:  # now, or more of them than the last time
+        if managed != self._managed:  # for the first time, or more of them than the last time
+            found = fsdp.sharded_modules(self.model)
             fsdp.check(found, self.layers, self._ranked is not None)
-            self._fsdp = found
+            self._managed, self._fsdp = managed, found
         fsdp.reshard(self._fsdp)
         return any(sharded.is_sharded(layer.weight) for layer in self.layers)
 
@@ -202,11 +205,11 @@ class Wiring:
                     f"{layer.name} is no longer wired by this handle (the model was finalized or unwired); wire the "
                     "model again for a new one."
                 )
-            fsdp.check_whole(layer.name, layer.weight, layer.edges)
             if layer.edges.pool is not None:
                 layer.edges.pool.forget()
             if layer.edges.together is not None:
                 layer.edges.together.forget()
+        fsdp.check_whole((layer.name, layer.weight, layer.edges) for layer in self.layers)
 
     @property
     def ended(self) -> bool:

@@ -198,7 +198,7 @@ class Edges(nn.Module):
 
     def next_out(self, weight: Tensor, real: Tensor) -> Tensor:
         """The magnitude of the strongest edge that is not real, 0 if all are; in a pool, of all layers' edges."""
-        return _next_out(weight, real, self.within()) if self.pool is None else self.pool.next_out(self)
+        return next_out(weight, real, self.within()) if self.pool is None else self.pool.next_out(self)
 
     def keep(self, weight: Tensor) -> Tensor:
         """The chosen edges alone, the gradient passed straight through to every allowed edge."""
@@ -306,9 +306,9 @@ class Pool:
         def strongest() -> Tensor:
             if torch.compiler.is_compiling():  # few operations for it to look at: one row, which it makes once for all
                 row, among = _in_a_row(self._weights(), [one.edges.within() for one in self.layers])
-                return _next_out(row, primitive.choose(row, self._k(), among), among)
+                return next_out(row, primitive.choose(row, self._k(), among), among)
             with sharded.on_shards(any(sharded.is_sharded(one.weight) for one in self.layers)):
-                parts = [_next_out(one.weight, self.choose(one.edges), one.edges.within()) for one in self.layers]
+                parts = [next_out(one.weight, self.choose(one.edges), one.edges.within()) for one in self.layers]
                 return torch.stack([sharded.whole(part).double() for part in parts]).amax()
 
         return self._kept(edges, "next out", strongest)
@@ -346,7 +346,8 @@ class Pool:
         return replica
 
 
-def _next_out(weight: Tensor, real: Tensor, within: Tensor | None) -> Tensor:
+def next_out(weight: Tensor, real: Tensor, within: Tensor | None) -> Tensor:
+    """The magnitude of the strongest edge of one weight that is not real, 0 if all are."""
     size = weight.detach().abs().masked_fill(real, 0.0)
     return (size if within is None else size.masked_fill(~within, 0.0)).amax()
 

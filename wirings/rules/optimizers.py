@@ -71,6 +71,14 @@ def gradient_of(name: str, layer: Layer, among: Tensor, optimizer: torch.optim.O
     return moved if come else None
 
 
+def bring_to_rest(parameter: Tensor, where: Tensor, optimizer: torch.optim.Optimizer | None) -> None:
+    """Forget what the optimizer has gathered of a parameter's gradient, where ``where`` is true."""
+    held = {} if optimizer is None else optimizer.state.get(parameter, {})
+    for name in ("momentum_buffer", "exp_avg"):
+        if isinstance(held.get(name), Tensor):
+            held[name].masked_fill_(where, 0.0)
+
+
 def states(layer: Layer, optimizer: torch.optim.Optimizer | None) -> dict[str, Tensor]:
     """What the optimizer remembers of each edge of a layer, by name: momentum and the like."""
     held = {} if optimizer is None else optimizer.state.get(layer.weight, {})

@@ -31,7 +31,7 @@ class SoftThreshold(Rule):
     ImageNet. Feather is Glentis Georgoulakis, Retsinas and Maragos, BMVC 2023: 76.93 %. Both rank the edges of all
     layers together (``share="global"``). That t is the next edge's magnitude, which makes the number exact, and how
     ``rescale`` is done, are ours. A real edge that is exactly as strong as the next one weighs zero: of weights
-    that are kept in half precision one or two in a hundred do, and where all weights are equal, all of them.
+    that are kept in bfloat16 one or two in a hundred do, and where all weights are equal, all of them.
 
     Args:
         shape: ``"feather"``, p = 3; ``"soft"``, p = 1; ``"hard"``, no shrinking; or p itself, at least 1.

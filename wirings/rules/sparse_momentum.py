@@ -10,7 +10,7 @@ from wirings import edges as primitive
 from wirings.errors import WiringError
 from wirings.rules.base import Edges, Layer, register
 from wirings.rules.checks import number, seed_or_none, whole_number, yes_or_no
-from wirings.rules.optimizers import group_of, states
+from wirings.rules.optimizers import bring_to_rest, group_of
 from wirings.rules.planned import Planned
 from wirings.rules.random import Random, scores_of
 
@@ -142,9 +142,7 @@ class SparseMomentum(Planned):
             kept = primitive.choose(layer.weight, b - n, old)
             wiring = kept | primitive.choose(momentum, g, _others(layer, kept))
             layer.weight.masked_fill_(~wiring, 0.0)
-            for name, memory in states(layer, optimizer).items():
-                if name in ("momentum_buffer", "exp_avg"):
-                    memory.masked_fill_(wiring & ~old, 0.0)
+            bring_to_rest(layer.weight, wiring & ~old, optimizer)
             _set(layer, wiring, b - n + g)
 
 

@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 from wirings import edges as primitive
 from wirings.errors import WiringError
-from wirings.rules.base import Edges, Layer, Rule, register
+from wirings.rules.base import Edges, Layer, Rule, next_out, register
 from wirings.rules.checks import whole_number
+from wirings.rules.optimizers import bring_to_rest
 from wirings.sharded import is_sharded
 
 LIMIT = 0.01
@@ -70,7 +71,7 @@ class STR(Rule):
             edges, weight = layer.edges, layer.weight.detach()
             scale = torch.ones((), device=weight.device)
             if edges.pool is None:
-                cut = _cut(weight, primitive.choose(weight, edges.k, edges.allowed), edges)
+                cut = next_out(weight, primitive.choose(weight, edges.k, edges.allowed), edges.allowed)
                 spread = weight.float().square().mean().sqrt()  # where all edges are real, there is no threshold yet
                 scale = torch.where(cut > 0, cut.float(), torch.where(spread > 0, spread, 1.0))
             edges.remember("scale", scale)
@@ -118,7 +119,7 @@ class STR(Rule):
         real = self.real(weight, edges)
         # The value is where the budget puts the threshold; the gradient is that of log t = v + log c.
         change = (edges.pull * edges.threshold).sum()  # type: ignore[operator]
-        threshold = _cut(weight, real, edges) * (change - change.detach()).exp().to(weight.dtype)
+        threshold = next_out(weight, real, edges.allowed) * (change - change.detach()).exp().to(weight.dtype)
         return torch.where(real, weight - weight.sign() * threshold, 0.0)
 
     def step(self, layers: Sequence[Layer], step: int, optimizer: torch.optim.Optimizer | None) -> None:
@@ -137,10 +138,7 @@ class STR(Rule):
         learned.copy_(before + change.clamp(-most, most))
         for layer, value in zip(layers, learned, strict=True):
             layer.edges.held.copy_(value)  # type: ignore[operator]
-        memory = {} if optimizer is None else optimizer.state.get(learned, {})
-        for name in ("momentum_buffer", "exp_avg"):
-            if isinstance(memory.get(name), Tensor):
-                memory[name].masked_fill_(change.abs() > most, 0.0)
+        bring_to_rest(learned, change.abs() > most, optimizer)
 
     def _check(self, learned: nn.Parameter, optimizer: torch.optim.Optimizer | None) -> None:
         if optimizer is None:
@@ -161,9 +159,3 @@ def _number(edges: Edges) -> Tensor:
 def _threshold(edges: Edges) -> Tensor:
     """Over c."""
     return edges.scale * edges.held.exp()  # type: ignore[operator]
-
-
-def _cut(weight: Tensor, real: Tensor, edges: Edges) -> Tensor:
-    """The magnitude of the strongest edge of this layer that is not real, 0 if all are."""
-    size = weight.detach().abs().masked_fill(real, 0.0)
-    return (size if edges.allowed is None else size.masked_fill(~edges.allowed, 0.0)).amax()

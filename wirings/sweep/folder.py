@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from wirings.errors import WiringError
@@ -115,5 +114,5 @@ def locked(file: int) -> bool:
 def note(folder: Path, text: str) -> None:
     """Add a line to the sweep's log."""
     now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-    with contextlib.suppress(OSError), (folder / NOTES).open("a", encoding="utf-8") as file:  # a full disk ends no run
+    with suppress(OSError), (folder / NOTES).open("a", encoding="utf-8") as file:  # a full disk ends no run
         file.write(f"{now} {os.uname().nodename if hasattr(os, 'uname') else ''} {text}\n")

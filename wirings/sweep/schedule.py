@@ -139,8 +139,7 @@ def _start_if_ready(
     try:
         state.started = executor.start(words, state.folder)
     except OSError as error:
-        state.status, state.reason = FAILED, f"its folder {state.folder} cannot be used: {error.strerror or error}"
-        told.say(f"{state.run.place}: failed, {state.reason}")
+        _fail(state, told, out, f"its folder {state.folder} cannot be used: {error.strerror or error}")
         return
     if state.started is None:
         if not state.where:
@@ -174,12 +173,14 @@ def _watch(state: State, executor: Executor, told: Told, out: Path, retries: int
         told.say(f"{name}: was killed (signal {-status}); it goes on from its last checkpoint")
     else:
         what = f"was killed {state.attempts} times" if status < 0 else f"ended with exit status {status}"
-        state.status, state.reason = (
-            FAILED,
-            f"{what}; the end of {state.folder / work.OUTPUT}:\n{work.last_words(state.folder)}",
-        )
-        place.note(out, f"failed {name}")
-        told.say(f"{name}: failed, {state.reason}")
+        end = f"the end of {state.folder / work.OUTPUT}:\n{work.last_words(state.folder)}"
+        _fail(state, told, out, f"{what}; {end}")
+
+
+def _fail(state: State, told: Told, out: Path, reason: str) -> None:
+    state.status, state.reason = FAILED, reason
+    place.note(out, f"failed {state.run.place}")
+    told.say(f"{state.run.place}: failed, {reason}")
 
 
 @dataclass(frozen=True)
