@@ -106,12 +106,15 @@ def test_accuracy_against_density(tmp_path: Path) -> None:
     for row, accuracies in {"dense": (94.0,), "dnw-10": (93.0, 94.0), "dnw-2": (90.0,), "random-10": (91.0,)}.items():
         for seed, accuracy in enumerate(accuracies):
             results.write(make(f"resnet/{row}", seed=seed, accuracy=accuracy), tmp_path)
+    results.write(make("ste/resnet-soft_threshold-2", seed=0, accuracy=92.0), tmp_path)
+    results.write(make("ste/resnet-soft_threshold_k-2", seed=0, accuracy=85.0), tmp_path)  # a row beside it
     density = runpy.run_path(str(ROOT / "benchmarks" / "density.py"))
     found = density["measured"](tmp_path)
     assert found == {
         "dense": [(100, 94.0, 0.0, 1)],
         "dnw": [(2, 90.0, 0.0, 1), (10, 93.5, pytest.approx(0.5**0.5), 2)],
         "random": [(10, 91.0, 0.0, 1)],
+        "soft_threshold": [(2, 92.0, 0.0, 1)],
     }
     density["draw"](found, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 5000

@@ -48,7 +48,9 @@ def test_none_some_and_all(page: dict[str, Any], tmp_path: Path) -> None:
     add(tmp_path, "resnet/dense", 95.5)
     measured = [{"recipe": "ste/mobilenet-soft_threshold", "ratio": 1.3}, {"recipe": "table2/dnw", "ratio": 1.0}]
     (tmp_path / "benchmarks").mkdir()
-    (tmp_path / "benchmarks" / "rules-h200.json").write_text(json.dumps({"networks": [{"rows": measured}]}))
+    (tmp_path / "benchmarks" / "rules-h200.json").write_text(
+        json.dumps({"date": "2026-11-16", "networks": [{"rows": measured}]})
+    )
     some = cells(page["choosing"](tmp_path))
     assert some["dnw"][3:] == ["1.00 ×", "89.5 ± 0.7 (2); 91.0 (1, cubic)", "–", "–", "–"]
     assert some["soft_threshold"][3:] == ["1.30 ×", "90.0 (1)", "–", "–", "–"]

@@ -12,9 +12,9 @@ class WiringError(ValueError):
     """
 
 
-def unknown(kind: str, name: str, choices: Iterable[str]) -> WiringError:
-    """The error for a name that does not exist: lists the nearest one and all the choices."""
+def unknown(kind: str, name: str, choices: Iterable[str], listed: Iterable[str] | None = None) -> WiringError:
+    """The error for a name that does not exist: lists the nearest one and all the choices, or ``listed`` of these."""
     known = sorted(choices)
     near = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    return WiringError(f"unknown {kind} {name!r}.{hint} Choose from: {', '.join(known)}.")
+    return WiringError(f"unknown {kind} {name!r}.{hint} Choose from: {', '.join(known if listed is None else listed)}.")

@@ -45,7 +45,9 @@ def test_the_best_comes_first_with_what_it_is_above_dnw_and_what_it_cost(tmp_pat
     add(tmp_path, "resnet/dnw-10", 93.0, hardware="H200")
     measured = [{"recipe": "table2/dnw", "ratio": 1.0}, {"recipe": "ste/mobilenet-rigl", "ratio": 1.25}]
     (tmp_path / "benchmarks").mkdir()
-    (tmp_path / "benchmarks" / "rules-h200.json").write_text(json.dumps({"networks": [{"rows": measured}]}))
+    (tmp_path / "benchmarks" / "rules-h200.json").write_text(
+        json.dumps({"date": "2026-11-16", "networks": [{"rows": measured}]})
+    )
     board = boards(tmp_path)[0]
     shown = [(one.row.recipe, one.above, one.seconds, one.ratio) for one in board.standings[:4]]
     assert shown == [
@@ -67,6 +69,18 @@ def test_the_best_comes_first_with_what_it_is_above_dnw_and_what_it_cost(tmp_pat
     add(tmp_path, "ste/mobilenet-gmp", 91.0, hardware="H200")
     assert by_name(boards(tmp_path))["ste/mobilenet-gmp"].above == 1.5
     assert by_name(boards(tmp_path))["ste/resnet-gmp-10"].above is None
+
+
+def test_a_step_that_was_timed_twice_costs_what_the_later_record_says(tmp_path: Path) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    for name, date, rows in (
+        ("z", "2026-01-01T10:00:00+00:00", {"ste/mobilenet-rigl": 3.0, "ste/mobilenet-gmp": 2.0}),
+        ("a", "2026-01-02T09:00:00+00:00", {"ste/mobilenet-rigl": 1.5}),
+    ):
+        measured = [{"recipe": recipe, "ratio": ratio} for recipe, ratio in rows.items()]
+        record = {"date": date, "networks": [{"rows": measured}]}
+        (tmp_path / "benchmarks" / f"rules-{name}.json").write_text(json.dumps(record))
+    assert leaderboard.step_costs(tmp_path) == {"ste/mobilenet-rigl": 1.5, "ste/mobilenet-gmp": 2.0}
 
 
 def test_a_lottery_ticket_without_its_complete_graph_has_no_known_cost(tmp_path: Path) -> None:

@@ -308,10 +308,14 @@ def test_mistakes_in_a_recipe_name_the_file(tmp_path: Path, text: str, message: 
 def test_recipes_that_do_not_exist(tmp_path: Path) -> None:
     with pytest.raises(WiringError) as caught:
         recipes.get("table1/static-dnv")
-    assert (
-        "unknown recipe 'table1/static-dnv'. Did you mean 'table1/static-dnw'? Choose from: appendix_b/regular-0.9,"
-        in str(caught.value)
+    of_table = ", ".join(name for name in recipes.names() if name.startswith("table1/"))
+    assert str(caught.value) == (
+        "unknown recipe 'table1/static-dnv'. Did you mean 'table1/static-dnw'? "
+        f"Choose from: {of_table}. `wirings recipes` says what each is. "
+        "A file of your own is given by its path, which ends in .yaml."
     )
+    with pytest.raises(WiringError, match=r"unknown recipe 'mine'. Choose from: appendix_b/…, digits/…, resnet/…, "):
+        recipes.get("mine")
     with pytest.raises(WiringError, match=r"unknown table 'table11'\. Did you mean 'table1'\?"):
         recipes.table(11)
     with pytest.raises(WiringError, match="cannot be read as a recipe"):

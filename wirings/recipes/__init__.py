@@ -61,7 +61,7 @@ def get(name: str | Path) -> Recipe:
     """The recipe of that name, or the one in a YAML file of that path, whose name is then the file's."""
     own = isinstance(name, Path) or name.endswith((".yaml", ".yml"))
     if not own and name not in names():
-        near = unknown("recipe", str(name), names())
+        near = _unknown("recipe", str(name))
         raise WiringError(f"{near} A file of your own is given by its path, which ends in .yaml.")
     path = Path(name) if own else _FOLDER / f"{name}.yaml"
     try:
@@ -99,8 +99,15 @@ def _named(base: Any, path: Path) -> Path:
     if base.endswith((".yaml", ".yml")):
         return path.parent / Path(base).expanduser()
     if base not in names():
-        raise unknown("base", base, names())
+        raise _unknown("base", base)
     return _FOLDER / f"{base}.yaml"
+
+
+def _unknown(kind: str, name: str) -> WiringError:
+    """The error for a recipe that does not exist: lists those of its table, or the tables, since all are too many."""
+    of_table = [other for other in names() if other.startswith(f"{name.partition('/')[0]}/")]
+    near = unknown(kind, name, names(), listed=of_table or [f"{table}/…" for table in tables()])
+    return WiringError(f"{near} `wirings recipes` says what each is.")
 
 
 def _read(path: Path) -> dict[str, Any]:

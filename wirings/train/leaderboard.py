@@ -74,12 +74,11 @@ def boards(folder: Path) -> list[Board]:
 
 
 def step_costs(folder: Path) -> dict[str, float]:
-    """By recipe: the time of a step over ``dnw``'s, as `benchmarks.rules` measured it; the last record counts."""
-    costs: dict[str, float] = {}
-    for path in sorted((folder / "benchmarks").glob("rules-*.json")):
-        for network in json.loads(path.read_text(encoding="utf-8"))["networks"]:
-            costs |= {row["recipe"]: row["ratio"] for row in network["rows"]}
-    return costs
+    """By recipe: the time of a step over ``dnw``'s, as `benchmarks.rules` measured it; the latest record counts."""
+    found = (folder / "benchmarks").glob("rules-*.json")
+    records = sorted((json.loads(path.read_text(encoding="utf-8")) for path in found), key=lambda one: one["date"])
+    rows = (row for record in records for network in record["networks"] for row in network["rows"])
+    return {row["recipe"]: row["ratio"] for row in rows}
 
 
 def _title(recipe: Recipe) -> str:
