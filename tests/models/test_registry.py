@@ -9,7 +9,7 @@ import vision  # noqa: F401 - makes torchvision's networks work wherever it is i
 from torch import nn
 
 import wirings
-from wirings import models
+from wirings import WiringError, models
 from wirings.models.registry import _registry
 
 
@@ -55,3 +55,9 @@ def test_every_model_trains_and_is_finalized(name: str, rule: str) -> None:
     for layer, report in zip(wiring.layers, reports, strict=True):
         assert int(getattr(layer.module, layer.attribute).count_nonzero()) == report.edges
         assert report.edges == report.possible if rule == "dense" else report.edges < report.possible
+
+
+@pytest.mark.parametrize("classes", [0, -1, 2.5, True, "ten"])
+def test_a_network_for_no_number_of_classes(classes: Any) -> None:
+    with pytest.raises(WiringError, match=r"classes is how many a model tells apart, at least 1, but it is"):
+        models.get("resnet18", classes=classes)

@@ -60,6 +60,26 @@ def test_train_eval_and_predict_on_digits(tmp_path: Path) -> None:
         call("predict", "run", "none.png")
 
 
+def test_a_run_on_folders_of_images_names_its_classes(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for part in ("train", "val"):
+        for name, colour in (("blue", (0, 0, 255)), ("red", (255, 0, 0))):
+            (tmp_path / "images" / part / name).mkdir(parents=True)
+            image.new("RGB", (16, 16), colour).save(tmp_path / "images" / part / name / "one.png")
+    data = ["data.name=folder", "data.image_size=16", "data.workers=0", "data.directory=images"]
+    changes = ["model.name=tiny_static", "model.options={}", "epochs=1", "batch=2", *data]
+    train("--out", "run", settings=changes)
+    said = call("predict", "run", "images/val/red/one.png")
+    assert sorted(guess.split()[0] for guess in said.partition(": ")[2].split(", ")) == ["blue", "red"]
+
+
+def test_images_that_the_network_cannot_take(tmp_path: Path) -> None:
+    message = r"model 'digits_static' cannot take the images of data set 'synthetic', which are 3 × 32 × 32"
+    with pytest.raises(WiringError, match=message):
+        train("--out", "run", settings=["epochs=1", "data.name=synthetic"])
+    assert not (tmp_path / "run").exists()
+
+
 def test_several_seeds_a_results_folder_and_overwriting(tmp_path: Path) -> None:
     train("--seed", 3, "--seed", 4, "--results", "kept")
     for seed in (3, 4):

@@ -84,6 +84,8 @@ class Data:
     """Never shuffled, never augmented. With a holdout these are training images, which are then not trained on."""
     md5: str | None = None
     """Of the data, where a checksum is kept of them."""
+    names: tuple[str, ...] | None = None
+    """Of the classes, by number, where the files tell them."""
 
 
 @dataclass(frozen=True)

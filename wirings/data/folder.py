@@ -100,7 +100,7 @@ def _make(options: Options, name: str) -> Data:
         files, labels = zip(*found, strict=True)
         loaders.append(FolderLoader(files, labels, len(classes), folder == train, options))
     size = loaders[0].size
-    return Data(name, len(classes), (3, size, size), loaders[0], loaders[1])
+    return Data(name, len(classes), (3, size, size), loaders[0], loaders[1], names=tuple(classes))
 
 
 def class_folders(folder: Path) -> list[str]:

@@ -62,6 +62,9 @@ def get(name: str, **settings: Any) -> nn.Module:
     """The model of that name, made with ``settings``."""
     if name not in _registry:
         raise unknown("model", name, _registry)
+    classes = settings.get("classes", 1)
+    if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:
+        raise WiringError(f"classes is how many a model tells apart, at least 1, but it is {classes!r}.")
     try:
         return _registry[name](**settings)
     except TypeError as error:

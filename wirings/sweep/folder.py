@@ -12,7 +12,7 @@ from pathlib import Path
 from wirings.errors import WiringError
 from wirings.files import check_folder, whole_file
 from wirings.sweep.plan import Run
-from wirings.train.checkpoint import LAST, RESULT
+from wirings.train.checkpoint import RESULT
 from wirings.train.results import load_settings
 from wirings.train.settings import first_difference
 from wirings.train.text import dump_yaml, parse_yaml
@@ -21,8 +21,8 @@ PLAN, NOTES = "sweep.yaml", "sweep.log"
 
 
 def finished(folder: Path) -> bool:
-    """Whether the run in a folder has come to its end."""
-    return (folder / RESULT).exists() and (folder / LAST).exists()
+    """Whether the run in a folder has come to its end; its checkpoints may be gone since, to save space."""
+    return (folder / RESULT).exists()
 
 
 def check(folder: Path, runs: Sequence[Run]) -> None:

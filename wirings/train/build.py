@@ -10,6 +10,7 @@ from torch import nn
 from wirings import models, rules
 from wirings.data.base import Data
 from wirings.data.base import load as load_set
+from wirings.errors import WiringError
 from wirings.models.norms import draw_norm_scales
 from wirings.train.distributed import Place
 from wirings.train.settings import Settings
@@ -30,6 +31,24 @@ def build(settings: Settings, classes: int, place: Place) -> tuple[nn.Module, Wi
     if wiring is not None:
         wiring.model = model  # its own may be a part, the graph, and gradients are clipped as a whole
     return model, wiring
+
+
+@torch.no_grad()
+def check_images(model: nn.Module, data: Data, settings: Settings, place: Place) -> None:
+    """Raise if the model cannot take the images of the data set, before anything is written or trained."""
+    training = model.training
+    try:
+        model.eval()(torch.zeros(1, *data.shape, device=place.device))
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        what = " × ".join(map(str, data.shape))
+        raise WiringError(
+            f"model {settings.model.name!r} cannot take the images of data set {data.name!r}, which are {what} "
+            f"(channels, height, width): {error}"
+        ) from error
+    finally:
+        model.train(training)
 
 
 def load_data(settings: Settings, place: Place) -> Data:

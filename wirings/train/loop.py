@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from wirings.data.base import Data, Loader
 from wirings.errors import WiringError
 from wirings.train import checkpoint, results
-from wirings.train.build import build, load_data
+from wirings.train.build import build, check_images, load_data
 from wirings.train.checkpoint import BEST, INITIAL, LAST, RESULT
 from wirings.train.distributed import Place, start, together
 from wirings.train.evaluate import evaluate
@@ -69,6 +69,7 @@ def train(
     torch.manual_seed(settings.seed)
     found = load_data(settings, place)
     model, wiring = build(settings, found.classes, place)
+    check_images(model, found, settings, place)
     if new and begin is not None:
         begin(model, wiring)
     if wiring is not None:
@@ -89,7 +90,7 @@ def train(
     if place.first:
         checkpoint.clean(out)
         results.save_settings(out / "settings.yaml", name, settings, overrides or {})
-    about = {"recipe": name, "settings": to_mapping(settings), "classes": found.classes}
+    about = {"recipe": name, "settings": to_mapping(settings), "classes": found.classes, "names": found.names}
     if new and place.first:
         checkpoint.save_model(out / INITIAL, model, about)
     steps = (progress.steps, settings.epochs * len(found.train))

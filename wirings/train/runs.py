@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,9 +19,16 @@ from wirings.train.results import load_settings
 from wirings.train.settings import Settings, from_mapping
 from wirings.train.step import autocast
 
+Opened = tuple[nn.Module, Settings, str, Place]
 
-def open_run(run: str | Path, best: bool = False, device: str | None = None) -> tuple[nn.Module, Settings, str, Place]:
+
+def open_run(run: str | Path, best: bool = False, device: str | None = None) -> Opened:
     """A run's model as it was evaluated, its settings, its recipe's name, and where the model lies."""
+    return _open(run, best, device)[0]
+
+
+def _open(run: str | Path, best: bool, device: str | None) -> tuple[Opened, dict[str, Any]]:
+    """The same, with what stands in the checkpoint beside tensors."""
     folder = Path(run)
     if not folder.exists() and str(run) in trained.names():
         return _open_trained(str(run), start(device))
@@ -36,16 +44,16 @@ def open_run(run: str | Path, best: bool = False, device: str | None = None) -> 
     tensors, about = checkpoint.read(path)
     model, _ = build(settings, about["classes"], place)
     checkpoint.load_model(model, tensors, path, checkpoint.evaluated(tensors))
-    return model.eval(), settings, name, place
+    return (model.eval(), settings, name, place), about
 
 
-def _open_trained(name: str, place: Place) -> tuple[nn.Module, Settings, str, Place]:
+def _open_trained(name: str, place: Place) -> tuple[Opened, dict[str, Any]]:
     path = trained.path_of(name)
     _, about = checkpoint.read(path)
     settings = from_mapping(about["settings"])
     model, _ = build(settings, about["classes"], place)
     trained.load_into(model, path)
-    return model.eval(), settings, about["recipe"], place
+    return (model.eval(), settings, about["recipe"], place), about
 
 
 def measure(
@@ -66,9 +74,10 @@ def predict(
     """For each image the three likeliest classes and their probabilities."""
     from wirings.data.single import prepared
 
-    model, settings, _, place = open_run(run, device=device)
+    (model, settings, _, place), about = _open(run, best=False, device=device)
     for path in images:
-        x, names = prepared(path, settings.data.name, settings.data.image_size)
+        x, known = prepared(path, settings.data.name, settings.data.image_size)
+        names = known or about.get("names")  # which earlier versions did not write
         with autocast(settings.precision, place.device):
             scores = model(x[None].to(place.device)).float().softmax(1)[0]
         top = scores.topk(min(3, len(scores)))
