@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from wirings import recipes, rules
+from wirings.schedules import RAMP
 from wirings.train import leaderboard, tables
 from wirings.train.leaderboard import Board, Standing
 
@@ -35,8 +36,10 @@ COLUMNS = ("Table 2's network", "ResNet, 10 %", "5 %", "2 %")
 DENSE = {0: "table2/complete", 1: "resnet/dense", 2: "resnet/dense", 3: "resnet/dense"}
 """By the column: the same network with all its edges, which is no row of the leaderboard."""
 NOTE = (
-    "(Accuracy on CIFAR-10 in percent, mean ± standard deviation, in brackets the number of seeds, and the kind if it "
-    "is not the rule's plain one, which stands first where another one is better; –: not measured yet, or no row. "
+    "(Accuracy on CIFAR-10 in percent, mean ± standard deviation, in brackets the number of seeds, and the kind of "
+    "row: cubic, a schedule leads from all edges to as many; global, all layers are ranked together; erk, the other "
+    "way to share edges out; none of these is the plain one, which stands first where another one is better. –: not "
+    "measured, or no row. "
     "Gradient: whether training needs that of all edges, of some, or of real ones alone. Edges at first: "
     "those that the first step uses, without a schedule, at a density of 10 %. Remembers: bytes an allowed edge. "
     "A step: its time over `dnw`'s on Table 2's network, measured side by side.)"
@@ -68,7 +71,7 @@ def _of(rule: str, board: Board) -> list[Standing]:
 
 
 def _plain(found: list[Standing]) -> Standing | None:
-    """The row of a rule as it is, without a schedule or the like."""
+    """The row of a rule as it is: no schedule, equal shares for all layers, and nothing else of its own."""
     return next((one for one in found if not _variant(one)), None)
 
 
@@ -90,10 +93,15 @@ def _cell(row: tables.Row, variant: str) -> str:
 
 
 def _variant(one: Standing) -> str:
-    """What tells a row from its rule's plain one, such as a schedule: the rest of the recipe's name."""
+    """What tells a row from its rule's plain one: a schedule, how edges are shared out, or what its name adds to it."""
+    settings = recipes.get(one.row.recipe).settings
+    schedule, share = settings.rule.options.get("schedule"), settings.model.options.get("share", "uniform")
     name = one.row.recipe.partition("/")[2].removeprefix("mobilenet-").removeprefix("resnet-")
     rest = name.partition(one.rule)[2].split("-")[0].strip("_")
-    return f", {rest}" if rest else ""
+    parts = [] if schedule is None else [schedule.get("kind", RAMP["kind"])]
+    parts += [share] if share != "uniform" else []
+    parts += [rest] if rest not in ("", "k", *parts) else []  # k: as many edges from the beginning, which is plain
+    return "".join(f", {part}" for part in parts)
 
 
 def best(folder: Path = ROOT / "results") -> str:
@@ -106,7 +114,11 @@ def best(folder: Path = ROOT / "results") -> str:
         cells += ["–" if first is None else f"`{first.rule}`: {_with_cost(first)}"]
         cells += [_cell(tables.row_of(recipes.get(dense), folder), "")]
         lines.append(f"| {board.title.partition(';')[0]} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", "(Accuracy on CIFAR-10 in percent, number of seeds; multiply-adds of one image.)"])
+    note = (
+        "(Accuracy on CIFAR-10 in percent, number of seeds; multiply-adds of one image. Cubic: a schedule leads from "
+        "all edges to as many. Global: all layers are ranked together, which puts more edges where maps are large.)"
+    )
+    return "\n".join([*lines, "", note])
 
 
 def _with_cost(one: Standing) -> str:

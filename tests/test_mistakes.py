@@ -270,3 +270,33 @@ def test_a_state_of_another_rule() -> None:
         wiring.load_state_dict({"rule": "random", "steps": 3, "edges": [21, 3]})
     with pytest.raises(WiringError, match="saved with 108, 16 edges, but at step 3 the model is wired with 21, 3"):
         wiring.load_state_dict({"rule": "dnw", "steps": 3, "edges": [108, 16]})
+    for state, match in (
+        (None, "NoneType came"),
+        ([1], "list came"),
+        ({"rule": "dnw", "steps": "x", "edges": []}, "'x'"),
+    ):
+        with pytest.raises(WiringError, match=match):
+            wiring.load_state_dict(state)  # type: ignore[arg-type]
+    assert wiring.steps == 0
+
+
+def test_an_optimizer_that_is_none_or_has_no_rate() -> None:
+    with pytest.raises(WiringError, match=r"wiring.step takes the optimizer, or nothing, but 'adam' came"):
+        wire_(network(), density=0.1).step("adam")  # type: ignore[arg-type]
+    model = network()
+    wiring = wire_(model, wirings.rules.get("l1_anneal", steps=10), density=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.param_groups[0]["lr"] = None  # as some optimizers that find their own do
+    with pytest.raises(WiringError, match=r"the SGD that wiring.step was given has none for .*\(lr=None\)"):
+        wiring.step(optimizer)
+
+
+def test_a_schedule_of_no_kind() -> None:
+    with pytest.raises(WiringError, match="unknown kind of schedule"):
+        wire_(network(), wirings.rules.get("dnw", schedule={"kind": ["cubic"]}), density=0.1)
+
+
+@pytest.mark.parametrize("edges", [10, None])
+def test_a_rule_for_layers_on_a_graph(edges: int | None) -> None:
+    with pytest.raises(WiringError, match="StaticGraph: rule 'nm' is for layers"):
+        wirings.StaticGraph(blocks=[4, 4, 2], edges=edges, node=wirings.nodes.ConvNode(), rule="nm")

@@ -155,9 +155,9 @@ class Ramp:
             if key not in RAMP:
                 raise unknown("setting of a rule's schedule", str(key), RAMP)
         kind, start, begin, end, every = ({**RAMP, **given}[key] for key in RAMP)
-        if kind not in KINDS:
+        if not isinstance(kind, str) or kind not in KINDS:
             raise unknown("kind of schedule", str(kind), KINDS)
-        return cls(KINDS[str(kind)].over(start, start, begin, end, every))
+        return cls(KINDS[kind].over(start, start, begin, end, every))
 
     def planned(self, steps: int) -> Ramp:
         """The same in optimizer steps, of which the training has ``steps``."""

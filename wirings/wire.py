@@ -47,7 +47,8 @@ def wire_(
     embeddings stay dense. Tied weights have one wiring. The optimizer may be made before or after.
 
     Args:
-        model: any module. Weights that it has already, pretrained ones say, are kept.
+        model: any module. Weights that it has already, pretrained ones say, are kept; but rules whose hallucinated
+            edges weigh zero (`set`, `rigl`, `sparse_momentum`) choose edges at random and set all others to zero.
         rule: a rule's name (`wirings.rules.names`) or a rule.
         density: the fraction of edges that is real, in (0, 1], or a schedule of it (`wirings.LinearSchedule`,
             `wirings.CubicSchedule`).
@@ -130,7 +131,8 @@ def finalize_(model: nn.Module) -> nn.Module:
     """Give plain modules back, in place: original ``state_dict`` keys, exact zeros for the edges that are not real.
 
     Outputs are those of the wired model in evaluation. Returns the model. Warns if a schedule of the density has not
-    come to its end, so that there are more edges, or fewer, than were asked for.
+    come to its end, so that there are more edges, or fewer, than were asked for; or if a rule that removes edges for
+    good still trained with more.
     """
     places = _whole_wiring(model, "finalize")
     if sharding := fsdp.sharded_modules(model):  # who never asked the handle for anything was not told before
@@ -154,7 +156,10 @@ def finalize_(model: nn.Module) -> nn.Module:
 
 
 def unwire_(model: nn.Module) -> nn.Module:
-    """Give plain modules back, in place, with all weights, hallucinated ones included. Returns the model."""
+    """Give plain modules back, in place, with all weights, hallucinated ones included. Returns the model.
+
+    Of rules whose hallucinated edges weigh zero (`set`, `rigl`, `sparse_momentum`) these are zeros.
+    """
     _whole_wiring(model, "unwire")
     detach(model)
     return model
@@ -208,6 +213,16 @@ def _tell_unfinished(model: nn.Module, all_edges: list[Edges]) -> None:
         warnings.warn(
             f"{type(model).__name__} was finalized with {now:,} edges, but its schedule ends with {end:,}: training "
             "stopped before that, or wiring.step() was not called after every optimizer step.",
+            stacklevel=3,
+        )
+    removing = [edges for edges in all_edges if edges.left is not None]
+    now = sum(int(edges.k) for edges in {edges.pool or edges: edges for edges in removing}.values())
+    left = sum(int(torch.count_nonzero(edges.left)) for edges in removing)  # type: ignore
+    if left > now:
+        warnings.warn(
+            f"{type(model).__name__} was finalized with {now:,} edges, but training still used {left:,}: rule "
+            f"{removing[0].rule.name!r} had not removed the others yet. Training stopped before that, or wiring.step() "
+            "was not called after every optimizer step.",
             stacklevel=3,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,6 +110,8 @@ class Wiring:
         Args:
             optimizer: for the rules that read its state; they say so if it is missing.
         """
+        if optimizer is not None and not hasattr(optimizer, "param_groups"):
+            raise WiringError(f"wiring.step takes the optimizer, or nothing, but {optimizer!r} came.")
         self._forget()
         counts = self._counts
         self.steps += 1
@@ -284,6 +286,8 @@ class Wiring:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved `state_dict`; load the model's first."""
+        if not isinstance(state, Mapping):
+            raise WiringError(f"a wiring's state is what its state_dict() gave, but {type(state).__name__} came.")
         if state.get("rule") != self.rule.name:
             raise WiringError(
                 f"this state was saved with rule {state.get('rule')!r}, but the model is wired with "
@@ -291,9 +295,13 @@ class Wiring:
             )
         if missing := [key for key in ("steps", "edges") if key not in state]:
             raise WiringError(f"this is no state of a wiring: it has no {missing[0]!r}.")
+        try:
+            steps = int(state["steps"])
+        except (TypeError, ValueError) as error:
+            raise WiringError(f"this is no state of a wiring: its 'steps' are {state['steps']!r}.") from error
         saved, own = state.get("planned"), self._planned
         before = self.steps, self._ranked, self.budget
-        self.steps, self._ranked = int(state["steps"]), state.get("ranked", self._ranked)
+        self.steps, self._ranked = steps, state.get("ranked", self._ranked)
         if saved is not None and self._given is not None:
             self.budget = self._given.planned(saved)
         if (counts := self._budgeted()) != state["edges"]:

@@ -41,6 +41,8 @@ OPTIONS = {
 }
 # New edges start from a weight of zero, and stay there where no gradient comes: in nodes that are cut off.
 FROM_ZERO = {"rigl", "set", "sparse_momentum"}
+# Models are finalized in the middle of training here.
+pytestmark = pytest.mark.filterwarnings("ignore:.*had not removed the others yet")
 RULES = [name for name in rules.names() if not rules.get(name).layers_only]
 every_rule_and_kind = pytest.mark.parametrize(("rule", "kind"), [(rule, kind) for rule in RULES for kind in KINDS])
 

@@ -12,6 +12,8 @@ import wirings
 from wirings import rules
 from wirings.rules import Rule
 
+# Models are finalized in the middle of training here.
+pytestmark = pytest.mark.filterwarnings("ignore:.*had not removed the others yet")
 LAYERS = {
     "linear": (lambda: nn.Linear(12, 10), (6, 12)),
     "conv": (lambda: nn.Conv2d(4, 8, 3), (6, 4, 5, 6)),

@@ -100,6 +100,21 @@ def test_it_is_l1_anneal_without_the_term() -> None:
     assert torch.equal(*ends)
 
 
+@pytest.mark.parametrize("share", ["uniform", "global"])
+def test_finalized_before_all_were_removed_it_warns(share: str) -> None:
+    def trained(steps: int) -> nn.Module:
+        model = nn.Sequential(nn.Linear(10, 10, bias=False), nn.Linear(10, 10, bias=False))
+        wiring = wirings.wire_(model, GMP(every=1, kind="linear", end=1.0), k=40, share=share)
+        wiring.plan(4)
+        for _ in range(steps):
+            wiring.step()
+        return model
+
+    with pytest.warns(UserWarning, match="finalized with 40 edges, but training still used 120: rule 'gmp' had not"):
+        wirings.finalize_(trained(2))
+    assert sum(int(p.count_nonzero()) for p in wirings.finalize_(trained(4)).parameters()) == 40
+
+
 def test_mistakes() -> None:
     with pytest.raises(wirings.WiringError, match=r"gmp: begin = 0\.9 must not be after end = 0\.75"):
         rules.get("gmp", begin=0.9)

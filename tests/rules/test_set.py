@@ -73,6 +73,15 @@ def test_rigl_grows_where_the_gradient_is_largest(make: object) -> None:
     assert torch.equal(after, torch.where(wiring.masks()["weight"], GRADIENT, 0.0))
 
 
+@each_optimizer
+def test_rigl_grows_by_gradient_after_a_plain_checkpoint(make: object) -> None:
+    """Whose hallucinated weights are not zero, and largest where the gradient is small."""
+    model, wiring = wired(RigL(0.5, decay="constant", every=3, steps=9))
+    model.load_state_dict({"weight": WEIGHT + torch.tensor([[0, 0, 3.0, 0.1], [0, 0, 0.1, 3.0]])}, strict=False)
+    train(model, wiring, make([wiring.layers[0].weight]), 3)
+    assert wiring.masks()["weight"].tolist() == [[True, False, False, True], [False, True, True, False]]
+
+
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [

@@ -337,6 +337,25 @@ def test_the_optimizer() -> None:
     wiring.step(torch.optim.SGD(weights[:1], lr=0.1, momentum=0.9))
 
 
+def test_half_precision_and_numbers_that_are_none() -> None:
+    """Of edges whose running mean of squares is below float16's least number, and of a training that has diverged."""
+    _, wiring = two_layers(SparseMomentum(every=1, steps=10))
+    wiring.model.half()
+    weights = [layer.weight for layer in wiring.layers]
+    optimizer = torch.optim.AdamW(weights, lr=1e-3, eps=1e-4)
+    for size in (1e-5, float("nan")):
+        for weight in weights:
+            weight.grad = torch.full_like(weight, size)
+        weights[0].grad.zero_()
+        optimizer.step()
+        if size == 1e-5:
+            wiring.step(optimizer)
+            assert sum(report.edges for report in wiring.look()) == sum(wiring._counts)
+        else:
+            with pytest.raises(WiringError, match=r"the momentum of 1.weight is not finite \(nan\).* has diverged"):
+                wiring.step(optimizer)
+
+
 @pytest.mark.parametrize(
     ("settings", "match"),
     [

@@ -133,15 +133,42 @@ def test_a_file_describes_a_sweep(tmp_path: Path) -> None:
             _asked([str(path)], None, None)
 
 
+def _begin(out: Path, runs: list[plan.Run]) -> None:
+    for run in runs:
+        (out / run.place).mkdir(parents=True, exist_ok=True)
+        (out / run.place / "last.safetensors").touch()
+
+
+def test_runs_that_came_to_nothing_may_be_left_out(tmp_path: Path) -> None:
+    first = plan.make([DNW], [0], [["epochs=2", "epochs=3"]])
+    folder.enter(tmp_path, first)
+    _begin(tmp_path, first[1:])
+    (tmp_path / first[0].place).mkdir(parents=True)
+    (tmp_path / first[0].place / "output.txt").write_text("it has failed")
+    folder.enter(tmp_path, first[1:])
+    assert folder._places(tmp_path / folder.PLAN) == [first[1].place]
+    with pytest.raises(WiringError, match="holds another sweep"):
+        folder.enter(tmp_path, first[:1])
+
+
+@pytest.mark.parametrize("change", ["rule.options.every=0", "rule.options.evry=2", "rule.options.schedule=slow"])
+def test_a_rule_that_cannot_be_made_is_told_before_anything_runs(change: str) -> None:
+    with pytest.raises(WiringError):
+        plan.make([DNW], [0], [["rule.name=rigl"], [change]])
+    assert len(plan.make([DNW], [0], [["rule.name=rigl"], ["rule.options.every=2"]])) == 1
+
+
 def test_a_folder_of_another_sweep_is_refused_and_left_alone(tmp_path: Path) -> None:
     out = tmp_path / "out"
     first, more = plan.make([DNW], [0], [["epochs=2"]]), plan.make([DNW, RANDOM], [0, 1], [["epochs=2"]])
     folder.enter(out, first)
+    _begin(out, first)
     kept = (out / folder.PLAN).read_text()
     with pytest.raises(WiringError, match=r"out holds another sweep: digits/static-dnw/epochs=2/seed0 of its 1 runs"):
         folder.enter(out, plan.make([DNW], [1], [["epochs=2"]]))
     assert (out / folder.PLAN).read_text() == kept
     folder.enter(out, more)  # the same and more
+    _begin(out, more)
     with pytest.raises(WiringError, match="and 2 more of its 4 runs"):
         folder.check(out, first)
     other = tmp_path / "other"

@@ -36,7 +36,7 @@ OTHER: dict[str, Any] = {
     "model.name": "tiny_discrete",
     "model.options": {"edges": 100},
     "rule.name": "random",
-    "rule.options": {"seed": 3},
+    "rule.options": {"schedule": "cubic"},
     "data.name": "digits",
     "data.directory": "somewhere",
     "data.augment": False,

@@ -86,6 +86,10 @@ class Graph(nn.Module):
         if edges is None and rule is None:
             return
         rule = rules.get("dnw" if rule is None else rule)
+        if rule.layers_only:
+            raise WiringError(
+                f"{self._kind}: rule {rule.name!r} is for layers, whose inputs lie in rows; take another."
+            )
         if edges is not None and rule.own_budget:
             raise WiringError(
                 f"{self._kind}: rule {rule.name!r} fixes the number of edges itself; drop edges={edges!r}."

@@ -33,6 +33,7 @@ from torch.nn.utils import parametrize
 from wirings import edges as primitive
 from wirings import sharded
 from wirings.errors import WiringError, unknown
+from wirings.schedules import Ramp
 
 
 class Rule(ABC):
@@ -433,5 +434,6 @@ def get(rule: str | Rule, schedule: Any = None, **settings: Any) -> Rule:
     except TypeError as error:
         raise WiringError(f"rule {rule!r} does not take these settings: {error}") from error
     if schedule is not None:
+        Ramp.of(schedule)  # an error for one that there is not
         made.schedule = schedule
     return made

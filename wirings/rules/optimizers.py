@@ -30,6 +30,11 @@ def learning_rates(
                 f"rule {name!r} shrinks weights by their learning rate, but {layer.name} is not among the parameters "
                 "of the optimizer that wiring.step was given; pass the one that trains it."
             )
+        if rates[id(layer.weight)] is None:
+            raise WiringError(
+                f"rule {name!r} shrinks weights by the learning rate, but the {type(optimizer).__name__} that "
+                f"wiring.step was given has none for {layer.name} (lr=None); give it one, or the rule {off}."
+            )
     return [(layer, rates[id(layer.weight)]) for layer in trained]
 
 

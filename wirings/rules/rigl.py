@@ -72,7 +72,9 @@ class RigL(SET):
         due, listens, replanned = self.due(layers, step), self.due(layers, step + 1), self.replanned(layers)
         changed = due or replanned or self._before is not None
         super().step(layers, step, optimizer)
-        if replanned and not due:  # the gradient may have reached all edges for a change that is not to come now
+        # The gradient is read from edges that weighed zero before, which those of a checkpoint of a plain model do not;
+        # and it may have reached all edges for a change that is not to come now.
+        if listens or (replanned and not due):
             for layer in layers:
                 forget(layer, wiring_of(layer), optimizer)
         if changed or listens:

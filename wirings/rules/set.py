@@ -22,7 +22,8 @@ class SET(Planned):
     """A random wiring at first. Now and then every layer loses its weakest edges, and as many others grow at random.
 
     Hallucinated edges get no gradient and weigh zero: what has been lost is forgotten, and an edge that grows starts
-    from zero, with no momentum. Every layer keeps its number of edges. What was lost does not grow again at once.
+    from zero, with no momentum. Every layer keeps its number of edges. What was lost does not grow again at once. A
+    new edge that no gradient has reached, since its nodes lead nowhere, is real and weighs zero.
 
     In the paper three tenths of the edges are lost once an epoch, to the last one, among the smallest positive and the
     largest negative ones, and new ones start from a random weight. By magnitude, at any step, and from zero are as in

@@ -118,7 +118,9 @@ class SparseMomentum(Planned):
         if isinstance(state.get("momentum_buffer"), Tensor):
             return state["momentum_buffer"]
         if "exp_avg" in state and "exp_avg_sq" in state:
-            return state["exp_avg"] / (state["exp_avg_sq"].sqrt() + 1e-8)
+            mean, square = state["exp_avg"], state["exp_avg_sq"]
+            precise = torch.promote_types(mean.dtype, torch.float32)  # in float16 1e-8 would be 0
+            return mean.to(precise) / (square.to(precise).sqrt() + 1e-8)
         if not state and (group.get("momentum") or "betas" in group):
             return None  # it has made no step yet: fp16's scaler skipped them
         raise WiringError(
@@ -135,6 +137,12 @@ class SparseMomentum(Planned):
         if self.moves_budget:
             real = [torch.where(_wiring(layer), m, 0.0).float() for layer, m in zip(layers, momenta, strict=True)]
             means = [float(m.abs().sum()) / max(count, 1) for m, count in zip(real, before, strict=True)]
+            for layer, mean in zip(layers, means, strict=True):
+                if not math.isfinite(mean):
+                    raise WiringError(
+                        f"the momentum of {layer.name} is not finite ({mean}), and edges are shared out by it: "
+                        "training has diverged. Go on from an earlier checkpoint with a smaller learning rate."
+                    )
             room = [one.edges.possible - b + n for one, b, n in zip(layers, before, lost, strict=True)]
             grown = _grown(sum(lost), means if any(means) else lost, room)
         for layer, momentum, b, n, g in zip(layers, momenta, before, lost, grown, strict=True):

@@ -43,6 +43,8 @@ class STR(Rule):
       norms make them hundreds of times too large, and one could take a layer's edges away. What the optimizer has
       gathered for a v that would have gone further is forgotten.
 
+    A real edge that is exactly as strong as the next one weighs zero, as in `SoftThreshold`.
+
     ResNet50 with 10 % of its weights reaches 74.31 % on ImageNet in the paper. A schedule takes the place of the rising
     thresholds there: ``schedule="cubic"``.
 

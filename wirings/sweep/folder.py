@@ -12,7 +12,7 @@ from pathlib import Path
 from wirings.errors import WiringError
 from wirings.files import check_folder, whole_file
 from wirings.sweep.plan import Run
-from wirings.train.checkpoint import RESULT
+from wirings.train.checkpoint import LAST, RESULT
 from wirings.train.results import load_settings
 from wirings.train.settings import first_difference
 from wirings.train.text import dump_yaml, parse_yaml
@@ -25,14 +25,21 @@ def finished(folder: Path) -> bool:
     return (folder / RESULT).exists()
 
 
+def _has_trained(folder: Path) -> bool:
+    """Whether there is anything in a run's folder that would be lost from sight."""
+    return finished(folder) or (folder / LAST).exists()
+
+
 def check(folder: Path, runs: Sequence[Run]) -> None:
-    """Raise unless a folder is this sweep's, or a new one. A sweep that has the same runs and more may go on there."""
+    """Raise unless a folder is this sweep's, or a new one. A sweep that has the same runs and more may go on there, and
+    one without runs that have come to nothing yet, such as those with a setting that was refused.
+    """
     check_folder(folder, "--out")
     plan = folder / PLAN
     if plan.exists():
         before = _places(plan)
         now = {run.place for run in runs}
-        if missing := [place for place in before if place not in now]:
+        if missing := [place for place in before if place not in now and _has_trained(folder / place)]:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise WiringError(
                 f"{folder} holds another sweep: {missing[0]}{more} of its {len(before)} runs is none of this one's. "

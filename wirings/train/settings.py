@@ -48,8 +48,7 @@ class RuleSettings(Typed):
     """What the rule is made with."""
 
     def check(self) -> None:
-        if self.name not in rules.names():
-            raise unknown("rule", self.name, rules.names())
+        rules.get(self.name, **self.options)  # an error for a name or an option that there is not
 
 
 @dataclass(frozen=True)
