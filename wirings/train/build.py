@@ -17,13 +17,17 @@ from wirings.train.settings import Settings
 from wirings.wiring import Wiring
 
 
-def build(settings: Settings, classes: int, place: Place) -> tuple[nn.Module, Wiring | None]:
-    """The model of the settings, for so many classes, on its device."""
+def build(
+    settings: Settings, classes: int, place: Place, images: Data | None = None
+) -> tuple[nn.Module, Wiring | None]:
+    """The model of the settings, for so many classes, on its device; an error if it cannot take these ``images``."""
     rule = rules.get(settings.rule.name, **settings.rule.options)
     options = {"classes": classes, **settings.model.options}
     model = models.get(settings.model.name, rule=rule, **options)
     if settings.norm_scales == "uniform":
         draw_norm_scales(model)
+    if images is not None:
+        _check_images(model, images, settings.model.name)
     model = model.to(place.device)
     if settings.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -34,17 +38,15 @@ def build(settings: Settings, classes: int, place: Place) -> tuple[nn.Module, Wi
 
 
 @torch.no_grad()
-def check_images(model: nn.Module, data: Data, settings: Settings, place: Place) -> None:
-    """Raise if the model cannot take the images of the data set, before anything is written or trained."""
+def _check_images(model: nn.Module, data: Data, name: str) -> None:
+    """Raise if a new model, still on the CPU, cannot take the images of a data set: before anything is written."""
     training = model.training
     try:
-        model.eval()(torch.zeros(1, *data.shape, device=place.device))
-    except torch.OutOfMemoryError:
-        raise
+        model.eval()(torch.zeros(1, *data.shape))
     except RuntimeError as error:
         what = " × ".join(map(str, data.shape))
         raise WiringError(
-            f"model {settings.model.name!r} cannot take the images of data set {data.name!r}, which are {what} "
+            f"model {name!r} cannot take the images of data set {data.name!r}, which are {what} "
             f"(channels, height, width): {error}"
         ) from error
     finally:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from wirings.data.base import Data, Loader
 from wirings.errors import WiringError
 from wirings.train import checkpoint, results
-from wirings.train.build import build, check_images, load_data
+from wirings.train.build import build, load_data
 from wirings.train.checkpoint import BEST, INITIAL, LAST, RESULT
 from wirings.train.distributed import Place, start, together
 from wirings.train.evaluate import evaluate
@@ -68,8 +68,7 @@ def train(
         raise WiringError(f"{name} starts from {settings.start.recipe}: wirings.train.phases.train trains that first.")
     torch.manual_seed(settings.seed)
     found = load_data(settings, place)
-    model, wiring = build(settings, found.classes, place)
-    check_images(model, found, settings, place)
+    model, wiring = build(settings, found.classes, place, found)
     if new and begin is not None:
         begin(model, wiring)
     if wiring is not None:
