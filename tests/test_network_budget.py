@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import wirings
 from wirings import WiringError, wire_
@@ -182,6 +183,54 @@ class Steps(nn.Module):
         states, _ = self.lstm(x)
         mixed, _ = self.heads(states, states, states)
         return self.out(mixed) + self.out2(states)
+
+
+class FreeAttention(nn.Module):
+    """Attention as most write it today: by a function, in layers of their own; more heads ask than answer."""
+
+    def __init__(self, width: int, heads: int, answering: int) -> None:
+        super().__init__()
+        self.heads, self.answering, self.each = heads, answering, width // heads
+        self.ask, self.out = nn.Linear(width, width), nn.Linear(width, width)
+        self.answer = nn.Linear(width, 2 * answering * self.each)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query = self.ask(x).unflatten(-1, (self.heads, self.each)).transpose(1, 2)
+        pairs = self.answer(x).unflatten(-1, (2 * self.answering, self.each)).transpose(1, 2)
+        key, value = pairs.chunk(2, 1)
+        shared = self.answering < self.heads
+        mixed = F.scaled_dot_product_attention(query, key, value=value, is_causal=True, enable_gqa=shared)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class Attends(nn.Module):
+    def __init__(self, width: int, heads: int, weights: bool) -> None:
+        super().__init__()
+        self.layer, self.weights = nn.MultiheadAttention(width, heads, batch_first=True), weights
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed: Tensor = self.layer(x, x, x, need_weights=self.weights)[0]
+        return mixed
+
+
+@pytest.mark.parametrize(
+    ("model", "edges"),
+    [
+        (FreeAttention(16, 2, 2), 4 * 16 * 16),
+        (Attends(16, 2, weights=False), 4 * 16 * 16),
+        (Attends(16, 2, weights=True), 4 * 16 * 16),
+        (FreeAttention(16, 4, 2), 3 * 16 * 16),
+    ],
+    ids=["by a function", "a layer", "a layer that gives its weights", "shared keys"],
+)
+def test_products_of_attention_cost_the_same_however_they_are_written(model: nn.Module, edges: int) -> None:
+    x = torch.randn(3, 7, 16)
+    whole = 3 * 7 * edges + 2 * 3 * 7 * 7 * 16  # every edge once a token; queries × keys, and these × values
+    assert profile(model, example=x).mult_adds == whole
+    wire_(model, mult_adds=0.5, example_input=x)
+    assert profile(model, example=x).mult_adds == whole // 2
+    with pytest.raises(WiringError, match="mult_adds"):
+        wire_(copy.deepcopy(wirings.unwire_(model)), mult_adds=2 * 3 * 7 * 7 * 16 - 1, example_input=x)
 
 
 def test_recurrent_layers_attention_and_tied_weights() -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from wirings.attention import Products
 from wirings.errors import WiringError
 from wirings.layers import _CONVOLUTIONS, _TRANSPOSED, Target, multiplies, wired_by_default
 from wirings.rules.base import held
@@ -101,6 +102,7 @@ def _arguments(model: nn.Module, example_input: Any) -> tuple[Any, ...]:
 def _uses(model: nn.Module, arguments: tuple[Any, ...]) -> list[tuple[_Use | None, int]]:
     """Run the model once: every use of a weight by a layer, and multiply-adds that no weight is part of."""
     found: list[tuple[_Use | None, int]] = []
+    products = Products()
 
     def hook(module: nn.Module, args: Any, keywords: Any, out: Any) -> None:
         inputs, outputs = _shapes((*args, *keywords.values())), _shapes(out)
@@ -116,7 +118,7 @@ def _uses(model: nn.Module, arguments: tuple[Any, ...]) -> list[tuple[_Use | Non
     watched = [m for m in model.modules() if multiplies(m) and id(m) not in inside]
     hooks = [module.register_forward_hook(hook, with_kwargs=True) for module in watched]
     try:
-        with _evaluating(model):
+        with _evaluating(model), products:
             model(*arguments)
     except WiringError:
         raise
@@ -129,7 +131,7 @@ def _uses(model: nn.Module, arguments: tuple[Any, ...]) -> list[tuple[_Use | Non
     finally:
         for one in hooks:
             one.remove()
-    return found
+    return [*found, (None, products.mult_adds)]
 
 
 def _layer(module: nn.Module, inputs: list[tuple[int, ...]], outputs: list[tuple[int, ...]]) -> list[_Use]:

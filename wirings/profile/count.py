@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from wirings.attention import Products
 from wirings.errors import WiringError
 from wirings.graph import ContinuousGraph, Graph
 from wirings.layers import multiplies
 from wirings.profile import costs
 from wirings.profile.graphs import Call, Wires
 from wirings.profile.live import Found, follow, follows
-from wirings.profile.report import Profile
+from wirings.profile.report import Profile, Row
 from wirings.profile.rows import Counting
 from wirings.profile.weights import Weights
 
@@ -41,13 +42,15 @@ def profile(model: nn.Module, input_shape: tuple[int, ...] | None = None, *, exa
     if not isinstance(model, nn.Module):
         raise WiringError(f"profile takes a torch.nn.Module, not {type(model).__name__}.")
     arguments = _arguments(model, input_shape, example)
-    calls = _run(model, arguments)
+    calls, products = _run(model, arguments)
     weights = Weights(model)
     notes: list[str] = []
     graphs = {name: module for name, module in model.named_modules() if isinstance(module, Graph)}
     wires = {name: Wires(graph, weights[graph, "weight"].mask.numpy()) for name, graph in graphs.items()}
     near, far = _alive(model, arguments, weights, wires, calls, notes)
     rows = Counting(model, calls, weights, wires, near, far, notes).rows()
+    if n := products.mult_adds:
+        rows.append(Row("", "scaled_dot_product_attention", 0, 0, 0, n, n, n, times=products.calls))
     return Profile(tuple(rows), tuple(notes))
 
 
@@ -70,9 +73,10 @@ def _arguments(model: nn.Module, input_shape: tuple[int, ...] | None, example: A
     return (x.to(first.device, first.dtype),)
 
 
-def _run(model: nn.Module, arguments: tuple[Any, ...]) -> dict[str, list[Call]]:
-    """Run the model once and note every call of a layer or graph."""
+def _run(model: nn.Module, arguments: tuple[Any, ...]) -> tuple[dict[str, list[Call]], Products]:
+    """Run the model once and note every call of a layer or graph, and of attention that is none."""
     calls: dict[str, list[Call]] = {}
+    products = Products()
 
     def note(name: str) -> Any:
         def hook(module: nn.Module, args: Any, keywords: Any, out: Any) -> None:
@@ -85,7 +89,7 @@ def _run(model: nn.Module, arguments: tuple[Any, ...]) -> dict[str, list[Call]]:
     watched = [(n, m) for n, m in model.named_modules() if isinstance(m, Graph) or multiplies(m) or follows(m)]
     hooks = [module.register_forward_hook(note(name), with_kwargs=True) for name, module in watched]
     try:
-        with _evaluating(model):
+        with _evaluating(model), products:
             model(*arguments)
     except WiringError:
         raise
@@ -98,7 +102,7 @@ def _run(model: nn.Module, arguments: tuple[Any, ...]) -> dict[str, list[Call]]:
     finally:
         for hook in hooks:
             hook.remove()
-    return calls
+    return calls, products
 
 
 @contextmanager
