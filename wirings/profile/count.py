@@ -50,7 +50,7 @@ def profile(model: nn.Module, input_shape: tuple[int, ...] | None = None, *, exa
     near, far = _alive(model, arguments, weights, wires, calls, notes)
     rows = Counting(model, calls, weights, wires, near, far, notes).rows()
     if n := products.mult_adds:
-        rows.append(Row("", "scaled_dot_product_attention", 0, 0, 0, n, n, n, times=products.calls))
+        rows.append(Row("attention", "scaled_dot_product_attention", 0, 0, 0, n, n, n, times=products.calls))
     return Profile(tuple(rows), tuple(notes))
 
 
