@@ -17,6 +17,7 @@ from torch import Tensor
 from vision import MISSING
 
 from wirings import WiringError, files, recipes
+from wirings.models import registry
 from wirings.train import checkpoint, loop, phases, results, runs
 from wirings.train.build import build
 from wirings.train.distributed import Place
@@ -53,6 +54,30 @@ def lines(out: Path) -> list[dict[str, str]]:
 def new_model(settings: Settings) -> torch.nn.Module:
     torch.manual_seed(settings.seed)
     return build(settings, 10, CPU)[0]
+
+
+class Attends(torch.nn.Module):
+    """A model of one's own, whose rows are tokens and attend to one another by a function."""
+
+    input_shape = (1, 8, 8)
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.mix, self.out = torch.nn.Linear(8, 24), torch.nn.Linear(64, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.mix(x).chunk(3, -1)
+        return self.out(torch.nn.functional.scaled_dot_product_attention(query, key, value).flatten(1))
+
+
+def test_a_model_of_ones_own_with_attention_that_is_no_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def attends(classes: int = 10, rule: Any = None, density: float | None = None) -> torch.nn.Module:
+        return registry.wired(Attends(classes), rule, density)
+
+    monkeypatch.setitem(registry._registry, "attends", attends)
+    result = run(tmp_path, "model.name=attends", "model.options={density: 0.25}")
+    assert result.edges == 24 * 8 // 4 + 64 * 10 // 4
+    assert result.mult_adds == 8 * 24 * 8 // 4 + 64 * 10 // 4 + 2 * 8 * 8 * 8
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from wirings.layers import multiplies
 from wirings.profile import costs
 from wirings.profile.graphs import Call, Wires
 from wirings.profile.live import Found, follow, follows
-from wirings.profile.report import Profile, Row
+from wirings.profile.report import NO_MODULE, Profile, Row
 from wirings.profile.rows import Counting
 from wirings.profile.weights import Weights
 
@@ -50,7 +50,7 @@ def profile(model: nn.Module, input_shape: tuple[int, ...] | None = None, *, exa
     near, far = _alive(model, arguments, weights, wires, calls, notes)
     rows = Counting(model, calls, weights, wires, near, far, notes).rows()
     if n := products.mult_adds:
-        rows.append(Row("attention", "scaled_dot_product_attention", 0, 0, 0, n, n, n, times=products.calls))
+        rows.append(Row(NO_MODULE, "scaled_dot_product_attention", 0, 0, 0, n, n, n, times=products.calls))
     return Profile(tuple(rows), tuple(notes))
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 COUNTS = ("dense_params", "params", "live_params", "dense_mult_adds", "mult_adds", "live_mult_adds")
 HEADER = ("layer", "kind", "params", "live", "mult-adds", "live", "edges", "live", "nodes", "no output", "dead")
+NO_MODULE = "(attention)"
+"""The name of the row of attention that is a function, and no module."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class Row:
     """
 
     name: str
-    """The module's name in the model."""
+    """The module's name in the model, or `NO_MODULE`."""
     kind: str
     """Its class."""
     dense_params: int

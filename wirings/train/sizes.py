@@ -51,7 +51,8 @@ def size_of(recipe: Recipe, ours: Sequence[Result]) -> Size:
     except WiringError as error:
         return Size(**known, reason=str(error))
     counted = profile(model)
-    graphs = [row.edge_mult_adds or 0 for row in counted.rows if isinstance(model.get_submodule(row.name), Graph)]
+    modules = dict(model.named_modules())
+    graphs = [row.edge_mult_adds or 0 for row in counted.rows if isinstance(modules.get(row.name), Graph)]
     return Size(**known, params=counted.params, mult_adds=counted.mult_adds, edges=sum(graphs) if graphs else None)
 
 

@@ -76,5 +76,6 @@ def summary(
 def _wired_rows(counted: Profile, model: nn.Module, wiring: Wiring | None) -> list[Row] | None:
     """The rows of what has a wiring, graphs and wired layers; None if nothing has."""
     wired = {id(layer.module) for layer in wiring.layers} if wiring is not None else set()
-    modules = [(row, model.get_submodule(row.name)) for row in counted.rows]
+    named = dict(model.named_modules())
+    modules = [(row, named.get(row.name)) for row in counted.rows]
     return [row for row, module in modules if id(module) in wired or isinstance(module, Graph)] or None
