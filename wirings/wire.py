@@ -206,25 +206,30 @@ def _check_totals(places: list[tuple[str, nn.Module, str, Edges]]) -> None:
 
 
 def _tell_unfinished(model: nn.Module, all_edges: list[Edges]) -> None:
-    """Warn if the number of edges is not the one that a schedule leads to."""
-    scheduled = {edges.pool or edges: edges for edges in all_edges if edges.end is not None}.values()
-    now, end = sum(int(edges.k) for edges in scheduled), sum(edges.end or 0 for edges in scheduled)
-    if now != end:
-        warnings.warn(
-            f"{type(model).__name__} was finalized with {now:,} edges, but its schedule ends with {end:,}: training "
-            "stopped before that, or wiring.step() was not called after every optimizer step.",
-            stacklevel=3,
-        )
+    """Warn if the number of edges is not the one that a schedule leads to, or that training used last."""
+    scheduled = [edges for edges in all_edges if edges.end is not None]
     removing = [edges for edges in all_edges if edges.left is not None]
-    now = sum(int(edges.k) for edges in {edges.pool or edges: edges for edges in removing}.values())
+    end = sum(edges.end or 0 for edges in _of_budgets(scheduled))
     left = sum(int(torch.count_nonzero(edges.left)) for edges in removing)  # type: ignore
-    if left > now:
+    what = []
+    if (now := sum(int(edges.k) for edges in _of_budgets(scheduled))) != end:
+        what.append(f"finalized with {now:,} edges, but its schedule ends with {end:,}")
+    if left > (now := sum(int(edges.k) for edges in _of_budgets(removing))):
+        what.append(
+            f"finalized with {now:,} edges, but training still used {left:,}: rule {removing[0].rule.name!r} had not "
+            "removed the others yet"
+        )
+    for text in what:
         warnings.warn(
-            f"{type(model).__name__} was finalized with {now:,} edges, but training still used {left:,}: rule "
-            f"{removing[0].rule.name!r} had not removed the others yet. Training stopped before that, or wiring.step() "
-            "was not called after every optimizer step.",
+            f"{type(model).__name__} was {text}: training stopped before that, or wiring.step() was not called after "
+            "every optimizer step.",
             stacklevel=3,
         )
+
+
+def _of_budgets(all_edges: list[Edges]) -> list[Edges]:
+    """For each budget one of the edges that have it: those of a pool have one for all."""
+    return list({edges.pool or edges: edges for edges in all_edges}.values())
 
 
 def _final_weight(weight: Tensor, edges: Edges) -> Tensor:

@@ -151,9 +151,16 @@ def test_runs_that_came_to_nothing_may_be_left_out(tmp_path: Path) -> None:
         folder.enter(tmp_path, first[:1])
 
 
-@pytest.mark.parametrize("change", ["rule.options.every=0", "rule.options.evry=2", "rule.options.schedule=slow"])
-def test_a_rule_that_cannot_be_made_is_told_before_anything_runs(change: str) -> None:
-    with pytest.raises(WiringError):
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ("rule.options.every=0", "rigl: every must be a whole number, at least 1, not 0"),
+        ("rule.options.evry=2", "rule 'rigl' does not take these settings"),
+        ("rule.options.schedule=slow", "unknown kind of schedule 'slow'"),
+    ],
+)
+def test_a_rule_that_cannot_be_made_is_told_before_anything_runs(change: str, match: str) -> None:
+    with pytest.raises(WiringError, match=match):
         plan.make([DNW], [0], [["rule.name=rigl"], [change]])
     assert len(plan.make([DNW], [0], [["rule.name=rigl"], ["rule.options.every=2"]])) == 1
 

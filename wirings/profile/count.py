@@ -6,19 +6,17 @@ activations and biases cost none. Tied weights are parameters once and multiply 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from wirings.attention import Products
+from wirings import costs
+from wirings.costs import Call, Products
 from wirings.errors import WiringError
 from wirings.graph import ContinuousGraph, Graph
 from wirings.layers import multiplies
-from wirings.profile import costs
-from wirings.profile.graphs import Call, Wires
+from wirings.profile.graphs import Wires
 from wirings.profile.live import Found, follow, follows
 from wirings.profile.report import NO_MODULE, Profile, Row
 from wirings.profile.rows import Counting
@@ -76,7 +74,6 @@ def _arguments(model: nn.Module, input_shape: tuple[int, ...] | None, example: A
 def _run(model: nn.Module, arguments: tuple[Any, ...]) -> tuple[dict[str, list[Call]], Products]:
     """Run the model once and note every call of a layer or graph, and of attention that is none."""
     calls: dict[str, list[Call]] = {}
-    products = Products()
 
     def note(name: str) -> Any:
         def hook(module: nn.Module, args: Any, keywords: Any, out: Any) -> None:
@@ -89,7 +86,7 @@ def _run(model: nn.Module, arguments: tuple[Any, ...]) -> tuple[dict[str, list[C
     watched = [(n, m) for n, m in model.named_modules() if isinstance(m, Graph) or multiplies(m) or follows(m)]
     hooks = [module.register_forward_hook(note(name), with_kwargs=True) for name, module in watched]
     try:
-        with _evaluating(model), products:
+        with costs.evaluating(model) as products:
             model(*arguments)
     except WiringError:
         raise
@@ -103,22 +100,6 @@ def _run(model: nn.Module, arguments: tuple[Any, ...]) -> tuple[dict[str, list[C
         for hook in hooks:
             hook.remove()
     return calls, products
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """In evaluation, without gradients and without the fast path of transformers, which calls no layers."""
-    training = {module: module.training for module in model.modules()}
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-        for module, was in training.items():
-            module.training = was
 
 
 def _alive(

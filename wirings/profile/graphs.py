@@ -11,18 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from wirings.costs import Call
 from wirings.graph import ContinuousGraph, DiscreteGraph, Graph, StaticGraph
 from wirings.graph.base import reached
 from wirings.graph.functions import Convolutions, Grouped, NodeFunction, Stepwise, Timed
-
-
-class Call(NamedTuple):
-    """One call of a module, as it was seen: the shapes of its tensors."""
-
-    inputs: tuple[tuple[int, ...], ...]
-    outputs: tuple[tuple[int, ...], ...]
-    evaluations: int = 1
-    """Of a continuous graph."""
 
 
 class Work(NamedTuple):

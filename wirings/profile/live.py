@@ -23,9 +23,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as trees
 
 from wirings.attach import detach
+from wirings.costs import Call
 from wirings.graph import Graph
 from wirings.layers import _CONVOLUTIONS
-from wirings.profile.graphs import Call, Wires, channel_dims, walk
+from wirings.profile.graphs import Wires, channel_dims, walk
 
 _ZERO_AT_ZERO = {
     "relu", "relu6", "leaky_relu", "rrelu", "prelu", "elu", "selu", "celu", "gelu", "silu", "mish", "hardswish",

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 from torch import nn
 
+from wirings import costs
+from wirings.costs import Call
 from wirings.graph import Graph
 from wirings.graph.functions import Convolutions, NodeFunction
 from wirings.layers import _CONVOLUTIONS, _inside_parametrization, multiplies, wired_by_default
-from wirings.profile import costs
-from wirings.profile.graphs import Call, Wires, times, walk, work
+from wirings.profile.graphs import Wires, times, walk, work
 from wirings.profile.live import Alive, Found
 from wirings.profile.report import Row
 from wirings.profile.weights import Weights, add, count, live_part

@@ -13,6 +13,7 @@ from wirings.rules.checks import number, seed_or_none, whole_number, yes_or_no
 from wirings.rules.optimizers import bring_to_rest, group_of
 from wirings.rules.planned import Planned
 from wirings.rules.random import Random, scores_of
+from wirings.rules.set import forget, others_of, wiring_of
 
 
 @register
@@ -69,7 +70,7 @@ class SparseMomentum(Planned):
 
     def setup(self, layers: Sequence[Layer]) -> None:
         Random(self.seed).setup(layers)
-        _others_to_zero(layers)
+        _forget_others(layers)
 
     def rebudget(self, layers: Sequence[Layer]) -> None:
         """Layers lose their weakest edges or grow random ones. Where edges move between them, each one's share of the
@@ -84,12 +85,12 @@ class SparseMomentum(Planned):
             more = share_out(total - least * len(layers), [max(n - least, 0) for n in now], room)
             new = [least + m for m in more]
         for layer, before, k in zip(layers, now, new, strict=True):
-            wiring = _wiring(layer)
+            wiring = wiring_of(layer)
             if k < before:
                 wiring = primitive.choose(layer.weight, k, wiring)
             else:
                 scores = scores_of(layer).to(wiring.device)
-                wiring = wiring | primitive.choose(scores, k - before, _others(layer, wiring))
+                wiring = wiring | primitive.choose(scores, k - before, others_of(layer, wiring))
             _set(layer, wiring, k)
 
     def real(self, weight: Tensor, edges: Edges) -> Tensor:
@@ -103,7 +104,7 @@ class SparseMomentum(Planned):
         steps = self.length(layers)
         every = max(steps // 100, 1) if self.every is None else self.every
         layers = [layer for layer in layers if layer.weight.requires_grad]
-        _others_to_zero(layers)
+        _forget_others(layers)
         due = step % every == 0 and step < steps
         if due or step == 1:  # what is wrong with the optimizer is told at once
             found = [self._momentum(layer, optimizer) for layer in layers]
@@ -135,7 +136,7 @@ class SparseMomentum(Planned):
         lost = [int(rate * count + 1e-6) for count in before]
         grown = lost
         if self.moves_budget:
-            real = [torch.where(_wiring(layer), m, 0.0).float() for layer, m in zip(layers, momenta, strict=True)]
+            real = [torch.where(wiring_of(layer), m, 0.0).float() for layer, m in zip(layers, momenta, strict=True)]
             means = [float(m.abs().sum()) / max(count, 1) for m, count in zip(real, before, strict=True)]
             for layer, mean in zip(layers, means, strict=True):
                 if not math.isfinite(mean):
@@ -146,9 +147,9 @@ class SparseMomentum(Planned):
             room = [one.edges.possible - b + n for one, b, n in zip(layers, before, lost, strict=True)]
             grown = _grown(sum(lost), means if any(means) else lost, room)
         for layer, momentum, b, n, g in zip(layers, momenta, before, lost, grown, strict=True):
-            old = _wiring(layer)
+            old = wiring_of(layer)
             kept = primitive.choose(layer.weight, b - n, old)
-            wiring = kept | primitive.choose(momentum, g, _others(layer, kept))
+            wiring = kept | primitive.choose(momentum, g, others_of(layer, kept))
             layer.weight.masked_fill_(~wiring, 0.0)
             bring_to_rest(layer.weight, wiring & ~old, optimizer)
             _set(layer, wiring, b - n + g)
@@ -189,17 +190,8 @@ def share_out(total: int, shares: Sequence[float], most: Sequence[int]) -> list[
     return counts
 
 
-def _wiring(layer: Layer) -> Tensor:
-    return layer.edges.wiring  # type: ignore[return-value]
-
-
-def _others(layer: Layer, wiring: Tensor) -> Tensor:
-    """The allowed edges that are not in ``wiring``."""
-    return ~wiring if layer.edges.allowed is None else layer.edges.allowed & ~wiring
-
-
 def _counts(layers: Sequence[Layer]) -> list[int]:
-    return [int(torch.count_nonzero(_wiring(layer))) for layer in layers]
+    return [int(torch.count_nonzero(wiring_of(layer))) for layer in layers]
 
 
 def _set(layer: Layer, wiring: Tensor, k: int) -> None:
@@ -208,7 +200,6 @@ def _set(layer: Layer, wiring: Tensor, k: int) -> None:
         layer.edges.k.fill_(k)
 
 
-@torch.no_grad()
-def _others_to_zero(layers: Sequence[Layer]) -> None:
+def _forget_others(layers: Sequence[Layer]) -> None:
     for layer in layers:
-        layer.weight.masked_fill_(~_wiring(layer), 0.0)
+        forget(layer, wiring_of(layer), None)  # their momentum stays: they grow by it

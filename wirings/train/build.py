@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from wirings import models, rules
+from wirings.costs import evaluating
 from wirings.data.base import Data
 from wirings.data.base import load as load_set
 from wirings.errors import WiringError
@@ -37,20 +38,17 @@ def build(
     return model, wiring
 
 
-@torch.no_grad()
 def _check_images(model: nn.Module, data: Data, name: str) -> None:
     """Raise if a new model, still on the CPU, cannot take the images of a data set: before anything is written."""
-    training = model.training
     try:
-        model.eval()(torch.zeros(1, *data.shape))
+        with evaluating(model):
+            model(torch.zeros(1, *data.shape))
     except RuntimeError as error:
         what = " × ".join(map(str, data.shape))
         raise WiringError(
             f"model {name!r} cannot take the images of data set {data.name!r}, which are {what} "
             f"(channels, height, width): {error}"
         ) from error
-    finally:
-        model.train(training)
 
 
 def load_data(settings: Settings, place: Place) -> Data:

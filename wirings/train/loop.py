@@ -68,7 +68,7 @@ def train(
         raise WiringError(f"{name} starts from {settings.start.recipe}: wirings.train.phases.train trains that first.")
     torch.manual_seed(settings.seed)
     found = load_data(settings, place)
-    model, wiring = build(settings, found.classes, place, found)
+    model, wiring = build(settings, found.classes, place, found if new else None)
     if new and begin is not None:
         begin(model, wiring)
     if wiring is not None:

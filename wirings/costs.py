@@ -1,20 +1,33 @@
-"""What a call of each kind of layer multiplies: which of its weights, and how often."""
+"""What a call of each kind of layer multiplies: which of its weights, and how often; how a model is run to see it."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils.rnn import PackedSequence
+from torch.overrides import TorchFunctionMode
 
 from wirings.layers import _CONVOLUTIONS, _TRANSPOSED, is_turned, wired_by_default
-from wirings.profile.graphs import Call
 
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm, nn.CrossMapLRN2d)
 FREE = (*_NORMS, nn.Embedding, nn.EmbeddingBag, nn.PReLU)
 """Layers whose parameters multiply nothing that is counted: norms, activations, tables."""
+
+
+class Call(NamedTuple):
+    """One call of a module, as it was seen: the shapes of its tensors."""
+
+    inputs: tuple[tuple[int, ...], ...]
+    outputs: tuple[tuple[int, ...], ...]
+    evaluations: int = 1
+    """Of a continuous graph."""
 
 
 class Use(NamedTuple):
@@ -90,3 +103,43 @@ def shapes(values: Any) -> tuple[tuple[int, ...], ...]:
     if isinstance(values, dict):
         return shapes(list(values.values()))
     return ()
+
+
+class Products(TorchFunctionMode):
+    """While it is on: how many multiply-adds calls of ``scaled_dot_product_attention`` take, masked ones included.
+
+    Those within `torch.nn.MultiheadAttention`, which is a layer and counted as one, are left out.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = self.mult_adds = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))  # in here the mode is off, and so it is within MultiheadAttention
+        if func is F.scaled_dot_product_attention:
+            self._count(out, *args, **(kwargs or {}))
+        return out
+
+    def _count(self, out: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> None:
+        self.calls += 1
+        self.mult_adds += math.prod(out.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[Products]:
+    """Run a model to look at it, and count attention that is no layer; then it is as it was.
+
+    In evaluation, without gradients and without the fast path of transformers, which calls no layers.
+    """
+    training = {module: module.training for module in model.modules()}
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    model.eval()
+    try:
+        with torch.no_grad(), Products() as products:
+            yield products
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for module, was in training.items():
+            module.training = was
