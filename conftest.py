@@ -4,5 +4,8 @@ import importlib.util
 from pathlib import Path
 
 _with_triton = [str(path) for path in Path(__file__).parent.glob("wirings/**/_*_cuda.py")]
-_callbacks = [str(Path(__file__).parent / "wirings" / "callbacks" / name) for name in ("lightning.py", "trainer.py")]
-collect_ignore = _callbacks + ([] if importlib.util.find_spec("triton") else _with_triton)
+_integrations = [
+    str(Path(__file__).parent / "wirings" / "train" / "integrations" / name)
+    for name in ("lightning.py", "hugging_face.py")
+]
+collect_ignore = _integrations + ([] if importlib.util.find_spec("triton") else _with_triton)

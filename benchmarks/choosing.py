@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from wirings import recipes, rules
-from wirings.schedules import RAMP
-from wirings.train import leaderboard, tables
+from wirings import rules
+from wirings.budgets.schedules import RAMP
+from wirings.train import leaderboard, recipes, tables
 from wirings.train.leaderboard import Board, Standing
 
 ROOT = Path(__file__).parents[1]

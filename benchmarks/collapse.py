@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import machine, save, training
-from wirings import recipes
+from wirings.train import recipes
 from wirings.train.settings import with_overrides
 
 SIDES = (("fp32", 1e-5, "ones"), ("bf16", 1e-5, "ones"), ("fp32", 1e-3, "ones"), ("fp32", 1e-5, "uniform"))

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from wirings.data.base import Data
 from wirings.train import build
+from wirings.train.data.base import Data
 from wirings.train.distributed import start
 from wirings.train.results import environment
 from wirings.train.settings import Settings

@@ -21,7 +21,7 @@ if not __package__:  # run as a file: this folder must not hide Python's own mod
 import torch
 
 from benchmarks.common import machine, save
-from wirings.demo import Settings, compare, draw, perceptron
+from wirings.cli.demo import Settings, compare, draw, perceptron
 
 CHOICES = ["demo", "digits_sequence", "digits_static", "pretrained_digits"]
 

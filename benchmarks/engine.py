@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.common import record
-from wirings import recipes
+from wirings.train import recipes
 
 ENGINE, PLAIN = "DNW x0.225, engine", "DNW x0.225, PyTorch, not compact"
 

@@ -18,9 +18,10 @@ from PIL import Image
 
 from benchmarks import readme
 from benchmarks.seen import histories, moment
-from wirings import draw, models, recipes
+from wirings import draw, models
 from wirings.history import History, still
-from wirings.train.showing import look_at
+from wirings.train import recipes
+from wirings.train.run_history import look_at
 
 ROOT = Path(__file__).parents[1]
 IMAGES, PAGES = ROOT / "docs" / "images", ROOT / "docs" / "pages"

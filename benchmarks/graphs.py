@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from benchmarks.common import captured, compare, machine, save, summary, time_once
 from wirings import DiscreteGraph, Graph, StaticGraph, models, unwire_
-from wirings.nodes import ActivationNode
+from wirings.graph import ActivationNode
 
 WAYS = ("called", "captured", "compiled and captured")
 PRECISIONS = ("bf16", "fp16", "tf32", "fp32")

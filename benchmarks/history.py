@@ -28,9 +28,8 @@ from typing import Any
 import torch
 
 from benchmarks.common import machine, save, summary, training
-from wirings import recipes
 from wirings.history import History
-from wirings.train import loop
+from wirings.train import loop, recipes
 from wirings.train.distributed import start
 from wirings.train.log import Log
 from wirings.train.recording import HISTORY, Recording

@@ -17,8 +17,7 @@ if not __package__:  # run as a file: this folder must not hide Python's own mod
 
 from benchmarks import choosing, collapse, engine, seen, your_model
 from benchmarks.common import record
-from wirings import recipes
-from wirings.train import results, tables
+from wirings.train import recipes, results, tables
 from wirings.train.settings import from_mapping
 
 ROOT = Path(__file__).parents[1]

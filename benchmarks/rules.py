@@ -25,7 +25,7 @@ if not __package__:  # run as a file: this folder must not hide Python's own mod
 import torch
 
 from benchmarks.common import machine, save, summary, time_once, training
-from wirings import recipes
+from wirings.train import recipes
 from wirings.train.settings import DataSettings
 from wirings.train.step import Captured, acts_between_steps, make_fast
 

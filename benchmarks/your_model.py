@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 
 from benchmarks.common import RESULTS, record
-from wirings import recipes
+from wirings.train import recipes
 
 
 def densities() -> str:

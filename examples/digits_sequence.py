@@ -9,8 +9,8 @@ Its 128 nodes have 400 edges of 16,384 that are allowed.
 from torch import nn
 
 from wirings import DiscreteGraph, Wiring
-from wirings.demo import Settings, command
-from wirings.nodes import ActivationNode
+from wirings.cli.demo import Settings, command
+from wirings.graph import ActivationNode
 
 # A sum over few edges is small, and without a norm nothing makes up for it: the initial weights' factor is chosen, too.
 SETTINGS = Settings(epochs=25, learning_rates=(0.03, 0.1, 0.3), gains=(4.0, 8.0, 16.0), clip=1.0)

@@ -9,8 +9,8 @@ every node. As the tiny classifiers of the paper's Table 1, but small enough for
 from torch import Tensor, nn
 
 from wirings import StaticGraph, Wiring
-from wirings.demo import Settings, command
-from wirings.nodes import ConvNode
+from wirings.cli.demo import Settings, command
+from wirings.graph import ConvNode
 
 SETTINGS = Settings(epochs=10, learning_rates=(0.1, 0.3, 1.0), clip=1.0)
 

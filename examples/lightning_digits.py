@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import wirings
-from wirings.callbacks.lightning import WiringCallback
-from wirings.data import digits
+from wirings.train.data import digits
+from wirings.train.integrations.lightning import WiringCallback
 
 
 class Digits(lightning.LightningModule):

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 import wirings
-from wirings.demo import Split, splits
+from wirings.cli.demo import Split, splits
 
 DENSITY = 0.1
 FIRST, SECOND = 20, 20

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainingArguments, ViTConfig, ViTForImageClassification
 
 import wirings
-from wirings.callbacks.trainer import WiringCallback
-from wirings.data import digits
+from wirings.train.data import digits
+from wirings.train.integrations.hugging_face import WiringCallback
 
 
 def main(epochs: int = 10) -> tuple[float, nn.Module]:

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from wirings import recipes
-from wirings.train import results
+from wirings.train import recipes, results
 from wirings.train.settings import to_mapping
 
 ROOT = Path(__file__).parents[1]

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import wirings.demo
-from wirings.demo import compare
+import wirings.cli.demo
+from wirings.cli.demo import compare
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("digits_*.py"))
@@ -50,7 +50,7 @@ def test_a_pretrained_network_goes_on_with_a_tenth_of_its_weights() -> None:
     recorded = {outcome["way"]: outcome for outcome in record["outcomes"]}
     assert all(len(outcome["accuracies"]) == 5 for outcome in recorded.values())
     example = runpy.run_path(str(ROOT / "examples" / "pretrained_digits.py"))
-    _, test = wirings.demo.splits()
+    _, test = wirings.cli.demo.splits()
     dense = example["pretrained"](test, 0)
     before = {name: value.clone() for name, value in dense.state_dict().items()}
     found = {way: example["go_on"](way, dense, test, recorded[way]["lr"], 0) for way in ("cut", "fine_tune", "dnw")}

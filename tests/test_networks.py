@@ -16,7 +16,7 @@ from vision import MISSING
 
 import wirings
 from wirings import rules
-from wirings.profile import profile
+from wirings.profiling import profile
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what these packages warn of is theirs
 IMAGES, LABELS = torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 2, 1])

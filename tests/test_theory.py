@@ -22,7 +22,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from wirings.edges import choose, real_edges, straight_through
+from wirings.selection.functional import choose, real_edges, straight_through
 
 Edge = tuple[int, int]
 exact = settings(derandomize=True, deadline=None, database=None, max_examples=150)

@@ -1,17 +1,18 @@
 """wirings: learn how a neural network is wired while it trains."""
 
-from wirings import nodes, rules
-from wirings.budget import ConstantSchedule, CubicSchedule, LinearSchedule
+from wirings import rules
+from wirings.budgets.budget import ConstantSchedule, CubicSchedule, LinearSchedule
 from wirings.compaction import CompactModel, compact
-from wirings.edges import choose, real_edges, straight_through
+from wirings.compaction.export import load_compact
+from wirings.compaction.semi_structured import semi_structured_
 from wirings.errors import WiringError
-from wirings.export import load_compact
 from wirings.graph import Blocks, Complete, ContinuousGraph, Dag, DiscreteGraph, Graph, Matrix, StaticGraph
-from wirings.rewind import rewind_
-from wirings.semi_structured import semi_structured_
+from wirings.profiling import profile
+from wirings.selection.functional import choose, real_edges, straight_through
 from wirings.version import __version__
-from wirings.wire import finalize_, unwire_, wire_
-from wirings.wiring import LayerReport, Wiring
+from wirings.wire.handle import LayerReport, Wiring
+from wirings.wire.rewind import rewind_
+from wirings.wire.wire import finalize_, unwire_, wire_
 
 __all__ = [
     "Blocks",
@@ -34,7 +35,7 @@ __all__ = [
     "compact",
     "finalize_",
     "load_compact",
-    "nodes",
+    "profile",
     "real_edges",
     "rewind_",
     "rules",

@@ -8,7 +8,7 @@ from wirings.errors import WiringError
 def main() -> None:
     """Run the command line; a user's mistake is one line, not a traceback."""
     try:
-        from wirings.cli import app
+        from wirings.cli.app import app
     except ModuleNotFoundError as error:
         sys.exit(f'The command line needs the package {error.name!r}: pip install "wirings[demo]"')
     try:

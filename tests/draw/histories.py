@@ -6,9 +6,8 @@ import numpy as np
 import torch
 
 import wirings
-from wirings.graph import Graph
+from wirings.graph import ConvNode, Graph
 from wirings.history import History, State
-from wirings.nodes import ConvNode
 
 
 def five() -> History:

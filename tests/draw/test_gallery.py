@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from wirings import recipes
 from wirings.draw import page
-from wirings.train.showing import look_at
+from wirings.train import recipes
+from wirings.train.run_history import look_at
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "results" / "histories"

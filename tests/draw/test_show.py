@@ -8,7 +8,7 @@ from histories import five, small
 from typer.testing import CliRunner
 
 from wirings import WiringError
-from wirings.cli import app
+from wirings.cli.app import app
 from wirings.draw.terminal import sparkline, summary
 from wirings.history import History, still
 from wirings.models import get

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import latency
 from wirings import engine
-from wirings.profile import profile
+from wirings.profiling import profile
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(not engine.available(), reason="there is no C++ compiler")

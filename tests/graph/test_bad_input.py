@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from wirings import Blocks, Complete, ContinuousGraph, Dag, DiscreteGraph, StaticGraph, WiringError
-from wirings.nodes import ActivationNode, ConvNode, Groups, PerStep
+from wirings.graph import ActivationNode, ConvNode, Groups, PerStep
 
 CYCLE = torch.zeros(6, 6, dtype=torch.bool)
 for source, target in [(0, 2), (2, 3), (3, 4), (4, 2), (4, 5)]:

@@ -6,7 +6,7 @@ from helpers import close
 from torch import Tensor, nn
 
 from wirings import ContinuousGraph, DiscreteGraph, WiringError
-from wirings.nodes import ActivationNode, ConvNode, Groups, TimeNode
+from wirings.graph import ActivationNode, ConvNode, Groups, TimeNode
 
 
 def linear(dtype: torch.dtype = torch.float64, **settings: object) -> tuple[ContinuousGraph, Tensor]:

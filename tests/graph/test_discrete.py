@@ -9,7 +9,7 @@ from helpers import block_matrix, both_precisions, close, same
 from torch import Tensor, nn
 
 from wirings import Blocks, Dag, DiscreteGraph, StaticGraph
-from wirings.nodes import ActivationNode, ConvNode, Groups, NodeFunction, PerStep, PlainNode, TimeNode
+from wirings.graph import ActivationNode, ConvNode, Groups, NodeFunction, PerStep, PlainNode, TimeNode
 
 
 @both_precisions

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from wirings import Dag, DiscreteGraph, StaticGraph, models
-from wirings.nodes import ActivationNode, ConvNode
+from wirings.graph import ActivationNode, ConvNode
 
 pytestmark = [
     pytest.mark.gpu,

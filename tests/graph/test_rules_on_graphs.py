@@ -8,7 +8,7 @@ from torch import Tensor
 
 import wirings
 from wirings import Blocks, ContinuousGraph, Dag, DiscreteGraph, Graph, StaticGraph, rules
-from wirings.nodes import ActivationNode, ConvNode
+from wirings.graph import ActivationNode, ConvNode
 
 DYNAMIC = {"node": ConvNode(before=["activation", "conv"], after=["norm"]), "inputs": 3, "outputs": 2}
 SPARSE = torch.rand(30, 30, generator=torch.Generator().manual_seed(0)) < 0.05

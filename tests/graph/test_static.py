@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import wirings
 from wirings import Blocks, Dag, StaticGraph, WiringError
-from wirings.nodes import ActivationNode, ConvNode, Groups, NodeFunction, PlainNode
+from wirings.graph import ActivationNode, ConvNode, Groups, NodeFunction, PlainNode
 
 
 @pytest.mark.parametrize("kind", ["batch", "instance"])

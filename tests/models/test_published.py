@@ -11,7 +11,7 @@ from vision import MISSING
 from wirings import WiringError, models
 from wirings.models.shufflenetv1 import Shuffle
 from wirings.models.xception import Unit
-from wirings.profile import profile
+from wirings.profiling import profile
 
 OWN = ["densenet", "shufflenetv1", "xception"]
 TORCHVISION = ["mobilenetv2", "shufflenetv2", "mnasnet"]

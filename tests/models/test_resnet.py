@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from vision import MISSING
 
 from wirings import WiringError, models
-from wirings.profile import profile
+from wirings.profiling import profile
 
 
 @pytest.mark.skipif(MISSING is not None, reason=str(MISSING))

@@ -10,7 +10,7 @@ from torch import nn
 
 import wirings
 from wirings import StaticGraph
-from wirings.nodes import ActivationNode
+from wirings.graph import ActivationNode
 from wirings.rules import Expander
 
 

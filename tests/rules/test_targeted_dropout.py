@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 import wirings
 from wirings import StaticGraph, WiringError
-from wirings.nodes import ActivationNode
+from wirings.graph import ActivationNode
 from wirings.rules import TargetedDropout
 
 W = torch.tensor([[4.0, -1.0, 2.0, -3.0], [0.5, 8.0, -6.0, 7.0]])

@@ -5,8 +5,10 @@ import torch
 from torch import nn
 
 import wirings
-from wirings import WiringError, edges, recipes, rules
+from wirings import WiringError, rules
 from wirings.rules import TopKAST
+from wirings.selection import functional as edges
+from wirings.train import recipes
 
 WEIGHT = torch.tensor([[5.0, -1.0, 3.0, 2.0, -4.0]])
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from breaking import Heard
 
-from wirings import recipes, rules
-from wirings.train import build, loop, phases, results, runs
+from wirings import rules
+from wirings.train import build, loop, phases, recipes, results, runs
 from wirings.train.distributed import Place
 from wirings.train.settings import Settings, with_overrides
 from wirings.train.step import Step, make_fast, make_optimizer

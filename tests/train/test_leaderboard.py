@@ -8,9 +8,9 @@ import pytest
 from test_results import make
 from typer.testing import CliRunner
 
-from wirings import recipes, rules
-from wirings.cli import app
-from wirings.train import leaderboard, results
+from wirings import rules
+from wirings.cli.app import app
+from wirings.train import leaderboard, recipes, results
 from wirings.train.leaderboard import Board, Needs, Standing, boards
 
 

@@ -16,14 +16,15 @@ from breaking import BreakError, Heard, Stops
 from torch import Tensor
 from vision import MISSING
 
-from wirings import WiringError, files, recipes
+from wirings import WiringError
 from wirings.models import registry
-from wirings.train import checkpoint, loop, phases, results, runs
+from wirings.train import checkpoint, loop, phases, recipes, results, runs
 from wirings.train.build import build
 from wirings.train.distributed import Place
 from wirings.train.log import Shown
 from wirings.train.settings import Settings, with_overrides
 from wirings.train.step import Step, forget, make_optimizer, plain_name
+from wirings.utils import files
 
 RECIPE = "digits/static-dnw"
 TINY = ["data.name=synthetic", "data.options={shape: [1, 8, 8], examples: 50, test_examples: 40}", "batch=20"]

@@ -12,8 +12,8 @@ from breaking import BreakError, Heard, Stops, lines, same_runs
 from safetensors.torch import load_file
 from torch import nn
 
-from wirings import WiringError, choose, recipes, rules
-from wirings.train import loop, phases, results, runs
+from wirings import WiringError, choose, rules
+from wirings.train import loop, phases, recipes, results, runs
 from wirings.train.log import Log, Shown
 from wirings.train.settings import Settings, with_overrides
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from wirings import WiringError, models, recipes, rules
-from wirings.train import plain
+from wirings import WiringError, models, rules
+from wirings.train import recipes, typed
 from wirings.train.build import build
 from wirings.train.distributed import Place
 from wirings.train.settings import (
@@ -24,7 +24,7 @@ from wirings.train.settings import (
 from wirings.train.step import make_optimizer
 from wirings.train.text import parse_yaml
 
-KEYS = plain.leaves(Settings)
+KEYS = typed.leaves(Settings)
 FILES = (path for path in Path(recipes.__file__).parent.glob("*/*.yaml") if path.stem != "base")
 ROWS = sorted(FILES, key=lambda path: (path.parent.name, path.stem))
 
@@ -54,13 +54,13 @@ def test_recipe_says_only_what_differs_from_its_base(path: Path) -> None:
         del base["rows"]
         base["model"] = {"name": min(models.names()), **base.get("model", {})}
         before, after = to_mapping(from_mapping(base)), to_mapping(recipe.settings)
-    said = {key for key in KEYS if plain.at(row, key) is not None}
-    different = {key for key in KEYS if plain.at(before, key) != plain.at(after, key)}
+    said = {key for key in KEYS if typed.at(row, key) is not None}
+    different = {key for key in KEYS if typed.at(before, key) != typed.at(after, key)}
     assert different | {"model.name"} == said | {"model.name"}
-    assert all(plain.at(after, key) == plain.at(row, key) for key in said if not key.endswith("options"))
+    assert all(typed.at(after, key) == typed.at(row, key) for key in said if not key.endswith("options"))
     for key in KEYS:  # what the base says holds wherever the row says nothing
         if key not in said:
-            assert plain.at(after, key) == plain.at(before, key)
+            assert typed.at(after, key) == typed.at(before, key)
 
 
 def test_table_1_is_the_papers() -> None:

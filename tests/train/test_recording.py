@@ -8,9 +8,9 @@ import pytest
 import torch
 from breaking import BreakError, Heard, Stops, lines
 
-from wirings import models, recipes
+from wirings import models
 from wirings.history import History, still
-from wirings.train import loop, runs
+from wirings.train import loop, recipes, runs
 from wirings.train.recording import HISTORY, usual_every
 from wirings.train.settings import with_overrides
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from wirings import models, recipes
-from wirings.train import loop
+from wirings import models
+from wirings.train import loop, recipes
 from wirings.train.settings import with_overrides
 
 LITTLE = [

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from wirings import WiringError, files, recipes
-from wirings.train import results, tables
+from wirings import WiringError
+from wirings.train import recipes, results, tables
 from wirings.train.results import Result
 from wirings.train.settings import to_mapping, with_overrides
+from wirings.utils import files
 
 NAME = "table1/static-dnw"
 

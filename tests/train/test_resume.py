@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from breaking import BreakError, Stops, lines, same_runs
 
-from wirings import recipes
-from wirings.train import loop, results, runs
+from wirings.train import loop, recipes, results, runs
 from wirings.train.log import Log
 from wirings.train.settings import Settings, with_overrides
 

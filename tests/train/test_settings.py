@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wirings import WiringError
-from wirings.train import plain
+from wirings.train import typed
 from wirings.train.settings import (
     NEUTRAL,
     DataSettings,
@@ -29,7 +29,7 @@ from wirings.train.settings import (
 from wirings.train.text import dump_yaml, parse_yaml
 
 PLAIN = Settings(ModelSettings("tiny_static"))
-KEYS = plain.leaves(Settings)
+KEYS = typed.leaves(Settings)
 
 # For every setting a value that is not the default; a new setting must be added here.
 OTHER: dict[str, Any] = {
@@ -87,8 +87,8 @@ def test_every_key_changes_the_settings_and_comes_back(key: str) -> None:
     changed, different = with_overrides(PLAIN, [text])
     assert changed != PLAIN
     assert different == ({} if key in NEUTRAL else {key: OTHER[key]})
-    flat = {name: plain.at(to_mapping(changed), name) for name in KEYS}
-    assert flat == {name: plain.at(to_mapping(PLAIN), name) for name in KEYS} | {key: OTHER[key]}
+    flat = {name: typed.at(to_mapping(changed), name) for name in KEYS}
+    assert flat == {name: typed.at(to_mapping(PLAIN), name) for name in KEYS} | {key: OTHER[key]}
     assert from_mapping(to_mapping(changed)) == changed
     assert from_mapping(parse_yaml(dump_yaml(to_mapping(changed)), "it")) == changed
     assert from_mapping(yaml.safe_load(yaml.safe_dump(to_mapping(changed)))) == changed
@@ -143,9 +143,9 @@ def test_overrides_set_what_they_say_or_are_refused(data: st.DataObject) -> None
     finally:
         assert before == PLAIN
     after, then = to_mapping(changed), to_mapping(PLAIN)
-    assert all(plain.at(after, key) == value for key, value in wanted.items())
-    assert all(plain.at(after, key) == plain.at(then, key) for key in set(KEYS) - set(keys))
-    assert set(different) == {key for key in keys if plain.at(after, key) != plain.at(then, key)} - NEUTRAL
+    assert all(typed.at(after, key) == value for key, value in wanted.items())
+    assert all(typed.at(after, key) == typed.at(then, key) for key in set(KEYS) - set(keys))
+    assert set(different) == {key for key in keys if typed.at(after, key) != typed.at(then, key)} - NEUTRAL
     assert from_mapping(after) == changed
 
 

@@ -11,14 +11,14 @@ from test_results import make
 from typer.testing import CliRunner
 from vision import MISSING
 
-from wirings import WiringError, recipes
-from wirings.cli import app
-from wirings.profile import profile
-from wirings.train import loop, results, tables
-from wirings.train.fresh import new_model, opened
+from wirings import WiringError
+from wirings.cli.app import app
+from wirings.profiling import profile
+from wirings.train import loop, recipes, results, tables
 from wirings.train.settings import with_overrides
 from wirings.train.sizes import Size, millions, remarks
 from wirings.train.sizes import size_of as sized
+from wirings.train.untrained import new_model, opened
 
 needs_torchvision = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 

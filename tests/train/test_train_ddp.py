@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from wirings import choose, recipes
-from wirings.train import checkpoint, loop, phases, results
+from wirings import choose
+from wirings.train import checkpoint, loop, phases, recipes, results
 from wirings.train.distributed import leave
 from wirings.train.settings import Settings, StartSettings, with_overrides
 

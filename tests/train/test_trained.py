@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from wirings import WiringError, models
-from wirings.data.cache import cache_folder
-from wirings.train import checkpoint, runs, trained
+from wirings.train import bundled, checkpoint, runs
+from wirings.utils.cache import cache_folder
 
 
 def test_the_tiny_static_network_opens_by_name() -> None:
-    path = trained.path_of("table1/static-dnw")
+    path = bundled.path_of("table1/static-dnw")
     assert path.stat().st_size < 1_000_000
     model, settings, name, _ = runs.open_run("table1/static-dnw", device="cpu")
     assert (name, settings.model.name, settings.rule.name) == ("table1/static-dnw", "tiny_static", "dnw")
@@ -25,7 +25,7 @@ def test_the_tiny_static_network_opens_by_name() -> None:
 def test_it_reaches_what_it_says() -> None:
     if not (cache_folder() / "cifar10.npy").exists():
         pytest.skip("CIFAR-10 is not in the cache; `wirings data cifar10` puts it there")
-    said = checkpoint.read(trained.path_of("table1/static-dnw"))[1]["accuracy"]
+    said = checkpoint.read(bundled.path_of("table1/static-dnw"))[1]["accuracy"]
     _, accuracy, _ = runs.measure("table1/static-dnw", device="cpu")
     assert abs(accuracy - said) < 0.2  # half precision rounds otherwise on another device
 
@@ -35,9 +35,9 @@ def test_keep_and_load_give_the_same_network(tmp_path: Path) -> None:
     model = models.get("digits_static", rule="dnw").eval()
     x = torch.randn(3, 1, 8, 8)
     before = model(x)
-    path = trained.keep(model, tmp_path / "kept.safetensors", {"recipe": "digits/static-dnw"})
+    path = bundled.keep(model, tmp_path / "kept.safetensors", {"recipe": "digits/static-dnw"})
     other = models.get("digits_static", rule="random").eval()
-    assert trained.load_into(other, path)["recipe"] == "digits/static-dnw"
+    assert bundled.load_into(other, path)["recipe"] == "digits/static-dnw"
     assert torch.equal(other(x), before)
     assert int(other.graph.weight.count_nonzero()) == 200
 
@@ -46,4 +46,4 @@ def test_names_that_do_not_exist() -> None:
     with pytest.raises(WiringError, match="comes with the package: table1/static-dnw"):
         runs.open_run("table1/static-dnv")
     with pytest.raises(WiringError, match="unknown trained network"):
-        trained.path_of("table9/x")
+        bundled.path_of("table9/x")

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wirings.attach import wired
 from wirings.compaction.builder import Builder
 from wirings.compaction.fold import folded
 from wirings.compaction.graphs import can_lower, lower_discrete, lower_static
@@ -20,8 +19,9 @@ from wirings.compaction.report import Report, count, count_model
 from wirings.compaction.trace import Lower, trace
 from wirings.errors import WiringError
 from wirings.graph import ContinuousGraph, DiscreteGraph
-from wirings.sharded import is_sharded
-from wirings.wire import finalize_
+from wirings.selection.sharded import is_sharded
+from wirings.wire.parametrization import wired
+from wirings.wire.wire import finalize_
 
 TOLERANCE = 1e-5
 """The difference allowed between the outputs, as a share of the largest one."""

@@ -90,7 +90,7 @@ class CompactModel(nn.Module):
             check_batch(self.notes, x.shape[0])
 
     def save(self, path: str | Path) -> Path:
-        """Write it to a file: ``.safetensors``, ``.onnx`` or ``.pt2``; see `wirings.export`."""
-        from wirings.export import export
+        """Write it to a file: ``.safetensors``, ``.onnx`` or ``.pt2``; see `wirings.compaction.export`."""
+        from wirings.compaction.export import export
 
         return export(self, path)

@@ -27,7 +27,7 @@ from wirings.compaction.operations import (
     operator,
 )
 from wirings.errors import WiringError
-from wirings.files import whole_file
+from wirings.utils.files import whole_file
 
 SCHEMA = "1"
 SPARSE_BELOW = 1 / 3

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from wirings.history import History, State, stored
-from wirings.history.codes import encode
+from wirings.history import History, State, file_format
+from wirings.history.quantize import encode
 from wirings.history.structure import Group, LayerOf, Structure, Tile
 
 MOST_EDGES, MOST_NODES = 60_000, 3_000
@@ -77,9 +77,9 @@ def coarse(history: History, dots: int = DOTS) -> History:
     chunks, before = [], np.zeros(bins.structure.places, np.int8)
     for state in history.states():
         after = bins.codes(state)
-        chunks.append(stored.difference(state.step, before, after))
+        chunks.append(file_format.difference(state.step, before, after))
         before = after
-    chunks += [chunk for chunk in history.chunks if chunk.kind == stored.NOTE]
+    chunks += [chunk for chunk in history.chunks if chunk.kind == file_format.NOTE]
     return History(bins.structure, about, chunks)
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from torch import nn
 
 from wirings.errors import WiringError
-from wirings.files import whole_file
 from wirings.history import History, State, still
+from wirings.utils.files import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -19,8 +19,8 @@ import numpy as np
 
 from wirings.draw.coarse import coarse, too_large
 from wirings.errors import WiringError
-from wirings.files import whole_file
-from wirings.history import History, stored
+from wirings.history import History, file_format
+from wirings.utils.files import whole_file
 
 SCRIPTS = (
     *("film.js", "ink.js", "layout.js", "view.js", "zoom.js", "over.js", "panel.js"),
@@ -69,8 +69,8 @@ def write_page(history: History, path: str | Path, title: str, whole: bool = Fal
 def _carried(history: History) -> bytes:
     """All chunks, uncompressed and then compressed as one; the head says at which strengths the colours change."""
     head = {"structure": history.structure.to_json(), "about": history.about, "bounds": _bounds(history)}
-    contents = [(stored.HEAD, json.dumps(head).encode())]
-    contents += [(chunk.kind, stored.unpack(chunk)) for chunk in history.chunks]
+    contents = [(file_format.HEAD, json.dumps(head).encode())]
+    contents += [(chunk.kind, file_format.unpack(chunk)) for chunk in history.chunks]
     framed = (kind + struct.pack("<I", len(content)) + content for kind, content in contents)
     return zlib.compress(b"".join(framed), 9)
 

@@ -18,9 +18,9 @@ import warnings
 from ctypes import POINTER, c_double, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 
-from wirings.data.cache import cache_folder
 from wirings.engine.steps import Step
-from wirings.files import whole_file
+from wirings.utils.cache import cache_folder
+from wirings.utils.files import whole_file
 
 SOURCE = Path(__file__).parent / "source"
 SWITCH = "WIRINGS_ENGINE"

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from wirings.compaction.compact import check_outputs
+from wirings.compaction.export import check_path
 from wirings.compaction.operations import Conv, Linear, Operation
 from wirings.compaction.program import Program, check_batch
 from wirings.engine.build import kernels, processor
@@ -23,7 +24,6 @@ from wirings.engine.plan import Plan
 from wirings.engine.report import EngineReport, StepReport
 from wirings.engine.support import runs
 from wirings.errors import WiringError, unknown
-from wirings.export import check_path
 
 ENGINES = ("auto", "sparse", "dense", "torch")
 MISTAKE = 1e-3

@@ -18,9 +18,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from wirings._select_cuda import on_device_of
-from wirings.edges import in_transform
 from wirings.graph._node_cuda import _launcher
+from wirings.selection._select_cuda import on_device_of
+from wirings.selection.functional import in_transform
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _TILE = 1024  # pixels that a program looks at together

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from wirings._select_cuda import _Launcher, on_device_of
+from wirings.selection._select_cuda import _Launcher, on_device_of
 
 _MOST = 7  # terms
 _BLOCK = 1024  # elements a program handles: eight a thread

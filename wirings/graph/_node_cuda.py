@@ -18,8 +18,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from wirings._select_cuda import _Launcher, on_device_of
-from wirings.edges import in_transform
+from wirings.selection._select_cuda import _Launcher, on_device_of
+from wirings.selection.functional import in_transform
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _BANDED = _DTYPES[1:]  # of results that a matrix product gives

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from wirings import rules
-from wirings.budget import Amount, ConstantSchedule, Schedule, check_density
+from wirings.budgets.budget import Amount, ConstantSchedule, Schedule, check_density
 from wirings.errors import WiringError
 from wirings.graph.topology import Blocks, Complete, Matrix, Tile, Topology, shown
 from wirings.rules import Rule
 from wirings.rules.base import Edges, held
-from wirings.wire import wire_
-from wirings.wiring import Wiring
+from wirings.wire.handle import Wiring
+from wirings.wire.wire import wire_
 
 if TYPE_CHECKING:
     import networkx

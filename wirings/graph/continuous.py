@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wirings.budget import Amount
+from wirings.budgets.budget import Amount
 from wirings.errors import unknown
 from wirings.graph.adjoint import solve_adjoint
 from wirings.graph.base import Places, make_topology
@@ -45,7 +45,7 @@ class ContinuousGraph(DynamicGraph):
         blocks, topology: instead, `Blocks` (or their sizes), a `Dag`, or a boolean matrix, [receives, sends].
         inputs, outputs: nodes: how many (the first, the last ones) or which.
         edges: how many are real, or a float, the density. None: all allowed ones, and no rule.
-        node: the recipe of the nodes' functions (see `wirings.nodes`).
+        node: the recipe of the nodes' functions (see `wirings.graph.nodes`).
         rule: a rule's name or a rule; dnw if ``edges`` are given.
         solver: ``"dopri5"`` or ``"bosh3"``, which choose their steps; ``"euler"``, ``"midpoint"`` or ``"rk4"``.
         rtol, atol: the error allowed in a step, relative to the states and absolute.

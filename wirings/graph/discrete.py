@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint as checkpointed
 
-from wirings.budget import Amount
+from wirings.budgets.budget import Amount
 from wirings.errors import WiringError, unknown
 from wirings.graph.base import Graph, Places, make_topology, reached
 from wirings.graph.functions import NodeFunction
@@ -113,7 +113,7 @@ class DiscreteGraph(DynamicGraph):
         inputs, outputs: nodes: how many (the first, the last ones) or which.
         steps: L. With ``inflow="every"`` it may be left out: then there are as many as the input has.
         edges: how many are real, or a float, the density. None: all allowed ones, and no rule.
-        node: the recipe of the nodes' functions (see `wirings.nodes`).
+        node: the recipe of the nodes' functions (see `wirings.graph.nodes`).
         rule: a rule's name or a rule; dnw if ``edges`` are given.
         inflow: ``"first"``: the input, (batch, inputs, …), is there at time 0. ``"every"``: a sequence,
             (batch, time, inputs, …), whose part ℓ is added to the input nodes' states at time ℓ.

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wirings.edges import in_transform
 from wirings.errors import WiringError, unknown
+from wirings.selection.functional import in_transform
 
 Parts = tuple[Tensor, ...]  # a state of several tensors, as the adjoint equation has
 Function = Callable[[float, Tensor], Tensor]

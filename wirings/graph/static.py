@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wirings.budget import Amount
+from wirings.budgets.budget import Amount
 from wirings.errors import WiringError
 from wirings.graph.base import Graph, Places, make_topology
 from wirings.graph.functions import NodeFunction
@@ -34,12 +34,12 @@ class StaticGraph(Graph):
             later one; the longest path has one edge less than there are blocks. Or a `Blocks`.
         topology: instead of blocks, a `Dag` or a boolean matrix of the allowed edges, [receives, sends].
         edges: how many are real, or a float, the density. None: all allowed ones, and no rule.
-        node: the recipe of the nodes' functions (see `wirings.nodes`), or with blocks a list with one for each block.
+        node: the nodes' functions (see `wirings.graph.nodes`); with blocks, optionally a list with one for each.
         rule: a rule's name or a rule; dnw if ``edges`` are given.
         inputs: with a matrix, the input nodes: how many (the first ones) or which.
         outputs: with a Dag or a matrix, the output nodes: how many (the last ones) or which.
 
-    >>> from wirings.nodes import ActivationNode
+    >>> from wirings.graph import ActivationNode
     >>> graph = StaticGraph([4, 8, 8, 3], edges=40, node=ActivationNode("relu", bias=True))
     >>> graph(torch.zeros(2, 4)).shape
     torch.Size([2, 3])

@@ -2,6 +2,6 @@
 
 from wirings.history.record import Recorder
 from wirings.history.replay import History, State
-from wirings.history.still import still
+from wirings.history.snapshot import still
 
 __all__ = ["History", "Recorder", "State", "still"]

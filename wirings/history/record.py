@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from wirings.errors import WiringError
-from wirings.history import stored
-from wirings.history.codes import encode
-from wirings.history.describe import Place, kernel_weights, structure_of
+from wirings.history import file_format
+from wirings.history.from_model import Place, kernel_weights, structure_of
+from wirings.history.quantize import encode
 from wirings.history.replay import History
 
 if TYPE_CHECKING:
-    from wirings.wiring import Wiring
+    from wirings.wire.handle import Wiring
 
 Number = float | int | Tensor
 
@@ -117,14 +117,14 @@ class Recorder:
 
     def _add(self, step: int, codes: np.ndarray, values: Mapping[str, Number]) -> None:
         """What has changed since the record before."""
-        self._history.add(stored.difference(step, self._codes, codes))
+        self._history.add(file_format.difference(step, self._codes, codes))
         self._codes = codes
         self._add_note(step, {name: float(value) for name, value in values.items()})
 
     def _add_note(self, step: int, values: Mapping[str, float]) -> None:
         finite = {name: value for name, value in values.items() if np.isfinite(value)}
         if finite:
-            self._history.add(stored.pack_json(stored.NOTE, [step, finite]))
+            self._history.add(file_format.pack_json(file_format.NOTE, [step, finite]))
 
     def note(self, **values: float) -> None:
         """Numbers that belong to this step, such as the accuracy after an epoch."""

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from wirings.errors import WiringError
-from wirings.files import whole_file
-from wirings.history import stored
-from wirings.history.codes import decode
+from wirings.history import file_format
+from wirings.history.quantize import decode
 from wirings.history.structure import Structure, alive
+from wirings.utils.files import whole_file
 
 
 class State:
@@ -78,7 +78,7 @@ class State:
             return (into + out_of) > 0
         return alive(structure, self.sources, self.targets)
 
-    def then(self, record: stored.Difference) -> State:
+    def then(self, record: file_format.Difference) -> State:
         """The state after one more record; raises ValueError if the record does not follow this state."""
         places, codes, born = self._all
         if len(record.delta) != len(places):
@@ -105,26 +105,28 @@ class History:
         chunks: the records and notes.
     """
 
-    def __init__(self, structure: Structure, about: Mapping[str, Any], chunks: Sequence[stored.Chunk] = ()) -> None:
+    def __init__(
+        self, structure: Structure, about: Mapping[str, Any], chunks: Sequence[file_format.Chunk] = ()
+    ) -> None:
         self.structure, self.about = structure, dict(about)
-        self.chunks: list[stored.Chunk] = []
+        self.chunks: list[file_format.Chunk] = []
         self.steps: list[int] = []
         """The step of each record."""
         self.notes: list[tuple[int, dict[str, float]]] = []
         """Numbers that belong to a step, such as the loss."""
         self.damage: str | None = None
         """What is wrong with the rest of the file, if only its good part was loaded."""
-        self._records: list[stored.Chunk] = []
+        self._records: list[file_format.Chunk] = []
         for chunk in chunks:
             self.add(chunk)
 
-    def add(self, chunk: stored.Chunk) -> None:
+    def add(self, chunk: file_format.Chunk) -> None:
         """One more record or note."""
-        if chunk.kind == stored.NOTE:
-            step, values = stored.unpack_json(chunk)
+        if chunk.kind == file_format.NOTE:
+            step, values = file_format.unpack_json(chunk)
             self.notes.append((int(step), {str(name): float(value) for name, value in values.items()}))
         else:
-            self.steps.append(stored.step_of(chunk))
+            self.steps.append(file_format.step_of(chunk))
             self._records.append(chunk)
         self.chunks.append(chunk)
         for made in ("births", "deaths", "_changes"):
@@ -139,7 +141,7 @@ class History:
         state = State(self.structure, -1, empty, np.empty(0, np.int8), empty)
         for i, chunk in enumerate(self._records):
             try:
-                state = state.then(stored.read_difference(chunk))
+                state = state.then(file_format.read_difference(chunk))
             except ValueError as error:
                 raise WiringError(
                     f"record {i + 1} of this history is damaged: {error}. `until` takes what is before it."
@@ -167,7 +169,7 @@ class History:
     def _changes(self) -> list[tuple[int, int]]:
         changes, before, edges = [], 0, self.structure.edges
         for chunk, state in zip(self._records, self.states(), strict=True):
-            born = int(np.count_nonzero(stored.read_difference(chunk).new < edges))
+            born = int(np.count_nonzero(file_format.read_difference(chunk).new < edges))
             changes.append((born, before + born - len(state)))
             before = len(state)
         return changes
@@ -180,16 +182,18 @@ class History:
     def until(self, step: int) -> History:
         """The part of the history up to a step."""
         kept = [
-            c for c in self.chunks if (stored.unpack_json(c)[0] if c.kind == stored.NOTE else stored.step_of(c)) <= step
+            c
+            for c in self.chunks
+            if (file_format.unpack_json(c)[0] if c.kind == file_format.NOTE else file_format.step_of(c)) <= step
         ]
         return History(self.structure, self.about, kept)
 
-    def head(self) -> stored.Chunk:
-        return stored.pack_json(stored.HEAD, {"structure": self.structure.to_json(), "about": self.about})
+    def head(self) -> file_format.Chunk:
+        return file_format.pack_json(file_format.HEAD, {"structure": self.structure.to_json(), "about": self.about})
 
     def to_bytes(self) -> bytes:
         """The history as a file holds it."""
-        return b"".join([stored.MAGIC, *(chunk.framed() for chunk in (self.head(), *self.chunks))])
+        return b"".join([file_format.MAGIC, *(chunk.framed() for chunk in (self.head(), *self.chunks))])
 
     def save(self, path: str | Path) -> Path:
         """Write it to a file, whole or not at all."""
@@ -206,11 +210,11 @@ class History:
     def load(cls, path: str | Path, *, whole: bool = True) -> History:
         """Read a history from a file. With ``whole=False`` the good part of a damaged one will do."""
         path = Path(path)
-        chunks, damage = stored.read(path)
+        chunks, damage = file_format.read(path)
         try:
-            if not chunks or chunks[0].kind != stored.HEAD:
+            if not chunks or chunks[0].kind != file_format.HEAD:
                 raise ValueError("it has no head" if damage is None else damage)
-            head = stored.unpack_json(chunks[0])
+            head = file_format.unpack_json(chunks[0])
             history = cls(Structure.from_json(head["structure"]), head["about"], chunks[1:])
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise WiringError(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from wirings.budget import Amount
+from wirings.budgets.budget import Amount
 from wirings.graph import StaticGraph
 from wirings.graph.nodes import ConvNode
 from wirings.models.registry import budget, register
 from wirings.rules import Rule
-from wirings.wiring import Wiring
+from wirings.wire.handle import Wiring
 
 EDGES = 200
 

@@ -14,7 +14,7 @@ from wirings.models.mobilenet import MobileNetV1, Separable
 from wirings.models.registry import register
 from wirings.rules import Rule
 from wirings.rules import get as get_rule
-from wirings.wire import wire_
+from wirings.wire.wire import wire_
 
 POINTWISE = 3
 """Where the pointwise convolution stands in a `Separable`."""

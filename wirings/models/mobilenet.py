@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from wirings.budgets.schedules import floor_of
 from wirings.errors import WiringError
 from wirings.graph import Blocks, StaticGraph
 from wirings.graph.nodes import ConvNode, PlainNode
 from wirings.models.registry import register, wired
 from wirings.rules import Rule
 from wirings.rules import get as get_rule
-from wirings.schedules import floor_of
-from wirings.wire import wire_
-from wirings.wiring import Wiring
+from wirings.wire.handle import Wiring
+from wirings.wire.wire import wire_
 
 STEM = 32
 SMALL_IMAGE = 64

@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from wirings.budget import Amount
+from wirings.budgets.budget import Amount
 from wirings.errors import WiringError, unknown
 from wirings.rules import Dense, Rule
 from wirings.rules import get as get_rule
-from wirings.wire import wire_
+from wirings.wire.wire import wire_
 
 _registry: dict[str, Callable[..., nn.Module]] = {}
 M = TypeVar("M", bound=Callable[..., nn.Module])

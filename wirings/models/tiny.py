@@ -11,12 +11,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from wirings.budget import Amount
+from wirings.budgets.budget import Amount
 from wirings.graph import ContinuousGraph, DiscreteGraph, Graph, StaticGraph
 from wirings.graph.nodes import ConvNode
 from wirings.models.registry import budget, register
 from wirings.rules import Rule
-from wirings.wiring import Wiring
+from wirings.wire.handle import Wiring
 
 INPUTS, BLOCK, OUTPUTS = 32, 192, 100
 NODES = INPUTS + 4 * BLOCK

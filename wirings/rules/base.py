@@ -30,10 +30,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from wirings import edges as primitive
-from wirings import sharded
+from wirings.budgets.schedules import Ramp
 from wirings.errors import WiringError, unknown
-from wirings.schedules import Ramp
+from wirings.selection import functional as primitive
+from wirings.selection import sharded
 
 
 class Rule(ABC):
@@ -115,7 +115,7 @@ class Edges(nn.Module):
     ) -> None:
         super().__init__()
         self.rule, self.possible, self.pool = rule, possible, pool
-        self.together: Any = None  # a `wirings.together.Together`, where edges of all layers are chosen at once
+        self.together: Any = None  # a `selection.batched.Together`, where edges of all layers are chosen at once
         self.place = 0  # among its members
         self.planned: int | None = None
         self.replanned = False  # since the last step
@@ -229,7 +229,7 @@ class Layer:
     attribute: str
     edges: Edges
     find_receivers: Callable[[nn.Module, str, Tensor], Tensor]
-    """`wirings.layers.receivers`, which knows modules; rules do not."""
+    """`wirings.wire.targets.receivers`, which knows modules; rules do not."""
 
     def receivers(self) -> Tensor:
         """The node that each edge leads to: int32 numbers from 0, of a shape that broadcasts to the weight's."""

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from wirings.errors import unknown
 from wirings.rules.base import Edges, Layer, register
-from wirings.rules.checks import number
 from wirings.rules.planned import Planned
 from wirings.rules.scaled import scaled_through
+from wirings.utils.checks import number
 
 KINDS = {
     "linear": lambda done: 1.0 - done,

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from wirings.errors import WiringError, unknown
 from wirings.rules.base import Edges, Layer, choose_together, register
-from wirings.rules.checks import number, whole_number
 from wirings.rules.planned import Planned
+from wirings.utils.checks import number, whole_number
 
 KINDS = {"cubic": 3, "linear": 1}
 

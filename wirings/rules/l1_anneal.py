@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from wirings.rules.base import Layer, register
-from wirings.rules.checks import number
 from wirings.rules.gmp import GMP
 from wirings.rules.optimizers import learning_rates
+from wirings.utils.checks import number
 
 
 @register

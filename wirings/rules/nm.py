@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from wirings import edges as primitive
-from wirings import sharded
-from wirings._select_cpu import keys_of
 from wirings.errors import WiringError
 from wirings.rules.base import Edges, Layer, Rule, register
-from wirings.rules.checks import whole_number
+from wirings.selection import functional as primitive
+from wirings.selection import sharded
+from wirings.selection.cpu import keys_of
+from wirings.utils.checks import whole_number
 
 
 @register

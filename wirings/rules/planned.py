@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from wirings.errors import WiringError
 from wirings.rules.base import Layer, Rule
-from wirings.rules.checks import whole_number
+from wirings.utils.checks import whole_number
 
 
 class Planned(Rule):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from wirings.rules.base import Edges, Layer, Rule, choose_together, register
-from wirings.rules.checks import seed_or_none
+from wirings.utils.checks import seed_or_none
 
 
 @register

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from wirings import edges as primitive
 from wirings.errors import WiringError
 from wirings.rules.base import Edges, Layer, register
 from wirings.rules.optimizers import gradient_of
 from wirings.rules.set import SET, forget, others_of, wiring_of
+from wirings.selection import functional as primitive
 
 
 @register

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from wirings import edges as primitive
 from wirings.errors import unknown
 from wirings.rules.base import Edges, Layer, choose_together, register
-from wirings.rules.checks import number, seed_or_none, whole_number
 from wirings.rules.optimizers import states
 from wirings.rules.planned import Planned
 from wirings.rules.random import Random, generator_of, scores_of
+from wirings.selection import functional as primitive
+from wirings.utils.checks import number, seed_or_none, whole_number
 
 DECAYS = ("cosine", "constant")
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from wirings.errors import WiringError
 from wirings.rules.base import Edges, Rule, register
-from wirings.rules.checks import number, yes_or_no
 from wirings.rules.scaled import scaled_through
+from wirings.utils.checks import number, yes_or_no
 
 POWERS = {"soft": 1.0, "feather": 3.0, "hard": math.inf}
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from wirings import edges as primitive
 from wirings.errors import WiringError
 from wirings.rules.base import Edges, Layer, register
-from wirings.rules.checks import number, seed_or_none, whole_number, yes_or_no
 from wirings.rules.optimizers import bring_to_rest, group_of
 from wirings.rules.planned import Planned
 from wirings.rules.random import Random, scores_of
 from wirings.rules.set import forget, others_of, wiring_of
+from wirings.selection import functional as primitive
+from wirings.utils.checks import number, seed_or_none, whole_number, yes_or_no
 
 
 @register

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from wirings import edges as primitive
 from wirings.errors import WiringError
 from wirings.rules.base import Edges, Layer, Rule, next_out, register
-from wirings.rules.checks import whole_number
 from wirings.rules.optimizers import bring_to_rest
-from wirings.sharded import is_sharded
+from wirings.selection import functional as primitive
+from wirings.selection.sharded import is_sharded
+from wirings.utils.checks import whole_number
 
 LIMIT = 0.01
 """The part of itself by which a threshold changes in a step, at most."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from wirings.rules.base import Edges, Layer, Rule, register
-from wirings.rules.checks import number, yes_or_no
+from wirings.utils.checks import number, yes_or_no
 
 GAMMA = "gamma"
 

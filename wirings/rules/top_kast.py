@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from wirings import edges as primitive
 from wirings.errors import WiringError
 from wirings.rules.base import Edges, Layer, Rule, register
-from wirings.rules.checks import number
 from wirings.rules.optimizers import learning_rates
-from wirings.sharded import is_sharded
+from wirings.selection import functional as primitive
+from wirings.selection.sharded import is_sharded
+from wirings.utils.checks import number
 
 
 @register

@@ -8,14 +8,14 @@ import torch
 from torch import nn
 
 from wirings import models, rules
-from wirings.costs import evaluating
-from wirings.data.base import Data
-from wirings.data.base import load as load_set
+from wirings.budgets.mult_adds import evaluating
 from wirings.errors import WiringError
 from wirings.models.norms import draw_norm_scales
+from wirings.train.data.base import Data
+from wirings.train.data.base import load as load_set
 from wirings.train.distributed import Place
 from wirings.train.settings import Settings
-from wirings.wiring import Wiring
+from wirings.wire.handle import Wiring
 
 
 def build(

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from wirings.errors import WiringError
-from wirings.files import whole_file
 from wirings.train.step import Step
+from wirings.utils.files import whole_file
 
 SCHEMA = "1"
 INITIAL, LAST, BEST, RESULT = "initial.safetensors", "last.safetensors", "best.safetensors", "result.json"

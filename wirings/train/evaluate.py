@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wirings.data.base import Loader
+from wirings.train.data.base import Loader
 from wirings.train.distributed import Place
 
 

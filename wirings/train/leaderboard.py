@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from wirings import recipes, rules
-from wirings.recipes import Recipe
-from wirings.train import tables
-from wirings.wire import wire_
+from wirings import rules
+from wirings.train import recipes, tables
+from wirings.train.recipes import Recipe
+from wirings.wire.wire import wire_
 
 TABLE = "ste"
 HEADER = (

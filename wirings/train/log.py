@@ -8,13 +8,13 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wirings.data.base import Data
 from wirings.errors import WiringError
 from wirings.history import History, still
 from wirings.train.checkpoint import write
+from wirings.train.data.base import Data
 from wirings.train.recording import HISTORY
 from wirings.train.settings import Settings
-from wirings.wiring import Wiring
+from wirings.wire.handle import Wiring
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wirings.data.base import Data, Loader
 from wirings.errors import WiringError
 from wirings.train import checkpoint, results
 from wirings.train.build import build, load_data
 from wirings.train.checkpoint import BEST, INITIAL, LAST, RESULT
+from wirings.train.data.base import Data, Loader
 from wirings.train.distributed import Place, start, together
 from wirings.train.evaluate import evaluate
 from wirings.train.log import Log, tell_skipped
@@ -31,7 +31,7 @@ from wirings.train.recording import HISTORY, Recording
 from wirings.train.settings import Settings, first_difference, from_mapping, to_mapping
 from wirings.train.step import Captured, Step, acts_between_steps, make_fast, make_optimizer
 from wirings.train.summary import Progress, summary
-from wirings.wiring import Wiring
+from wirings.wire.handle import Wiring
 
 
 def train(

@@ -15,17 +15,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from wirings import recipes, rules
+from wirings import rules
 from wirings.errors import WiringError
-from wirings.rewind import rewind_
-from wirings.train import checkpoint, loop, plain
+from wirings.train import checkpoint, loop, recipes, typed
 from wirings.train.build import build
 from wirings.train.checkpoint import INITIAL, LAST, RESULT
 from wirings.train.distributed import Place, start
 from wirings.train.log import Log
 from wirings.train.results import Result, load_settings
 from wirings.train.settings import Settings, first_difference, to_mapping, with_overrides
-from wirings.wiring import Wiring
+from wirings.wire.handle import Wiring
+from wirings.wire.rewind import rewind_
 
 OWN = ("model", "rule", "start", "optimizer", "schedule")
 """Groups of settings whose changes are for the recipe alone; changes of all others are for what it starts from, too."""
@@ -133,13 +133,13 @@ def first_settings(
             "that starts from a new network."
         )
     values = to_mapping(settings)
-    shared = [key for key in plain.leaves(Settings) if key.startswith("data.")] + [
+    shared = [key for key in typed.leaves(Settings) if key.startswith("data.")] + [
         "seed",
         "checkpoint_epochs",
         "checkpoint_every",
         "history_every",
     ]
-    changes = {key: plain.at(values, key) for key in shared}
+    changes = {key: typed.at(values, key) for key in shared}
     changes |= {key: value for key, value in overrides.items() if key.partition(".")[0] not in (*OWN, "data")}
     return with_overrides(first.settings, [f"{key}={json.dumps(value)}" for key, value in changes.items()])
 
@@ -194,13 +194,13 @@ def _check(folder: Path, first: str, wanted: Settings, settings: Settings, named
         raise WiringError(f"{folder} is a run of {recipe!r}, not of {first!r}, which is to be started from.")
     before, now = to_mapping(then), to_mapping(wanted)
     for key in SAME:
-        if plain.at(before, key) != plain.at(now, key):
+        if typed.at(before, key) != typed.at(now, key):
             remedy = "Name another folder with --start, or leave it out."
             if not named:
                 remedy = "Name the folder of another run with --start, or give --out in another folder of runs."
             raise WiringError(
-                f"the run in {folder} has {key} = {plain.at(before, key)!r}, but to be started from it must have "
-                f"{plain.at(now, key)!r}. {remedy}"
+                f"the run in {folder} has {key} = {typed.at(before, key)!r}, but to be started from it must have "
+                f"{typed.at(now, key)!r}. {remedy}"
             )
     if not named and (different := first_difference(then, wanted)):
         raise WiringError(

@@ -12,7 +12,7 @@ from wirings.errors import WiringError
 from wirings.history import History, Recorder
 from wirings.train.settings import Settings
 from wirings.train.step import Step
-from wirings.wiring import Wiring
+from wirings.wire.handle import Wiring
 
 HISTORY = "history.wirings"
 RECORDS, LEAST = 200, 8

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from wirings.errors import WiringError
-from wirings.train import checkpoint, plain
-from wirings.train.plain import Typed
+from wirings.train import checkpoint, typed
 from wirings.train.settings import Settings, from_mapping, to_mapping
 from wirings.train.text import dump_yaml, parse_yaml
+from wirings.train.typed import Typed
 
 SCHEMA = 1
 FILE = "seed{}.json"
@@ -125,7 +125,7 @@ def write(result: Result, folder: Path, overwrite: bool = False) -> Path:
 
 def write_json(path: Path, result: Result) -> None:
     """Write a result to a file, whole or not at all."""
-    text = json.dumps(plain.to_plain(result), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    text = json.dumps(typed.to_plain(result), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
     checkpoint.write(path, lambda part: Path(part).write_text(text, encoding="utf-8"))
 
 
@@ -137,7 +137,7 @@ def read(path: Path) -> Result:
             raise WiringError(f"it has no schema, which a result must have ({SCHEMA}).")
         if isinstance(mapping, dict) and mapping["schema"] != SCHEMA:  # before its fields, which may be others
             raise WiringError(f"its schema is {mapping['schema']!r}, but this version of wirings knows {SCHEMA} alone.")
-        return plain.build(Result, mapping, what="field of a result")
+        return typed.build(Result, mapping, what="field of a result")
     except OSError as error:
         raise WiringError(f"{path} cannot be read: {error.strerror}.") from error
     except WiringError as error:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from wirings.errors import WiringError
-from wirings.train import checkpoint, trained
+from wirings.train import bundled, checkpoint
 from wirings.train.build import build, load_data
 from wirings.train.distributed import Place, start
 from wirings.train.evaluate import evaluate
@@ -30,11 +30,11 @@ def open_run(run: str | Path, best: bool = False, device: str | None = None) -> 
 def _open(run: str | Path, best: bool, device: str | None) -> tuple[Opened, dict[str, Any]]:
     """The same, with what stands in the checkpoint beside tensors."""
     folder = Path(run)
-    if not folder.exists() and str(run) in trained.names():
+    if not folder.exists() and str(run) in bundled.names():
         return _open_trained(str(run), start(device))
     path = folder / (checkpoint.BEST if best else checkpoint.LAST)
     if not folder.is_dir() or not path.exists():
-        known = ", ".join(trained.names())
+        known = ", ".join(bundled.names())
         raise WiringError(
             f"{run} is no folder of a run: expected {path.name} and settings.yaml in it. Nor is it a trained network "
             f"that comes with the package: {known}."
@@ -48,11 +48,11 @@ def _open(run: str | Path, best: bool, device: str | None) -> tuple[Opened, dict
 
 
 def _open_trained(name: str, place: Place) -> tuple[Opened, dict[str, Any]]:
-    path = trained.path_of(name)
+    path = bundled.path_of(name)
     _, about = checkpoint.read(path)
     settings = from_mapping(about["settings"])
     model, _ = build(settings, about["classes"], place)
-    trained.load_into(model, path)
+    bundled.load_into(model, path)
     return (model.eval(), settings, about["recipe"], place), about
 
 
@@ -72,7 +72,7 @@ def predict(
     run: str | Path, images: Sequence[Path], *, device: str | None = None
 ) -> Iterator[tuple[Path, list[tuple[str, float]]]]:
     """For each image the three likeliest classes and their probabilities."""
-    from wirings.data.single import prepared
+    from wirings.train.data.predict_input import prepared
 
     (model, settings, _, place), about = _open(run, best=False, device=device)
     for path in images:

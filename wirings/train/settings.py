@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Literal
 
 from wirings import models, rules
 from wirings.errors import WiringError, unknown
-from wirings.train import plain
-from wirings.train.plain import Typed
+from wirings.train import typed
 from wirings.train.text import parse_yaml
+from wirings.train.typed import Typed
 
 NEUTRAL = frozenset(
     {"seed", "data.directory", "data.workers", "checkpoint_every", "checkpoint_epochs", "history_every"}
@@ -222,18 +222,18 @@ class Settings(Typed):
 
 def from_mapping(mapping: Any) -> Settings:
     """Settings from what a YAML file holds; what it leaves out has its default."""
-    return plain.build(Settings, mapping)
+    return typed.build(Settings, mapping)
 
 
 def to_mapping(settings: Settings) -> dict[str, Any]:
     """All settings as plain values, for YAML and JSON; `from_mapping` gives the same settings back."""
-    mapping: dict[str, Any] = plain.to_plain(settings)
+    mapping: dict[str, Any] = typed.to_plain(settings)
     return mapping
 
 
 def documented() -> dict[str, str]:
     """The help text of every setting, by its dotted name."""
-    return plain.documented(Settings)
+    return typed.documented(Settings)
 
 
 def with_overrides(settings: Settings, overrides: Iterable[str]) -> tuple[Settings, dict[str, Any]]:
@@ -246,24 +246,24 @@ def with_overrides(settings: Settings, overrides: Iterable[str]) -> tuple[Settin
         key, equals, value = (part.strip() for part in text.partition("="))
         if not equals or not key:
             raise WiringError(f"{text!r} changes no setting: write name=value, such as optimizer.lr=0.2.")
-        plain.put(after, key, parse_yaml(value, f"the value of {key}"), Settings)
+        typed.put(after, key, parse_yaml(value, f"the value of {key}"), Settings)
         keys.append(key)
     changed = from_mapping(after)
     after = to_mapping(changed)
     different = [key for key in keys if key not in NEUTRAL and _text(before, key) != _text(after, key)]
-    return changed, {key: plain.at(after, key) for key in different}
+    return changed, {key: typed.at(after, key) for key in different}
 
 
 def first_difference(then: Settings, now: Settings) -> tuple[str, Any, Any] | None:
     """The first setting in which two runs are not the same one, with both its values; None if there is none."""
     before, after = to_mapping(then), to_mapping(now)
-    for key in plain.leaves(Settings):
-        if key not in NEUTRAL - {"seed"} and plain.at(before, key) != plain.at(after, key):
-            return key, plain.at(before, key), plain.at(after, key)
+    for key in typed.leaves(Settings):
+        if key not in NEUTRAL - {"seed"} and typed.at(before, key) != typed.at(after, key):
+            return key, typed.at(before, key), typed.at(after, key)
     return None
 
 
 def _text(mapping: dict[str, Any], key: str) -> str:
     """The value of a key as text, in which 1 and true are not equal; empty if there is none."""
-    value = plain.at(mapping, key, absent=...)
+    value = typed.at(mapping, key, absent=...)
     return "" if value is ... else json.dumps(value, sort_keys=True)

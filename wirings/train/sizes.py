@@ -9,10 +9,10 @@ from typing import Any
 
 from wirings.errors import WiringError
 from wirings.graph import Graph
-from wirings.profile import profile
-from wirings.recipes import Recipe
-from wirings.train.fresh import new_model
+from wirings.profiling import profile
+from wirings.train.recipes import Recipe
 from wirings.train.results import Result
+from wirings.train.untrained import new_model
 
 
 @dataclass(frozen=True)

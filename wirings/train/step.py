@@ -15,11 +15,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from wirings.budget import matches
+from wirings.budgets.budget import matches
 from wirings.errors import WiringError
 from wirings.rules import Rule
 from wirings.train.settings import Settings
-from wirings.wiring import Wiring
+from wirings.wire.handle import Wiring
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -8,10 +8,10 @@ from typing import Any
 from torch import nn
 
 from wirings.graph import Graph
-from wirings.profile import Profile, Row, profile
+from wirings.profiling import Profile, Row, profile
 from wirings.train.results import Result
 from wirings.train.settings import Settings, to_mapping
-from wirings.wiring import Wiring
+from wirings.wire.handle import Wiring
 
 
 @dataclass

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from wirings import recipes
 from wirings.errors import WiringError
-from wirings.train import results
+from wirings.train import recipes, results
 from wirings.train.settings import first_difference, from_mapping
 from wirings.train.sizes import Size, millions, remarks, size_of
 

@@ -1,5 +1,5 @@
 // The film: reads what the page carries, and gives the wiring at any record. The format of records is that of
-// wirings/history/stored.py.
+// wirings/history/file_format.py.
 
 const CODE_ONE = 97,
   CODE_STEPS = 6;

@@ -1,0 +1,83 @@
+"""The demo: its data, its command, its picture, and its promise."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import wirings
+from wirings.cli.demo import Settings, compare, splits
+from wirings.draw.columns import live_nodes
+from wirings.train.data import digits
+
+RECORD = Path(__file__).parents[2] / "results" / "demo.json"
+
+
+def test_digits() -> None:
+    images, labels = digits.load()
+    assert images.shape == (1797, 1, 8, 8)
+    assert (images.dtype, labels.dtype) == (torch.float32, torch.int64)
+    assert (float(images.min()), float(images.max())) == (0.0, 1.0)
+    assert torch.bincount(labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    # The first image, a nought, as it stands in the source.
+    assert (images[0, 0, 0] * 16).int().tolist() == [0, 0, 5, 13, 9, 1, 0, 0]
+    assert int(labels[0]) == 0
+
+
+def test_splits_share_no_image() -> None:
+    validation, test = splits()
+    assert [len(s) for s in (validation.y, validation.y_test, test.y, test.y_test)] == [1100, 300, 1400, 397]
+    assert torch.equal(torch.cat([validation.x, validation.x_test]), test.x)
+
+
+@pytest.mark.slow
+def test_dnw_is_ahead_by_more_than_two_pooled_standard_deviations() -> None:
+    """With the learning rates that the demo's own search gave in the record, so that this takes half its time."""
+    chosen = {outcome["rule"]: outcome["lr"] for outcome in json.loads(RECORD.read_text())["outcomes"]}
+    dnw, random = (
+        compare(Settings(trial_seeds=1, learning_rates=(chosen[rule],)), [rule])[0] for rule in ("dnw", "random")
+    )
+    assert dnw.edges == random.edges == 327 + 1310 + 51
+    assert len(dnw.accuracies) == len(random.accuracies) == 5
+    assert min(dnw.swapped) > 500
+    assert random.swapped == [0] * 5
+    pooled = ((dnw.std**2 + random.std**2) / 2) ** 0.5
+    assert dnw.mean - random.mean > 2 * pooled
+
+
+def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "wirings", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.slow
+def test_the_command(tmp_path: Path) -> None:
+    done = run("demo", "--seeds", "2", "--out", "two.png", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "dnw is ahead by" in done.stdout
+    picture = (tmp_path / "two.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    assert len(picture) > 50_000
+
+
+@pytest.mark.slow
+def test_mistakes_on_the_command_line(tmp_path: Path) -> None:
+    done = run("demo", "--seeds", "1", folder=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.strip() == "Error: the demo needs at least 2 seeds for a standard deviation, but seeds = 1."
+    assert wirings.__version__ in run("--version", folder=tmp_path).stdout
+    assert run("demos", folder=tmp_path).returncode == 2
+    done = run("demo", "--out", "nowhere/two.png", folder=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.strip() == "Error: --out must be a .png file in a folder that exists, but it is nowhere/two.png."
+
+
+def test_live_nodes_by_hand() -> None:
+    first = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 0]], dtype=bool)  # 0→0, 1→1
+    second = np.array([[1, 0, 1]], dtype=bool)  # 0→0, 2→0: 1 leads nowhere, nothing leads to 2
+    alive = live_nodes([first, second])
+    assert [a.astype(int).tolist() for a in alive] == [[1, 0, 0], [1, 0, 0], [1]]

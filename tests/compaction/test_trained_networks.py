@@ -1,0 +1,89 @@
+"""Trained networks: compact, exported, compiled and back, they see the same in every image of their test set."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from typer.testing import CliRunner
+
+from wirings import compact, engine, load_compact
+from wirings.cli.app import app
+from wirings.train import bundled, runs
+from wirings.train.build import load_data
+from wirings.utils.cache import cache_folder
+
+
+@pytest.mark.parametrize("name", bundled.names())
+def test_trained_networks_keep_their_outputs(name: str) -> None:
+    model: Any = runs.open_run(name, device="cpu")[0]
+    small = compact(model, torch.randn(4, *model.input_shape))
+    x = torch.randn(16, *model.input_shape)
+    with torch.no_grad():
+        expected = model(x)
+    torch.testing.assert_close(small(x), expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+    assert small.report is not None
+    assert small.report.difference < 1e-5
+    assert small.report.after.nodes < small.report.before.nodes
+    assert small.report.after.mult_adds < small.report.before.mult_adds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", bundled.names())
+def test_they_see_the_same_in_every_test_image(name: str, tmp_path: Path) -> None:
+    settings = runs.open_run(name, device="cpu")[1]
+    if settings.data.name == "cifar10" and not (cache_folder() / "cifar10.npy").exists():
+        pytest.skip("CIFAR-10 is not in the cache; `wirings data cifar10` puts it there")
+    accuracy = sees_the_same(name, tmp_path)
+    _, about = bundled.checkpoint.read(bundled.path_of(name))
+    assert accuracy == pytest.approx(about["accuracy"], abs=0.1)  # it was measured in half precision, on a GPU
+
+
+def test_a_run_on_digits_sees_the_same_in_every_test_image(tmp_path: Path) -> None:
+    run, out = tmp_path / "run", tmp_path / "model.onnx"
+    done = CliRunner().invoke(app, ["train", "digits/static-dnw", "--set", "epochs=6", "--out", str(run)])
+    assert done.exit_code == 0, done.output
+    done = CliRunner().invoke(app, ["compact", str(run), "-o", str(out)])
+    assert done.exit_code == 0, done.output
+    assert out.exists()
+    assert sees_the_same(str(run), tmp_path) > 50
+
+
+def sees_the_same(run: str, folder: Path) -> float:
+    """Check every form of a network against it on the whole test set; its accuracy in percent."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model, settings, _, place = runs.open_run(run, device="cpu")
+    test = load_data(settings, place).test
+    batches = list(test.epoch(0))
+    images, labels = [x for x, _ in batches], torch.cat([y for _, y in batches])
+    small = compact(model, images[0][:2])
+    session = onnxruntime.InferenceSession(str(small.save(folder / "model.onnx")))
+    back = load_compact(small.save(folder / "model.safetensors"))
+    plain = torch.export.load(small.save(folder / "model.pt2")).module()
+    compiled = engine.compile(small, engine="sparse")
+
+    def by_runtime(x: Tensor) -> Tensor:
+        return torch.from_numpy(session.run(None, {"input": x.numpy()})[0])
+
+    def seen(network: Callable[[Tensor], Tensor]) -> Tensor:
+        with torch.no_grad():
+            return torch.cat([network(x).argmax(1) for x in images])
+
+    expected = seen(model)
+    assert len(expected) == test.examples
+    for network in (small, back, by_runtime, plain, compiled):
+        assert torch.equal(seen(network), expected)
+    return 100 * float((expected == labels).double().mean())
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    out = tmp_path / "model.onnx"
+    result = CliRunner().invoke(app, ["compact", "table1/static-dnw", "-o", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "multiply-adds" in result.output
+    assert out.exists()
+    result = CliRunner().invoke(app, ["compact", "table1/static-dnw", "-o", str(tmp_path / "model.tflite")])
+    assert "must end in" in str(result.exception)

@@ -1,0 +1,382 @@
+"""Histories: what is recorded is what was real, a file is whole or says so, and nothing else changes."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from kernels import without_waiting
+from torch import nn
+
+import wirings
+from wirings import WiringError
+from wirings.graph import Complete, ConvNode, Dag
+from wirings.history import History, Recorder, State, file_format, still
+from wirings.history.from_model import Place, structure_of
+from wirings.history.quantize import decode, encode
+from wirings.wire.targets import node_matrix
+
+# ---- what is recorded -----------------------------------------------------------------------------------------------
+
+
+def by_hand() -> tuple[nn.Linear, Recorder]:
+    layer = nn.Linear(2, 2, bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[1.0, -0.5], [0.25, 0.1]]))
+    return layer, wirings.wire_(layer, "dnw", k=2).history(every=1)
+
+
+def test_a_matrix_by_hand() -> None:
+    layer, recorder = by_hand()
+    original = layer.parametrizations.weight.original
+    with torch.no_grad():
+        original[1, 0] = -2.0  # takes the place of -0.5
+    recorder.step(loss=torch.tensor(0.5), accuracy=10)
+    with torch.no_grad():
+        original[1, 0] = -1.5
+    recorder.step()
+    history = recorder.history()
+    first, second, third = history.states()
+    assert history.steps == [0, 1, 2]
+    assert [state.places.tolist() for state in (first, second, third)] == [[0, 1], [0, 2], [0, 2]]
+    assert (second.targets.tolist(), second.sources.tolist()) == ([2, 3], [0, 0])  # nodes 0 and 1 send, 2 and 3 receive
+    assert (first.born.tolist(), third.born.tolist()) == ([0, 0], [0, 1])
+    assert first.weights == pytest.approx([1.0, -0.5])
+    assert third.weights == pytest.approx([1.0, -1.5], rel=0.06)
+    assert (history.births.tolist(), history.deaths.tolist()) == ([2, 1, 0], [0, 1, 0])
+    assert history.notes == [(1, {"loss": 0.5, "accuracy": 10.0})]
+    assert history.series("accuracy")[1].tolist() == [10.0]
+    assert third.counts().tolist() == [2]
+    assert [side.tolist() for side in third.degrees()] == [[0, 0, 1, 1], [2, 0, 0, 0]]
+    assert history.state(1).places.tolist() == [0, 2]
+    assert third.alive.tolist() == [True, False, True, True]  # nothing leaves node 1
+
+
+@given(st.lists(st.lists(st.integers(-127, 127), min_size=6, max_size=6), min_size=1, max_size=6))
+def test_any_sequence_comes_back(codes: list[list[int]]) -> None:
+    structure = structure_of([Place("weight", nn.Linear(3, 2), "weight", torch.empty(2, 3))])
+    before, chunks = np.zeros(6, np.int8), []
+    for i, row in enumerate(codes):
+        after = np.array(row, np.int8)
+        chunks.append(file_format.difference(i, before, after))
+        before = after
+    states = list(History(structure, {}, chunks).states())
+    for state, row in zip(states, codes, strict=True):
+        full = np.zeros(6, int)
+        full[state.places] = state.codes
+        assert full.tolist() == row
+
+
+def test_strengths_are_known_to_six_percent() -> None:
+    weight = torch.cat([torch.logspace(-4.7, 1.5, 500), -torch.logspace(-4.7, 1.5, 500)])
+    values = decode(encode(weight, None).numpy())
+    assert np.abs(values / weight.numpy() - 1).max() < 0.0595
+    odd = torch.tensor([0.0, 1e-20, 1e9, float("inf"), float("nan"), -1e-20])
+    assert encode(odd, None).tolist() == [1, 1, 127, 127, 127, -1]  # real, whatever its weight
+    assert encode(odd, torch.zeros(6, dtype=torch.bool)).tolist() == [0] * 6
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        assert encode(torch.tensor([-1.0, 0.5], dtype=dtype), None).tolist() == [-97, 91]
+
+
+LAYERS = {
+    "linear": (nn.Linear(3, 4), "weight"),
+    "convolution": (nn.Conv2d(4, 6, 3), "weight"),
+    "grouped": (nn.Conv2d(4, 6, (1, 2), groups=2), "weight"),
+    "transposed": (nn.ConvTranspose2d(4, 6, 2), "weight"),
+    "transposed, grouped": (nn.ConvTranspose1d(4, 6, 3, groups=2), "weight"),
+    "recurrent": (nn.LSTM(3, 4), "weight_ih_l0"),
+    "bilinear": (nn.Bilinear(2, 3, 4), "weight"),
+}
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_ends_are_the_nodes_that_the_table_counts(kind: str) -> None:
+    module, attribute = LAYERS[kind]
+    weight = getattr(module, attribute)
+    structure = structure_of([Place("x", module, attribute, weight)])
+    for place in range(weight.numel()):
+        real = torch.zeros(weight.numel(), dtype=torch.bool)
+        real[place] = True
+        pair = node_matrix(module, attribute, real.view(weight.shape)).nonzero()[0].tolist()
+        targets, sources = structure.ends(np.array([place]))
+        assert [targets[0] - structure.groups[1].start, sources[0]] == pair
+
+
+def test_layers_in_a_row_share_nodes() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 6, 3), nn.Flatten(), nn.Linear(6 * 4, 5))
+    places = [Place(str(i), model[i], "weight", model[i].weight) for i in (0, 2, 4)]
+    structure = structure_of(places)
+    assert [group[1:] for group in structure.groups] == [(0, 3), (3, 11), (11, 17), (17, 22)]
+    assert not structure.sure
+    place = structure.layers[2].start + 1 * 24 + 4 * 4 + 3  # output 1, pixel 3 of channel 4
+    assert [side.tolist() for side in structure.ends(np.array([place]))] == [[18], [15]]
+    assert structure.inputs.tolist() == [0, 1, 2]
+    assert structure.outputs.tolist() == [17, 18, 19, 20, 21]
+    places[1] = Place("2", nn.Conv2d(7, 6, 3), "weight", torch.empty(6, 7, 3, 3))  # no input that the first gives
+    assert [group.name for group in structure_of(places).groups] == ["0 in", "0", "2 in", "2", "4"]
+
+
+def test_units_of_a_recurrent_layer_feed_each_other() -> None:
+    lstm = nn.LSTM(3, 4)
+    places = [Place(name, lstm, name, getattr(lstm, name)) for name in ("weight_ih_l0", "weight_hh_l0")]
+    structure = structure_of(places)
+    assert structure.nodes == 7
+    last = structure.layers[1]
+    targets, sources = structure.ends(np.array([last.start + 1, last.stop - 1]))
+    assert (targets.tolist(), sources.tolist()) == ([3, 6], [4, 6])
+
+
+GRAPHS: dict[str, Any] = {
+    "blocks": lambda: wirings.StaticGraph([2, 5, 4, 3], edges=25, node=ConvNode()),
+    "dag": lambda: wirings.StaticGraph(topology=Dag(40, inputs=3), outputs=4, edges=200),
+    "matrix": lambda: wirings.StaticGraph(
+        topology=torch.ones(12, 12).tril(-2).bool() & (torch.rand(12, 12) < 0.8), inputs=[0], outputs=2, edges=10
+    ),
+    "complete": lambda: wirings.DiscreteGraph(30, inputs=4, outputs=[7, 2], steps=3, edges=80, node=ConvNode()),
+    "sequence": lambda: wirings.DiscreteGraph(
+        20, inputs=3, outputs=3, steps=4, edges=40, inflow="every", reads="every"
+    ),
+    "sequence without end": lambda: wirings.DiscreteGraph(20, inputs=3, outputs=3, edges=25, inflow="every"),
+    "topology": lambda: wirings.ContinuousGraph(topology=Complete(9), inputs=2, outputs=2, edges=12),
+}
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_graphs_are_seen_as_they_are(kind: str) -> None:
+    graph = GRAPHS[kind]()
+    state = still(graph).state()
+    matrix = graph.matrix().numpy()
+    assert state.structure.sure
+    assert len(state) == int(graph.real().sum())
+    assert state.weights == pytest.approx(matrix[state.targets, state.sources], rel=0.0595)
+    assert np.flatnonzero(~state.alive).tolist() == graph.dead_nodes()
+    kernels = {"blocks": lambda v: graph.functions[1].kernel[v - 2], "complete": lambda v: graph.function.kernel[v]}
+    node = 4
+    if kind in kernels:
+        wanted = kernels[kind](node)[0].detach().numpy()
+        assert state.kernel(node) == pytest.approx(wanted, rel=0.0595)
+    else:
+        assert state.kernel(node) is None
+
+
+def test_graphs_one_after_the_other_share_nodes() -> None:
+    from wirings import models
+
+    model = models.get("mobilenetv1_dnw", rule="dnw", width=0.1)
+    state = still(model).state()
+    blocks = [graph.nodes for graph in model.stages]
+    assert state.structure.nodes == sum(blocks) - (64 + 128 + 256 + 512)
+    assert len(state) == sum(report.edges for report in model.wiring.look())
+    assert state.structure.groups[0].name == "stages.0 block 0"
+
+
+def test_tied_weights_and_a_shared_budget() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 4))
+    model[1].weight = model[0].weight
+    recorder = wirings.wire_(model, "dnw", k=20, share="global").history(every=1)
+    state = recorder.history().state()
+    assert len(state.structure.layers) == 2
+    assert len(state) == 20
+    assert len(still(model).state()) == 20
+
+
+def test_a_finalized_model_looks_as_it_did() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+    wirings.wire_(model, "dnw", density=0.3)
+    before = still(model).state()
+    after = still(wirings.finalize_(model)).state()
+    assert np.array_equal(before.places, after.places)
+    assert np.array_equal(before.codes, after.codes)
+    with pytest.raises(WiringError, match="Linear has no wiring to look at"):
+        still(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("rule", wirings.rules.names())
+def test_every_rule_is_recorded(rule: str) -> None:
+    torch.manual_seed(0)
+    convolutions = [nn.Conv2d(4, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=2, padding=1)]
+    model = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(128, 12), nn.Tanh(), nn.Linear(12, 4))
+    wiring = wirings.wire_(model, rule, **({} if rule in ("dense", "nm") else {"density": 0.3}))
+    wiring.plan(6)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    recorder, masks = wiring.history(every=1), [flat_masks(wiring)]
+    for _ in range(6):
+        loss = nn.functional.cross_entropy(model(torch.randn(8, 4, 4, 4)), torch.randint(4, (8,)))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        wiring.step(optimizer)
+        recorder.step()
+        masks.append(flat_masks(wiring))
+    for state, mask in zip(recorder.history().states(), masks, strict=True):
+        assert np.array_equal(state.places, np.flatnonzero(mask))
+
+
+def flat_masks(wiring: Any) -> np.ndarray:
+    return np.concatenate([mask.reshape(-1).numpy() for mask in wiring.masks().values()])
+
+
+def test_recording_changes_nothing() -> None:
+    models = [nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))]
+    models.append(copy.deepcopy(models[0]))
+    x = torch.randn(5, 6)
+    for model, records in zip(models, (False, True), strict=True):
+        wiring = wirings.wire_(model, "dnw", density=0.3)
+        recorder = wiring.history(every=1) if records else None
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss = model(x).square().sum()
+            loss.backward()
+            optimizer.step()
+            wiring.step()
+            if recorder is not None:
+                recorder.step(loss=loss)
+    pairs = zip(models[0].parameters(), models[1].parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("every", [0, -1, 2.5, True, "often"])
+def test_how_often_is_a_number_of_steps(every: Any) -> None:
+    with pytest.raises(WiringError, match="every is a number of steps"):
+        wirings.wire_(nn.Linear(2, 2), k=2).history(every=every)
+
+
+def test_numbers_that_are_none_are_not_noted() -> None:
+    _, recorder = by_hand()
+    recorder.step(loss=float("nan"), accuracy=torch.tensor(50.0))
+    assert recorder.history().notes == [(1, {"accuracy": 50.0})]
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+def recorded(steps: int, path: Path | None = None, resume: History | None = None, start: int = 0) -> Recorder:
+    """A graph whose weights at a step are a function of the step."""
+    graph = wirings.StaticGraph([3, 6, 5, 2], edges=20, node=ConvNode())
+    assert graph.wiring is not None
+
+    def at(step: int) -> None:
+        torch.manual_seed(step)
+        with torch.no_grad():
+            graph.all_weights().copy_(torch.randn(graph.allowed))
+            for function in graph.functions[:3]:
+                function.kernel.copy_(torch.randn(function.kernel.shape))
+
+    at(start)
+    recorder = Recorder(graph.wiring, 2, path=path, resume=resume, step=start, about={"recipe": "none"})
+    for step in range(start + 1, steps + 1):
+        at(step)
+        recorder.step(step, loss=1 / step)
+        if step % 3 == 0:
+            recorder.note(accuracy=step)
+            recorder.flush()
+    return recorder
+
+
+def test_a_file_is_what_was_recorded(tmp_path: Path) -> None:
+    recorder = recorded(9, tmp_path / "history.wirings")
+    recorder.close()
+    appended = History.load(tmp_path / "history.wirings")
+    saved = History.load(recorder.save(tmp_path / "other.wirings"))
+    assert (tmp_path / "history.wirings").read_bytes() == (tmp_path / "other.wirings").read_bytes()
+    for history in (appended, saved):
+        assert history.steps == [0, 2, 4, 6, 8]
+        assert history.about == {"rule": "dnw", "recipe": "none"}
+        assert history.notes == recorder.history().notes
+        assert history.series("accuracy")[0].tolist() == [3, 6, 9]
+        assert same(history.state(), recorder.history().state())
+        assert repr(history) == "<History: 5 records to step 8, 16 nodes, 91 possible edges>"
+
+
+def same(a: State, b: State) -> bool:
+    return all(np.array_equal(x, y) for x, y in zip(a._all, b._all, strict=True))
+
+
+@pytest.mark.parametrize("stopped", [3, 6, 7])
+def test_a_run_that_goes_on_has_the_history_of_one_that_did_not_stop(stopped: int, tmp_path: Path) -> None:
+    recorded(12, tmp_path / "whole").close()
+    recorded(9, tmp_path / "part").close()  # records up to 8: those after the checkpoint must go
+    recorded(12, tmp_path / "part", History.load(tmp_path / "part"), start=stopped).close()
+    assert (tmp_path / "whole").read_bytes() == (tmp_path / "part").read_bytes()
+
+
+def test_another_model_begins_a_history_of_its_own(tmp_path: Path) -> None:
+    _, other = by_hand()
+    assert len(recorded(2, resume=other.history()).history()) == 2
+
+
+def test_any_damage_is_told(tmp_path: Path) -> None:
+    path = recorded(4).save(tmp_path / "good.wirings")
+    good, bad = path.read_bytes(), tmp_path / "bad.wirings"
+    ends = [0]
+    for at in range(0, len(good), 7):
+        bad.write_bytes(good[:at] + bytes([good[at] ^ 16]) + good[at + 1 :])
+        with pytest.raises(WiringError, match=r"damaged|no history|version"):
+            History.load(bad)
+    whole = History.load(path)
+    for chunk in (whole.head(), *whole.chunks):
+        ends.append(ends[-1] + len(chunk.framed()))
+    ends = [end + len(file_format.MAGIC) for end in ends]
+    for at in range(len(good)):
+        bad.write_bytes(good[:at])
+        if at in ends[1:]:  # the end of a chunk: a history that is not so long
+            assert len(History.load(bad)) <= 3
+        else:
+            with pytest.raises(WiringError):
+                History.load(bad)
+        if at > ends[1]:
+            part = History.load(bad, whole=False)
+            assert part.steps == whole.steps[: len(part)]
+            assert (part.damage is None) == (at in ends)
+    bad.write_bytes(good[: ends[3] + 20])
+    with pytest.raises(WiringError, match=r"it ends inside chunk 4\. It is good up to step 2: .* --resume mends it"):
+        History.load(bad)
+
+
+def test_files_that_are_no_history(tmp_path: Path) -> None:
+    with pytest.raises(WiringError, match=r"none\.wirings cannot be read: No such file"):
+        History.load(tmp_path / "none.wirings")
+    (tmp_path / "x").write_text("step,loss\n")
+    with pytest.raises(WiringError, match="is no history of a wiring"):
+        History.load(tmp_path / "x")
+    (tmp_path / "y").write_bytes(b"WIRINGS\x07")
+    with pytest.raises(WiringError, match="a history of version 7; this version of wirings reads 1"):
+        History.load(tmp_path / "y")
+    (tmp_path / "z").write_bytes(
+        file_format.MAGIC + file_format.pack_json(file_format.HEAD, {"structure": {}}).framed()
+    )
+    with pytest.raises(WiringError, match="nothing of it can be read"):
+        History.load(tmp_path / "z")
+    with pytest.raises(WiringError, match="could not be written"):
+        recorded(1).save(tmp_path / "x" / "history.wirings")
+    with pytest.raises(WiringError, match="there is no record 9: this history has 2 of them"):
+        recorded(2).history().state(9)
+
+
+def test_records_that_do_not_follow_each_other_are_told() -> None:
+    history = recorded(4).history()
+    other = History(history.structure, {}, [history.chunks[0], history._records[2]])
+    with pytest.raises(WiringError, match="record 2 of this history is damaged"):
+        list(other.states())
+
+
+# ---- on a GPU -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_nobody_waits_for_a_record_on_a_gpu() -> None:
+    graph = wirings.StaticGraph([8, 32, 32, 10], edges=300, node=ConvNode(), rule="dnw").cuda()
+    assert graph.wiring is not None
+    recorder = graph.wiring.history(every=1)
+    recorder.history()
+    with without_waiting():
+        recorder.step(loss=torch.ones((), device="cuda"))
+    state, alone = recorder.history().state(), still(graph).state()
+    assert np.array_equal(state.places, alone.places)
+    assert np.array_equal(state.codes, alone.codes)
+    assert recorder.history().notes == [(1, {"loss": 1.0})]

@@ -1,0 +1,279 @@
+"""Edges of all layers chosen at once: the same as one by one, whatever happens between. On a CPU by force."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from kernels import on_gpu
+from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+
+import wirings
+from wirings.selection import batched as together
+from wirings.selection import functional as primitive
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    monkeypatch.setattr(together, "DEVICES", ("cpu", "cuda"))
+    return str(request.param)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many weights each selection of several had."""
+    seen: list[int] = []
+    plain = primitive.real_edges_of
+
+    def counted(weights: list[Tensor], *rest: Any) -> list[Tensor]:
+        seen.append(len(weights))
+        return plain(weights, *rest)
+
+    monkeypatch.setattr(primitive, "real_edges_of", counted)
+    return seen
+
+
+def network(device: str, seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5), nn.Linear(5, 5)
+    )
+    return model.to(device)
+
+
+def train(model: nn.Module, device: str, steps: int = 5) -> list[float]:
+    torch.manual_seed(1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9)
+    losses = []
+    for _ in range(steps):
+        x, y = torch.randn(4, 3, 8, 8, device=device), torch.randint(5, (4,), device=device)
+        loss = nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_training_is_that_of_layers_by_themselves(
+    device: str, calls: list[int], monkeypatch: pytest.MonkeyPatch, channels_last: bool
+) -> None:
+    both = []
+    for devices in (("cpu", "cuda"), ()):
+        monkeypatch.setattr(together, "DEVICES", devices)
+        model = network(device)
+        if channels_last:
+            model = model.to(memory_format=torch.channels_last)
+        wirings.wire_(model, "dnw", density=0.3)
+        both.append((train(model, device), model.state_dict()))
+    assert calls == [4] * 5  # one selection of all four layers a step
+    assert both[0][0] == both[1][0]
+    assert all(torch.equal(both[0][1][name], value) for name, value in both[1][1].items())
+
+
+def test_hallucinated_edges_get_their_gradient(device: str, calls: list[int]) -> None:
+    model = network(device)
+    mask = torch.rand(5, 64, device=device) < 0.5
+    wiring = wirings.wire_(model, "dnw", density=0.2, allowed={"5": mask})
+    model(torch.randn(4, 3, 8, 8, device=device)).square().sum().backward()
+    assert calls == [4]
+    grad, real = wiring.layers[2].weight.grad, wiring.masks()["5.weight"]
+    assert grad is not None
+    assert (grad[mask & ~real] != 0).any()
+    assert not grad[~mask].any()
+
+
+def test_a_weight_that_changes_in_between_is_chosen_anew(device: str, calls: list[int]) -> None:
+    model = network(device)
+    wiring = wirings.wire_(model, "dnw", density=0.2)
+    seen = []
+
+    def change(module: nn.Module, args: Any) -> None:
+        with torch.no_grad():
+            wiring.layers[3].weight.neg_()
+        seen.append(module)
+
+    model[5].register_forward_pre_hook(change)
+    with torch.no_grad():
+        ours = model(x := torch.randn(4, 3, 8, 8, device=device))
+        wiring.layers[3].weight.neg_()  # the hook turns it back
+        together_before = list(calls)
+        wirings.finalize_(model)
+        assert torch.equal(model[6](model[5](model[:5](x))), ours)
+    assert seen
+    assert together_before == [4]
+
+
+def test_a_budget_that_changes_in_between_counts(device: str) -> None:
+    model = network(device)
+    wiring = wirings.wire_(model, "dnw", density=0.2)
+
+    def shrink(module: nn.Module, args: Any) -> None:
+        wiring.layers[3].edges.k.fill_(1)
+
+    model[2].register_forward_pre_hook(shrink)
+    with torch.no_grad():
+        y = model(x := torch.randn(1, 3, 8, 8, device=device))
+        one = model[6].weight
+        assert int(one.count_nonzero()) == 1
+        torch.testing.assert_close(y, nn.functional.linear(model[:6](x), one, model[6].bias))
+
+
+def test_a_layer_by_itself_and_a_layer_used_twice(device: str, calls: list[int]) -> None:
+    model = network(device)
+    wirings.wire_(model, "dnw", density=0.2)
+    assert int(model[6].weight.count_nonzero()) == 5
+    assert not calls  # nobody began a forward pass of the model
+    model(torch.randn(1, 3, 8, 8, device=device))
+    model[6].parametrizations.weight.original.data.zero_()  # no version counts this
+    model[6].parametrizations.weight.original.data[0] = 1.0
+    assert int(model[6].weight[0].count_nonzero()) == 5
+    assert calls == [4]
+
+
+def test_copies_choose_for_themselves(device: str, calls: list[int]) -> None:
+    model = network(device)
+    wirings.wire_(model, "dnw", density=0.2)
+    x = torch.randn(2, 3, 8, 8, device=device)
+    expected = model(x)
+    replica = copy.deepcopy(model)
+    part = copy.deepcopy(model[2])
+    calls.clear()
+    with torch.no_grad():
+        model[6].parametrizations.weight.original.zero_()
+        assert torch.equal(replica(x), expected)
+        assert part(torch.randn(1, 8, 6, 6, device=device)).shape == (1, 4, 4, 4)
+    assert calls == [4]
+
+
+def test_two_wirings_of_one_model_and_what_is_left_of_a_hook(device: str, calls: list[int]) -> None:
+    model = network(device)
+    wirings.wire_(model, "dnw", density=0.2, include=["0", "2"])
+    wirings.wire_(model, "dnw", density=0.5, include=["5", "6"])
+    model(torch.randn(1, 3, 8, 8, device=device))
+    assert calls == [2, 2]
+    wirings.finalize_(model)
+    assert not model._forward_pre_hooks
+
+
+def test_a_part_that_is_finalized_leaves_the_others(device: str, calls: list[int]) -> None:
+    model = network(device)
+    wiring = wirings.wire_(model, density=0.25)
+    x = torch.randn(1, 3, 8, 8, device=device)
+    before = model(x)
+    wirings.finalize_(model[2])
+    assert calls == [4]
+    torch.testing.assert_close(model(x), before)
+    assert calls == [4, 3]
+    assert not wiring.ended
+    torch.testing.assert_close(torch.compile(model, backend="aot_eager")(x), before)
+
+
+def test_a_layer_left_out_of_a_pass_is_chosen_anew_after_a_step(device: str) -> None:
+    model = network(device)
+    wiring = wirings.wire_(model, density=0.25)
+    model[:2](torch.randn(1, 3, 8, 8, device=device))  # a root's hook begins, but only some layers ask
+    for hook in model._forward_pre_hooks.values():
+        hook(model, ())
+    model[0](torch.randn(1, 3, 8, 8, device=device))
+    last = wiring.layers[3].weight
+    last.data.copy_(last.data.flip(0, 1) + torch.arange(25, device=device).view(5, 5))  # seen by no version
+    wiring.step()
+    assert torch.equal(model[6].weight != 0, wiring.masks()["6.weight"])
+
+
+def test_recomputing_in_the_backward_pass(device: str) -> None:
+    from torch.utils.checkpoint import checkpoint_sequential
+
+    grads = []
+    for again in (False, True):
+        model = network(device)
+        wiring = wirings.wire_(model, "dnw", density=0.2)
+        x = torch.linspace(-1, 1, 2 * 3 * 8 * 8, device=device).view(2, 3, 8, 8)
+        y = checkpoint_sequential(model, 2, x, use_reentrant=False) if again else model(x)
+        y.square().sum().backward()
+        grads.append([layer.weight.grad for layer in wiring.layers])
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_layers_of_several_kinds(device: str, calls: list[int]) -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6).double(), nn.Linear(6, 6).double())
+    wiring = wirings.wire_(model.to(device), "dnw", density=0.5)
+    model[:2](torch.randn(2, 6, device=device))
+    assert not calls  # no pass of the model
+    model.forward = lambda x: model[2:](model[:2](x).double())  # type: ignore[method-assign]
+    out = model(torch.randn(2, 6, device=device))
+    assert out.dtype == torch.float64
+    assert calls == [2]
+    assert all(int((layer.module.weight != 0).sum()) == 18 for layer in wiring.layers)
+
+
+class Own(nn.Module):
+    """A module of one's own, for which a compiler runs hooks outside."""
+
+    def __init__(self, spare: bool = False) -> None:
+        super().__init__()
+        self.body = network("cpu")
+        self.spare = nn.Linear(5, 5) if spare else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+
+@pytest.mark.parametrize("kind", ["sequential", "own", "with a layer that is not used"])
+def test_compiled_steps_choose_once(device: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[tuple[int, int]] = []
+
+    def note(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        targets = [str(node.target) for node in graph.graph.nodes]
+        chosen.append((targets.count("wirings.real_edges_of.default"), targets.count("wirings.real_edges.default")))
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(fw_compiler=note, bw_compiler=note, partition_fn=min_cut_rematerialization_partition)
+    losses = []
+    for way in ("compiled", "called", "alone"):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        monkeypatch.setattr(together, "DEVICES", ("cpu", "cuda") if way != "alone" else ())
+        model = (network("cpu") if kind == "sequential" else Own(spare="not used" in kind)).to(device)
+        wiring = wirings.wire_(model, "dnw", density=0.3)
+        losses.append(train(torch.compile(model, backend=backend) if way == "compiled" else model, device))
+        assert all(kept is None for kept in wiring.layers[0].edges.together._traced)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert losses[1] == losses[2]
+    many, alone = (sum(column) for column in zip(*chosen, strict=True))
+    assert many == 1
+    assert bool(alone) == ("not used" in kind)  # from its second pass on
+
+
+def test_a_compiler_finds_each_weight_in_the_row_of_all(device: str) -> None:
+    torch.manual_seed(0)
+    shapes = [(8, 3, 3, 3), (16, 8, 1, 1), (16, 8), (20,), (1, 5), (4, 1, 3)]
+    weights = [torch.randn(shape, device=device) for shape in shapes]
+    weights[:2] = [weight.to(memory_format=torch.channels_last) for weight in weights[:2]]
+    weights.append(torch.randn(9, 7, device=device).t())
+    ks = [torch.tensor(weight.numel() // 3, device=device) for weight in weights]
+
+    def doubled(*weights: Tensor) -> list[Tensor]:
+        return [kept * 2 for kept in primitive.real_edges_of(weights, ks, [None] * len(weights))]
+
+    torch._dynamo.reset()
+    for weight, k, got in zip(weights, ks, torch.compile(doubled)(*weights), strict=True):
+        assert torch.equal(got, 2 * primitive.real_edges(weight, k))
+
+
+@on_gpu
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
+def test_compiled_steps_are_right_on_a_gpu() -> None:
+    both = []
+    for compiled in (False, True):
+        model = network("cuda")
+        wirings.wire_(model, "dnw", density=0.3)
+        both.append(train(torch.compile(model) if compiled else model, "cuda"))
+    assert both[0] == pytest.approx(both[1], rel=1e-3)

@@ -1,0 +1,302 @@
+"""What users get wrong: one error class, a message that says what to do, and a model left as it was."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, prune, weight_norm
+
+import wirings
+from wirings import WiringError, finalize_, unwire_, wire_
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8, 4))
+
+
+def with_nan() -> nn.Sequential:
+    model = network()
+    with torch.no_grad():
+        model[3].weight[1, 2] = float("nan")
+    return model
+
+
+def weight_normed() -> nn.Sequential:
+    model = network()
+    parametrizations.weight_norm(model[3])
+    return model
+
+
+def already_wired() -> nn.Sequential:
+    model = network()
+    wire_(model, density=0.5)
+    return model
+
+
+def empty() -> nn.Sequential:
+    model = network()
+    model[3].weight = nn.Parameter(torch.empty(0, 8))
+    return model
+
+
+def expanded() -> nn.Module:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    model[1].weight = nn.Parameter(torch.randn(1, 8).expand(8, 8), requires_grad=False)
+    return model
+
+
+MISTAKES = {
+    "density of zero": (network, {"density": 0.0}, r"density must lie in \(0, 1\].*It is 0.0"),
+    "density in percent": (network, {"density": 5.0}, "For 5.0 % write 0.05"),
+    "no budget": (network, {}, "one of density=, k= or budget="),
+    "k too large": (network, {"k": 1000}, "k = 1000 edges were asked for, but the 2 layers .* allow only 248; lower k"),
+    "k too large in a layer": (network, {"budget": {"3": 33}}, "33 edges were asked for in 3.weight.*only 32"),
+    "skip matches nothing": (network, {"density": 0.1, "skip": ["fc"]}, r"skip=\['fc'\] matches no weight.*0, 3"),
+    "include matches nothing": (network, {"density": 0.1, "include": ["fc"]}, r"include=\['fc'\] matches no weight"),
+    "budget matches nothing": (network, {"budget": {"fc": 0.1}}, r"budget\['fc'\] matches none of the layers to wire"),
+    "nothing is left": (network, {"density": 0.1, "skip": ["*"]}, "leave no layer to wire"),
+    "skip is a string": (network, {"density": 0.1, "skip": "3"}, r"write skip=\['3'\]"),
+    "unknown rule": (network, {"rule": "dwn", "density": 0.1}, "unknown rule 'dwn'. Did you mean 'dnw'.*random"),
+    "rule is a class": (network, {"rule": wirings.rules.DNW, "density": 0.1}, "a name or a wirings.rules.Rule object"),
+    "dense with a budget": (
+        network,
+        {"rule": "dense", "density": 0.1},
+        "fixes the number of edges itself; drop density",
+    ),
+    "unknown share": (network, {"density": 0.1, "share": "globl"}, "Did you mean 'global'"),
+    "wired twice": (
+        already_wired,
+        {"density": 0.1},
+        "0.weight is wired already. Call wirings.finalize_ or wirings.unwire_",
+    ),
+    "NaN": (with_nan, {"density": 0.1}, "3.weight holds 1 NaN among its 32 weights"),
+    "no layers": (nn.ReLU, {"density": 0.1}, "ReLU has no layer to wire: expected a Linear"),
+    "norms alone": (lambda: nn.BatchNorm2d(3), {"density": 0.1}, "no layer to wire"),
+    "weight norm": (weight_normed, {"density": 0.1}, "3.weight is held by another parametrization.*_WeightNorm"),
+    "meta device": (lambda: nn.Linear(3, 4, device="meta"), {"density": 0.1}, "weight is on the meta device"),
+    "complex": (
+        lambda: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.complex64)),
+        {"density": 0.5},
+        r"1.weight is torch.complex64, and edges are ranked in float16.* skip=\['1.weight'\]",
+    ),
+    "no weights": (
+        empty,
+        {"density": 0.5},
+        r"3.weight has no weights, its shape is \(0, 8\); give skip=\['3.weight'\]",
+    ),
+    "expanded": (expanded, {"density": 0.5}, r"1.weight holds some entries once in memory .*\.contiguous\(\)"),
+    "lazy layer": (lambda: nn.LazyLinear(3), {"density": 0.1}, "weight has no shape yet"),
+    "allowed has another shape": (
+        network,
+        {"density": 0.1, "allowed": {"3": torch.ones(4, 9).bool()}},
+        r"3.weight's shape \(4, 8\), but it is torch.bool of shape \(4, 9\)",
+    ),
+    "budget is a number": (network, {"budget": 0.1}, "for one number for all layers use density= or k="),
+    "not a module": (lambda: nn.Linear(2, 2).parameters(), {"density": 0.1}, "takes a torch.nn.Module, not generator"),
+    "skip is not a name": (network, {"density": 0.1, "skip": [3]}, "a pattern is a string, not 3; write '3'"),
+    "allowed is a list": (network, {"density": 0.1, "allowed": {"3": [1]}}, "must be a boolean tensor, not list"),
+    "allowed allows nothing": (
+        network,
+        {"density": 0.1, "allowed": {"3": torch.zeros(4, 8).bool()}},
+        "allows no edge at all of 3.weight",
+    ),
+    "k above what is allowed": (
+        network,
+        {"budget": {"3": 9}, "allowed": {"3": torch.eye(4, 8).bool()}},
+        "9 edges were asked for in 3.weight.*allows only 4",
+    ),
+    "allowed matches nothing": (network, {"density": 0.1, "allowed": {"9": torch.ones(1).bool()}}, "matches none"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
+def test_mistakes_in_wiring(mistake: str) -> None:
+    build, arguments, says = MISTAKES[mistake]
+    model = build()
+    before = None if mistake in ("lazy layer", "meta device", "not a module") else copy.deepcopy(model)
+    with pytest.raises(WiringError, match=says):
+        wire_(model, **arguments)
+    if before is not None:
+        assert repr(model) == repr(before), "left as it was"
+        for module, other in zip(model.modules(), before.modules(), strict=True):
+            assert list(module.__dict__) == list(other.__dict__)
+            for hooks in ("_forward_pre_hooks", "_state_dict_hooks", "_load_state_dict_pre_hooks"):
+                assert len(getattr(module, hooks)) == len(getattr(other, hooks))
+        for (name, a), (other, b) in zip(model.state_dict().items(), before.state_dict().items(), strict=True):
+            assert name == other
+            assert torch.equal(a, b) or torch.isnan(a).any()
+
+
+def test_the_error_is_a_value_error() -> None:
+    with pytest.raises(ValueError, match="unknown rule"):
+        wirings.rules.get("nothing")
+
+
+def test_skipping_what_another_parametrization_holds() -> None:
+    model = weight_normed()
+    assert [layer.name for layer in wire_(model, density=0.5, skip=["3"]).layers] == ["0.weight"]
+    finalize_(model)
+    assert "3.parametrizations.weight.original0" in model.state_dict()
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+def test_the_older_weight_norm_has_no_weight_to_wire() -> None:
+    model = nn.Sequential(weight_norm(nn.Linear(4, 4)))
+    with pytest.raises(WiringError, match=r"0\.weight is no parameter: a hook computes it from weight_g, weight_v"):
+        wire_(model, density=0.5)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+def test_what_a_hook_computes_is_not_left_dense_silently() -> None:
+    model = nn.Sequential(
+        nn.Linear(4, 4), weight_norm(nn.Linear(4, 4)), prune.l1_unstructured(nn.Linear(4, 4), "weight", 3)
+    )
+    with pytest.raises(WiringError, match=r"1\.weight is no parameter.*remove_weight_norm.*or give skip=\['1'\]"):
+        wire_(model, density=0.5)
+    with pytest.raises(WiringError, match=r"2\.weight is no parameter: a hook computes it from weight_orig"):
+        wire_(model, density=0.5, skip=["1"])
+    assert [layer.name for layer in wire_(model, density=0.5, skip=["1", "2"]).layers] == ["0.weight"]
+    unwire_(model)
+    assert [layer.name for layer in wire_(model, density=0.5, include=["0"]).layers] == ["0.weight"]
+    recurrent = weight_norm(nn.LSTM(4, 4), "weight_hh_l0")
+    with pytest.raises(WiringError, match=r"weight_hh_l0 is no parameter.*from weight_hh_l0_g, weight_hh_l0_v"):
+        wire_(recurrent, density=0.5)
+
+
+def test_different_parameters_in_the_same_memory_cannot_be_wired() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+    model[2].weight = nn.Parameter(model[0].weight.detach().t())  # tied, but transposed: two parameters
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(WiringError, match=r"2\.weight shares its memory with 0\.weight.*a\.weight = b\.weight.*clone"):
+        wire_(model, density=0.5)
+    with pytest.raises(WiringError, match=r"0\.weight shares its memory with 2\.weight"):
+        wire_(model, density=0.5, skip=["2"])
+    assert all(torch.equal(p, was) for p, was in zip(model.parameters(), before, strict=True))
+    assert not any(hasattr(module, "parametrizations") for module in model)
+    model[2].weight = nn.Parameter(model[0].weight.detach().t().clone())
+    finalize_(wire_(model, density=0.5).model)
+    first, second = torch.randn(64).split(32)
+    model[0].weight, model[2].weight = nn.Parameter(first.view(8, 4)), nn.Parameter(second.view(4, 8))
+    assert len(wire_(model, density=0.5).layers) == 2, "beside each other in one piece of memory is fine"
+
+
+@pytest.mark.parametrize("call", [finalize_, unwire_])
+def test_a_model_that_is_not_wired(call: Callable[[nn.Module], nn.Module]) -> None:
+    with pytest.raises(WiringError, match="Sequential is not wired"):
+        call(network())
+
+
+def test_nan_is_found_when_finalizing_and_shows_in_the_loss() -> None:
+    model = network()
+    wiring = wire_(model, density=0.1)
+    with torch.no_grad():
+        wiring.layers[1].weight[0, 0] = float("nan")
+    assert torch.isnan(model(torch.randn(2, 3, 3, 3)).sum())
+    with pytest.raises(WiringError, match=r"3\.weight holds 1 NaN"):
+        finalize_(model)
+    assert wiring.layers[0].weight.count_nonzero() > 200, "left as it was, still wired"
+    assert repr(wiring).startswith("<Wiring of Sequential")
+
+
+def test_a_broken_rule_is_found_when_finalizing() -> None:
+    class TooMany(wirings.rules.Rule):
+        name = "too many"
+
+        def real(self, weight: torch.Tensor, edges: wirings.rules.Edges) -> torch.Tensor:
+            return wirings.choose(weight, edges.k + 1)
+
+    model = nn.Linear(4, 4)
+    wire_(model, TooMany(), k=3)
+    with pytest.raises(WiringError, match=r"weight: rule 'too many' should have 3 real edges.*but it has 4"):
+        finalize_(model)
+
+
+def test_a_broken_total_is_found_when_finalizing() -> None:
+    model = network()
+    wiring = wire_(model, "random", k=20, share="global")
+    wiring.layers[0].edges.wiring.zero_()
+    with pytest.raises(WiringError, match="should have 20 real edges in all, but they have"):
+        finalize_(model)
+
+
+def test_failure_half_way_leaves_the_model_as_it_was() -> None:
+    class Fails(wirings.rules.DNW):
+        name = "fails"
+
+        def setup(self, layers: object) -> None:
+            raise RuntimeError("no")
+
+    model = network()
+    keys, kinds = list(model.state_dict()), [type(m) for m in model.modules()]
+    with pytest.raises(RuntimeError, match="no"):
+        wire_(model, Fails(), density=0.1, share="global")
+    assert list(model.state_dict()) == keys
+    assert [type(m) for m in model.modules()] == kinds
+    assert not model._forward_pre_hooks
+
+
+def test_a_scripted_model_is_wired_before() -> None:
+    with pytest.raises(WiringError, match=r"scripted or traced \(torch\.jit\) is wired before that"):
+        wire_(torch.jit.script(nn.Sequential(nn.Linear(2, 2))), density=0.5)
+
+
+def test_failure_leaves_an_earlier_wiring_alone() -> None:
+    model = network()
+    first = wire_(model[0], "random", density=0.5)
+    with pytest.raises(WiringError, match=r"0\.weight is wired already"):
+        wire_(model, density=0.1)
+    with pytest.raises(WiringError, match="unknown share"):
+        wire_(model, density=0.1, skip=["0"], share="all")
+    second = wire_(model, density=0.25, skip=["0"], share="global")  # two wirings in one model
+    assert [report.edges for report in (*first.look(), *second.look())] == [108, 8]
+    finalize_(model)
+    assert not model._forward_pre_hooks
+    assert (int(model[0].weight.count_nonzero()), int(model[3].weight.count_nonzero())) == (108, 8)
+
+
+def test_mistakes_around_rules() -> None:
+    with pytest.raises(WiringError, match="does not take these settings"):
+        wirings.rules.get("random", sead=3)
+    with pytest.raises(WiringError, match="a rule named 'dnw' is registered already"):
+        wirings.rules.register(type("Other", (wirings.rules.DNW,), {}))
+
+
+def test_a_state_of_another_rule() -> None:
+    wiring = wire_(network(), density=0.1)
+    with pytest.raises(WiringError, match="saved with rule 'random', but the model is wired with 'dnw'"):
+        wiring.load_state_dict({"rule": "random", "steps": 3, "edges": [21, 3]})
+    with pytest.raises(WiringError, match="saved with 108, 16 edges, but at step 3 the model is wired with 21, 3"):
+        wiring.load_state_dict({"rule": "dnw", "steps": 3, "edges": [108, 16]})
+    for state, match in (
+        (None, "NoneType came"),
+        ([1], "list came"),
+        ({"rule": "dnw", "steps": "x", "edges": []}, "'x'"),
+    ):
+        with pytest.raises(WiringError, match=match):
+            wiring.load_state_dict(state)  # type: ignore[arg-type]
+    assert wiring.steps == 0
+
+
+def test_an_optimizer_that_is_none_or_has_no_rate() -> None:
+    with pytest.raises(WiringError, match=r"wiring.step takes the optimizer, or nothing, but 'adam' came"):
+        wire_(network(), density=0.1).step("adam")  # type: ignore[arg-type]
+    model = network()
+    wiring = wire_(model, wirings.rules.get("l1_anneal", steps=10), density=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.param_groups[0]["lr"] = None  # as some optimizers that find their own do
+    with pytest.raises(WiringError, match=r"the SGD that wiring.step was given has none for .*\(lr=None\)"):
+        wiring.step(optimizer)
+
+
+def test_a_schedule_of_no_kind() -> None:
+    with pytest.raises(WiringError, match="unknown kind of schedule"):
+        wire_(network(), wirings.rules.get("dnw", schedule={"kind": ["cubic"]}), density=0.1)
+
+
+@pytest.mark.parametrize("edges", [10, None])
+def test_a_rule_for_layers_on_a_graph(edges: int | None) -> None:
+    with pytest.raises(WiringError, match="StaticGraph: rule 'nm' is for layers"):
+        wirings.StaticGraph(blocks=[4, 4, 2], edges=edges, node=wirings.graph.ConvNode(), rule="nm")

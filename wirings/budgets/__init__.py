@@ -1,0 +1,1 @@
+"""How many edges, in which layers, and when: budgets, shares and schedules."""

@@ -1,0 +1,117 @@
+"""What an edge costs: the multiply-adds that a weight of each layer takes part in when the model is called.
+
+An edge of a convolution is multiplied once for every pixel of the map that it leads to, one of a linear layer once for
+every row that comes in, one of a recurrent layer once for every step. `wirings.profile` counts the same way, and much
+more; here it is only what a budget of multiply-adds needs before a model is wired.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wirings.budgets.mult_adds import Call, Use, evaluating, extra, shapes, uses
+from wirings.errors import WiringError
+from wirings.rules.base import held
+from wirings.wire.targets import Target, multiplies
+
+
+def costs(model: nn.Module, targets: Sequence[Target], example_input: Any) -> tuple[list[int], int]:
+    """The multiply-adds of one edge of each target, and those of everything else in the model.
+
+    The model is run once on ``example_input``, in evaluation, and left as it was.
+    """
+    times: dict[int, dict[int, float]] = {}  # for every weight, the parts of its rows that are multiplied so often
+    numel: dict[int, int] = {}
+    found, rest = _uses(model, _arguments(model, example_input))
+    for use in found:
+        weight = _weight(use.holder, use.attribute)
+        parts, rows = times.setdefault(id(weight), {}), len(weight)
+        parts[use.times] = parts.get(use.times, 0.0) + len(range(rows)[use.rows]) / max(rows, 1)
+        numel[id(weight)] = weight.numel()
+    wired = {id(target.weight) for target in targets}
+    rest += sum(
+        round(sum(often * part for often, part in parts.items()) * numel[key])
+        for key, parts in times.items()
+        if key not in wired
+    )
+    return [_cost(target, times.get(id(target.weight), {})) for target in targets], rest
+
+
+def _cost(target: Target, parts: dict[int, float]) -> int:
+    module = target.places[0][1]
+    if getattr(module, "wired_weights", None):
+        raise WiringError(
+            f"{target.name} is a neural graph, whose edges carry maps of different sizes; give it a number of edges, "
+            "k= or params=, or skip it."
+        )
+    if not parts:
+        raise WiringError(
+            f"{target.name} multiplies nothing that could be seen when the model was called with example_input, so its "
+            f"edges have no cost; skip=[{target.name!r}], or give k= or params=."
+        )
+    whole = sum(often * round(part) for often, part in parts.items() if math.isclose(part, round(part)))
+    if not all(math.isclose(part, round(part)) for part in parts.values()):
+        raise WiringError(
+            f"the rows of {target.name} are not all multiplied equally often (queries and keys of different lengths), "
+            f"so its edges have no one cost; skip=[{target.name!r}], or give k= or params=."
+        )
+    return whole
+
+
+def _weight(module: nn.Module, attribute: str) -> Tensor:
+    holder = held(module).get(attribute)
+    if holder is None:
+        return getattr(module, attribute)
+    original = getattr(holder, "original", None)
+    return next(holder.parameters()) if original is None else original
+
+
+def _arguments(model: nn.Module, example_input: Any) -> tuple[Any, ...]:
+    """What to call the model with."""
+    given = getattr(model, "input_shape", None) if example_input is None else example_input
+    if given is None:
+        raise WiringError(
+            f"mult_adds= needs example_input=, what {type(model).__name__} is called with: a tensor, a tuple of "
+            "arguments, or the shape of one example without the batch, such as (3, 32, 32)."
+        )
+    if isinstance(given, (tuple, list)) and given and all(type(n) is int and n > 0 for n in given):
+        first = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
+        return (torch.zeros(1, *given, device=first.device, dtype=first.dtype),)
+    return given if type(given) is tuple else (given,)  # a packed sequence is a tuple, too
+
+
+def _uses(model: nn.Module, arguments: tuple[Any, ...]) -> tuple[list[Use], int]:
+    """Run the model once: every use of a weight by a layer, and the multiply-adds that no weight is part of."""
+    found: list[Use] = []
+    rest = 0
+
+    def hook(module: nn.Module, args: Any, keywords: Any, out: Any) -> None:
+        nonlocal rest
+        call = Call(shapes((*args, *keywords.values())), shapes(out))
+        found.extend(uses(module, call))
+        rest += extra(module, call)
+
+    # The projection inside of attention is counted there.
+    inside = {id(m.out_proj) for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
+    watched = [m for m in model.modules() if multiplies(m) and id(m) not in inside]
+    hooks = [module.register_forward_hook(hook, with_kwargs=True) for module in watched]
+    try:
+        with evaluating(model) as products:
+            model(*arguments)
+    except WiringError:
+        raise
+    except Exception as error:
+        came = ", ".join(str(shape) for shape in shapes(arguments)) or "no tensor"
+        raise WiringError(
+            f"{type(model).__name__} does not run on example_input, of shape {came}: {error} Give a tensor or a tuple "
+            "of arguments as it is called with, or the shape of one example without the batch."
+        ) from error
+    finally:
+        for one in hooks:
+            one.remove()
+    return found, rest + products.mult_adds

@@ -1,6 +1,0 @@
-"""Parameters and multiply-adds of any model: dense, real (as the paper counts) and live. See `profile`."""
-
-from wirings.profile.count import profile
-from wirings.profile.report import Profile, Row
-
-__all__ = ["Profile", "Row", "profile"]

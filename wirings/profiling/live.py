@@ -1,0 +1,251 @@
+"""Which channels live, in the whole network: those that something reaches from its input and that reach its output.
+
+A copy of the model is run once, with a random positive number for every weight that is real, zero for the others and
+for biases, and functions of single numbers left out. A channel that then carries nothing is constant, whatever comes
+in; one whose gradient is nothing matters to nobody. This follows any path that PyTorch does: additions, concatenations,
+pooling, shuffled channels. Graphs are followed by their edges.
+
+What cannot be told is taken to live; recurrent and attention layers are not looked into.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as trees
+
+from wirings.budgets.mult_adds import Call
+from wirings.graph import Graph
+from wirings.profiling.graphs import Wires, channel_dims, walk
+from wirings.wire.parametrization import detach
+from wirings.wire.targets import _CONVOLUTIONS
+
+_ZERO_AT_ZERO = {
+    "relu", "relu6", "leaky_relu", "rrelu", "prelu", "elu", "selu", "celu", "gelu", "silu", "mish", "hardswish",
+    "hardtanh", "tanh", "softsign", "tanhshrink", "hardshrink", "softshrink", "clamp", "clip", "abs", "round", "floor",
+    "ceil", "trunc", "sign", "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
+    "feature_alpha_dropout", "batch_norm", "instance_norm",
+}  # fmt: skip
+_NOT_ZERO_AT_ZERO = {"sigmoid", "hardsigmoid", "softplus", "logsigmoid", "exp", "softmax", "log_softmax", "softmin"}
+
+
+@dataclass(frozen=True)
+class Alive:
+    """Of one call of a layer or graph: boolean vectors."""
+
+    fed: np.ndarray
+    """Which channels that come in depend on the network's input."""
+    wanted: np.ndarray
+    """Which channels that go out matter to the network's output."""
+    made: np.ndarray
+    """Which channels that go out depend on the network's input."""
+
+
+Found = dict[str, list[Alive]]  # by the module's name, one for every call
+
+
+def follows(module: nn.Module) -> bool:
+    """Whether channels are followed through this module itself."""
+    return isinstance(module, (nn.Linear, *_CONVOLUTIONS, _NormBase, Graph))
+
+
+def follow(
+    model: nn.Module,
+    example: tuple[Any, ...],
+    real: Mapping[str, Tensor],
+    wires: Mapping[str, Wires],
+    calls: Mapping[str, list[Call]],
+    recursive: bool,
+) -> Found:
+    """What lives in each call of the layers that are followed.
+
+    Args:
+        model: the model, which is copied.
+        example: what it is called with.
+        real: by name, which entries of wired weights are real.
+        wires: the graphs, by name.
+        calls: what was seen of each module.
+        recursive: through the whole network; else next to graphs alone, as the paper counts: a layer before a graph
+            gives the channels that an edge leaves, one after it takes those that an edge leads to.
+    """
+    random = torch.Generator().manual_seed(0)
+    run = copy.deepcopy(model).cpu().float().eval()
+    detach(run)
+    probes: dict[str, list[_Seen]] = {}
+    for name, module in list(run.named_modules()):
+        if isinstance(module, Graph):
+            stub = _Stub(wires[name], calls.get(name, []), recursive, random)
+            run = _replaced(run, module, stub)
+            probes[name] = stub.seen
+        elif follows(module):
+            probes[name] = _watch(module, recursive, random)
+    _fill(run, real, random)
+    with _Structure(), torch.enable_grad():
+        out = run(*trees.tree_map(lambda x: _as_input(x, random), example))
+        ends = [x for x in trees.tree_leaves(out) if isinstance(x, Tensor) and x.requires_grad]
+        sum((x * _positive(x, random)).sum() for x in ends).backward()  # type: ignore[union-attr]
+    return {name: [seen.alive() for seen in calls] for name, calls in probes.items()}
+
+
+@torch.no_grad()
+def _fill(run: nn.Module, real: Mapping[str, Tensor], random: torch.Generator) -> None:
+    """Positive numbers for real weights, zero for others and for biases. Only activations have gradients."""
+    for name, parameter in run.named_parameters():
+        mask = real.get(name)
+        mask = parameter != 0 if mask is None else mask.cpu()
+        parameter.copy_(mask * _positive(parameter, random) * ("bias" not in name.rpartition(".")[2]))
+        parameter.requires_grad_(False)
+    for module in run.modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):  # where activations begin, if numbers come in
+            module.weight.requires_grad_()
+
+
+def _positive(like: Tensor, random: torch.Generator) -> Tensor:
+    """Positive numbers: sums of them do not cancel."""
+    return torch.rand(like.shape, generator=random) + 0.5
+
+
+def _as_input(x: Any, random: torch.Generator) -> Any:
+    if isinstance(x, Tensor) and x.is_floating_point():
+        return _positive(x, random).requires_grad_()
+    return x.cpu() if isinstance(x, Tensor) else x
+
+
+def _replaced(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
+    """The model with a module taken by another, wherever it stands."""
+    for parent in model.modules():
+        for key, child in parent._modules.items():
+            if child is old:
+                parent._modules[key] = new
+    return new if model is old else model
+
+
+class _Structure(TorchFunctionMode):
+    """Leaves out functions of single numbers and norms of single channels; products of activations become sums."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "").strip("_")
+        if name in _ZERO_AT_ZERO and args:
+            return args[0]
+        if name in _NOT_ZERO_AT_ZERO and args:
+            return args[0] + 1
+        if name in ("mul", "multiply", "rmul", "imul") and all(isinstance(x, Tensor) and x.requires_grad for x in args):
+            # One factor may be a constant that is not zero, although nothing reaches it: the other one lives.
+            return torch.add(*args)
+        return func(*args, **(kwargs or {}))
+
+
+class _Seen:
+    """What is learned of one call: what came in and went out, and in the end the gradient of what went out."""
+
+    wanted: np.ndarray | None = None
+
+    def __init__(self, fed: np.ndarray, made: np.ndarray, out: Tensor | None, dim: int) -> None:
+        self.fed, self.made, self.out, self.dim = fed, made, out, dim
+
+    def alive(self) -> Alive:
+        wanted = self.wanted
+        if wanted is None and self.out is not None and self.out.grad is not None:
+            wanted = _channels(self.out.grad, self.dim)
+        # Without a gradient the way to the output is hidden (detach, no_grad): then everything may matter.
+        return Alive(self.fed, np.ones_like(self.made) if wanted is None else wanted, self.made)
+
+
+def _channels(x: Tensor, dim: int) -> np.ndarray:
+    """Which channels have anything but zeros."""
+    return (x.detach().movedim(dim, 0).flatten(1) != 0).any(1).numpy()
+
+
+def _watch(module: nn.Module, recursive: bool, random: torch.Generator) -> list[_Seen]:
+    """Note what a layer's channels carry; a list that fills when it is called."""
+    seen, came = list[_Seen](), list[np.ndarray]()
+
+    def place(x: Tensor) -> int:  # the dimension of the channels
+        if isinstance(module, _NormBase):
+            return min(1, x.dim() - 1)
+        return x.dim() - 1 - (len(module.kernel_size) if isinstance(module, _CONVOLUTIONS) else 0)
+
+    def before(_: nn.Module, inputs: tuple[Any, ...]) -> Any:
+        came.append(_channels(inputs[0], place(inputs[0])))
+        if recursive or isinstance(module, _NormBase):
+            return None
+        return (_Level.apply(inputs[0], random, False), *inputs[1:])
+
+    def after(_: nn.Module, __: Any, out: Tensor) -> Tensor:
+        made = _channels(out, place(out))
+        seen.append(_Seen(came.pop(), made, out if out.requires_grad else None, place(out)))
+        if out.requires_grad:
+            out.retain_grad()
+        return _Level.apply(out, random, True)
+
+    module.register_forward_pre_hook(before)
+    module.register_forward_hook(after)
+    return seen
+
+
+class _Level(torch.autograd.Function):
+    """Numbers of about one wherever there are any, forwards and backwards, so that none gets lost on a long way.
+
+    Without ``keep``, everywhere: what lies behind is then not followed.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, random: torch.Generator, keep: bool) -> Tensor:
+        ctx.random, ctx.keep = random, keep
+        return _positive(x, random) * (x != 0) if keep else _positive(x, random)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        level = _positive(grad, ctx.random)
+        return level * (grad != 0) if ctx.keep else level, None, None
+
+
+class _Stub(nn.Module):
+    """Stands for a graph: what it gives goes by which of its nodes can be reached."""
+
+    def __init__(self, wires: Wires, calls: list[Call], recursive: bool, random: torch.Generator) -> None:
+        super().__init__()
+        self.wires, self.calls, self.recursive, self.random = wires, calls, recursive, random
+        self.seen: list[_Seen] = []
+
+    def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
+        wires, call = self.wires, self.calls[len(self.seen)]
+        graph, (into, out) = wires.graph, channel_dims(wires.graph)
+        fed, everything = _channels(x, into), np.ones(len(graph.outputs), bool)
+        made = walk(wires, call, fed, everything).fed if self.recursive else wires.receives[graph.outputs]
+        seen = _Seen(fed, made, None, out)
+        self.seen.append(seen)
+
+        def backward(grad: Tensor) -> np.ndarray:
+            wanted = seen.wanted = _channels(grad, out)
+            return walk(wires, call, fed, wanted).wanted if self.recursive else wires.sends[graph.inputs]
+
+        return _Through.apply(x, (call.outputs[0], into, out, made), backward, self.random)
+
+
+class _Through(torch.autograd.Function):
+    """A graph's output where a node was reached, and its input's gradient where a node matters."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, about: Any, backward: Callable[[Tensor], np.ndarray], random: torch.Generator
+    ) -> Tensor:
+        shape, into, out, made = about
+        ctx.shape, ctx.into, ctx.inner, ctx.random = x.shape, into, backward, random
+        return _along(torch.ones(shape), made, out) * (torch.rand(shape, generator=random) + 0.5)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _along(torch.ones(ctx.shape), ctx.inner(grad), ctx.into), None, None, None
+
+
+def _along(x: Tensor, mask: np.ndarray, dim: int) -> Tensor:
+    return x * torch.from_numpy(np.asarray(mask)).view(-1, *[1] * (x.dim() - 1 - dim))

@@ -1,0 +1,296 @@
+"""The one primitive: choose exactly k edges by magnitude, and let the gradient reach all the others.
+
+`choose` gives the wiring: a boolean mask with exactly ``k`` true entries, those of largest magnitude.
+`real_edges` gives the weights of the forward pass: the real edges as they are, zeros elsewhere, with the
+gradient of the paper's Algorithm 1: it flows *to* every allowed edge and *through* none but the real ones.
+
+The order of edges is total, so the choice is a pure function of the weights, whatever the device, the memory
+format or the number of threads: by magnitude, ties by position (row-major; the earlier edge wins), NaN above
+infinity, so that a NaN always shows in the loss. Magnitudes are ranked as integers: the bits of a float
+without its sign order as its magnitude does.
+
+Both are operators of their own (``torch.ops.wirings``), so that `torch.compile`, CUDA graphs and `torch.func` see one
+opaque, pure step. (Forward-mode differentiation is left out: torch.compile takes no function that has it.) ``k`` may be
+a tensor: its value can then change between two replays of a captured step. On a GPU nothing is read back to the host.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wirings.errors import WiringError
+from wirings.selection import cpu as _select_cpu
+from wirings.selection import sharded
+from wirings.selection.cpu import KEYS, out_of_range
+
+
+def choose(weight: Tensor, k: int | Tensor, allowed: Tensor | None = None) -> Tensor:
+    """Mark the ``k`` edges of largest magnitude: a boolean mask of ``weight``'s shape.
+
+    Args:
+        weight: weights (or any scores) in float16, bfloat16, float32 or float64; any shape and memory format.
+        k: how many edges, from 0 to the number of allowed ones; an int, or an integer tensor of no dimensions
+            (on a GPU trusted to be in range, since reading it would make the host wait).
+        allowed: a boolean mask of ``weight``'s shape; edges outside it are never chosen.
+
+    >>> choose(torch.tensor([[3.0, -1.0], [-2.0, 2.0]]), 2)
+    tensor([[ True, False],
+            [ True, False]])
+    """
+    k = _count(weight, k, allowed)
+    if sharded.is_sharded(weight):
+        return sharded.choose(weight, k, allowed)
+    return torch.ops.wirings.choose(weight.detach(), k, allowed)
+
+
+def real_edges(weight: Tensor, k: int | Tensor, allowed: Tensor | None = None) -> Tensor:
+    """The weights of the forward pass: the ``k`` real edges, zeros elsewhere. Arguments as for `choose`.
+
+    The gradient is passed straight through to every allowed edge, real or hallucinated.
+
+    >>> w = torch.tensor([3.0, -1.0, 2.0], requires_grad=True)
+    >>> real_edges(w, 2).detach()
+    tensor([3., 0., 2.])
+    >>> real_edges(w, 2).sum().backward(); w.grad
+    tensor([1., 1., 1.])
+    """
+    k = _count(weight, k, allowed)
+    if sharded.is_sharded(weight):
+        return straight_through(weight, sharded.choose(weight, k, allowed), allowed)
+    return _RealEdges.apply(weight, k, allowed)
+
+
+def real_edges_of(weights: Sequence[Tensor], ks: Sequence[Tensor], allowed: Sequence[Tensor | None]) -> list[Tensor]:
+    """`real_edges` of several weights, without a gradient: each its own ``k``, all in a few kernels on a GPU.
+
+    For `handed_through`, which gives them their gradient. The weights are on one device, and so are ``ks``.
+    """
+    weights = [weight.detach() for weight in weights]
+    flat = torch.ops.wirings.real_edges_of(weights, list(ks), list(allowed))
+    return [_laid_out(flat[begin:], w) for w, begin in zip(weights, _begins(weights), strict=False)]
+
+
+def _laid_out(row: Tensor, weight: Tensor) -> Tensor:
+    """The beginning of a row as a weight's edges, which lie in it as they do in the weight if that is dense.
+
+    By views alone: compilers have taken `torch.as_strided` of a slice from the beginning of the whole row.
+    """
+    order = list(range(weight.dim()))
+    if _dense(weight):
+        order.sort(key=lambda d: -weight.stride()[d])
+    there = {dim: place for place, dim in enumerate(order)}
+    return row[: weight.numel()].view([weight.shape[d] for d in order]).permute([there[d] for d in range(weight.dim())])
+
+
+def handed_through(weight: Tensor, kept: Tensor, reach: Tensor | None = None) -> Tensor:
+    """``kept``, the real edges of ``weight``; the gradient goes to all its edges, or to those in ``reach``."""
+    return _HandedThrough.apply(weight, kept, reach)
+
+
+def straight_through(weight: Tensor, real: Tensor, reach: Tensor | None = None) -> Tensor:
+    """``weight`` where ``real``, zero elsewhere; the gradient goes to all edges, or to those in ``reach``.
+
+    >>> w = torch.tensor([3.0, -1.0, 2.0], requires_grad=True)
+    >>> real, reach = torch.tensor([True, False, False]), torch.tensor([True, True, False])
+    >>> straight_through(w, real, reach).sum().backward(); w.grad
+    tensor([1., 1., 0.])
+    """
+    return _StraightThrough.apply(weight, real, reach)
+
+
+def _count(weight: Tensor, k: int | Tensor, allowed: Tensor | None) -> Tensor:
+    """Check the arguments as far as that needs no look at the data; ``k`` as a tensor beside the weight."""
+    if weight.dtype not in KEYS:
+        raise WiringError(
+            f"edges are ranked in float16, bfloat16, float32 or float64, not in {weight.dtype}; "
+            "convert the weight first."
+        )
+    if allowed is not None and (allowed.shape != weight.shape or allowed.dtype != torch.bool):
+        raise WiringError(
+            f"`allowed` must be a boolean mask of the weight's shape {tuple(weight.shape)}, "
+            f"but it is {allowed.dtype} of shape {tuple(allowed.shape)}."
+        )
+    if isinstance(k, Tensor):
+        if k.dim() or k.is_floating_point():
+            raise WiringError(f"k must be an int or an integer tensor of no dimensions, not {k.dtype} of {k.dim()}.")
+        return k
+    if not 0 <= k <= weight.numel():
+        raise out_of_range(weight, k)
+    return torch.full((), k, dtype=torch.int64, device=weight.device)
+
+
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def in_transform(tensor: Tensor) -> bool:
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+class _ToEdgesWithin(torch.autograd.Function):
+    """The gradient of both operations: as it is, to every edge of the mask that is their last argument, or to all."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[2])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (reach,) = ctx.saved_tensors
+        return grad if reach is None else torch.where(reach, grad, 0.0), None, None
+
+
+class _RealEdges(_ToEdgesWithin):
+    @staticmethod
+    def forward(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
+        return torch.ops.wirings.real_edges(weight, k, allowed)
+
+
+class _StraightThrough(_ToEdgesWithin):
+    @staticmethod
+    def forward(weight: Tensor, real: Tensor, reach: Tensor | None) -> Tensor:
+        return torch.where(real, weight, 0.0)
+
+
+class _HandedThrough(_ToEdgesWithin):
+    @staticmethod
+    def forward(weight: Tensor, kept: Tensor, reach: Tensor | None) -> Tensor:
+        return kept.view_as(kept)
+
+
+# ---- the operators --------------------------------------------------------------------------------------------
+
+_library = torch.library.Library("wirings", "DEF")
+for _name in ("choose", "real_edges"):
+    _library.define(f"{_name}(Tensor weight, Tensor k, Tensor? allowed) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+
+
+_library.define(
+    "real_edges_of(Tensor[] weights, Tensor[] ks, Tensor?[] allowed) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
+)
+
+
+def _choose_device(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
+    """On any device, from PyTorch's own operators, with nothing read back to the host."""
+    keys = _select_cpu.keys_of(weight, allowed).reshape(-1)
+    k = k.to(weight.device)
+    least = keys.sort(descending=True).values.gather(0, (k - 1).clamp(min=0).reshape(1))
+    above, equal = keys > least, keys == least
+    real = above | (equal & (equal.cumsum(0) <= k - above.sum()))
+    return torch.empty_like(weight, dtype=torch.bool).copy_(real.view(weight.shape))
+
+
+def _real_edges_device(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
+    return torch.where(_choose_device(weight, k, allowed), weight, 0.0)
+
+
+@functools.cache
+def _kernels() -> Any:
+    """Our own kernels for CUDA, or None where Triton is missing."""
+    try:
+        from wirings.selection import _select_cuda
+    except ImportError:
+        return None
+    return _select_cuda
+
+
+def _choose_cuda(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
+    kernels = _kernels()
+    if kernels is None or not kernels.supports(weight):
+        return _choose_device(weight, k, allowed)
+    return kernels.choose(weight, k.to(weight.device), allowed)
+
+
+def _real_edges_cuda(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
+    kernels = _kernels()
+    if kernels is None or not kernels.supports(weight):
+        return _real_edges_device(weight, k, allowed)
+    return kernels.real_edges(weight, k.to(weight.device), allowed)
+
+
+_ALIGNED = 64  # edges: where those of a weight may begin among those of several
+
+
+def _begins(weights: Sequence[Tensor]) -> list[int]:
+    """Where the edges of each weight begin in one row of all, and at last how long that is."""
+    found = [0]
+    for weight in weights:
+        found.append(found[-1] + -(-weight.numel() // _ALIGNED) * _ALIGNED)
+    return found
+
+
+def _dense(weight: Tensor) -> bool:
+    """Whether a weight fills its memory without gaps in one of the formats that selections know."""
+    last = _CHANNELS_LAST.get(weight.dim(), torch.contiguous_format)
+    return weight.is_contiguous() or weight.is_contiguous(memory_format=last)
+
+
+def _real_edges_of(weights: list[Tensor], ks: list[Tensor], allowed: list[Tensor | None]) -> Tensor:
+    """One by one, on any device."""
+    begins = _begins(weights)
+    flat = weights[0].new_zeros(begins[-1])
+    for w, k, mask, begin in zip(weights, ks, allowed, begins, strict=False):
+        _laid_out(flat[begin:], w).copy_(torch.ops.wirings.real_edges(w, k, mask))
+    return flat
+
+
+def _real_edges_of_cuda(weights: list[Tensor], ks: list[Tensor], allowed: list[Tensor | None]) -> Tensor:
+    kernels = _kernels_of_many()
+    if kernels is None or not kernels.supports(weights, allowed):
+        return _real_edges_of(weights, ks, allowed)
+    return kernels.real_edges(weights, ks, allowed, _begins(weights))
+
+
+@functools.cache
+def _kernels_of_many() -> Any:
+    if _kernels() is None:
+        return None
+    from wirings.selection import _select_many_cuda
+
+    return _select_many_cuda
+
+
+_library.impl("choose", _choose_cuda, "CUDA")
+_library.impl("real_edges_of", _real_edges_of_cuda, "CUDA")
+_library.impl("real_edges_of", _real_edges_of, "CompositeExplicitAutograd")
+_library.impl("real_edges", _real_edges_cuda, "CUDA")
+_library.impl("choose", _select_cpu.choose, "CPU")
+_library.impl("real_edges", _select_cpu.real_edges, "CPU")
+_library.impl("choose", _choose_device, "CompositeExplicitAutograd")
+_library.impl("real_edges", _real_edges_device, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("wirings::choose", lib=_library)
+def _(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
+    return torch.empty_like(weight, dtype=torch.bool)
+
+
+@torch.library.register_fake("wirings::real_edges", lib=_library)
+def _(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
+    return torch.empty_like(weight)
+
+
+@torch.library.register_fake("wirings::real_edges_of", lib=_library)
+def _(weights: list[Tensor], ks: list[Tensor], allowed: list[Tensor | None]) -> Tensor:
+    return weights[0].new_empty(_begins(weights)[-1])
+
+
+def _over_batch(operator: Any) -> Any:
+    """Under `torch.vmap` every member of the batch is a graph of its own, with k edges of its own."""
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+        members = [
+            operator(*(a if d is None else a.select(d, i) for a, d in zip(args, in_dims, strict=True)))
+            for i in range(info.batch_size)
+        ]
+        return torch.stack(members), 0
+
+    return rule
+
+
+torch.library.register_vmap("wirings::choose", _over_batch(torch.ops.wirings.choose), lib=_library)
+torch.library.register_vmap("wirings::real_edges", _over_batch(torch.ops.wirings.real_edges), lib=_library)

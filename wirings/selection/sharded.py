@@ -1,0 +1,336 @@
+"""Choosing edges of weights that are sharded over processes: the same edges as one process would choose, bit for bit.
+
+A sharded weight is a DTensor whose rows are shared out (dimension 0), as `torch.distributed.fsdp.fully_shard` leaves
+parameters outside of the forward pass. No weight is gathered. The magnitude at which the choice is cut off is found
+digit by digit: every process counts how many of its edges have each value of the digit, the counts are added up over
+processes, and the digit that holds the k-th edge goes on; three sums of some 2,000 counts for float32. One more sum
+tells every process how many equal edges lie in front of its own, since ties go by position in the whole weight.
+
+What is chosen is a mask that is sharded as the weight is. `whole` gathers one, as bits.
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.overrides import TorchFunctionMode
+
+from wirings.errors import WiringError
+from wirings.selection.cpu import keys_of
+
+DIGIT = 11
+"""Bits of a key that are counted at a time, at most."""
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether a tensor is a DTensor. Nothing is imported to find out."""
+    if torch.compiler.is_compiling():
+        return False  # the forward pass sees whole weights
+    module: Any = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Among which processes the rows of a weight are shared out, and which of them this one is."""
+
+    group: Any
+    parts: int
+    part: int
+    device: str
+    """The kind of device that the processes talk through."""
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over all of them."""
+        if self.parts == 1:
+            return values
+        sent = values.to(self.device) if values.device.type != self.device else values
+        dist.all_reduce(sent, group=self.group)
+        return sent.to(values.device)
+
+    def rows(self, count: int) -> slice:
+        """The rows of a weight of ``count`` rows that are this process's."""
+        each = -(-count // self.parts)
+        return slice(min(self.part * each, count), min((self.part + 1) * each, count))
+
+
+def place_of(weight: Any, name: str = "a weight") -> Place:
+    """Where the shards of a sharded weight are; an error for layouts whose edges cannot be ranked here."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    shards = [i for i, one in enumerate(weight.placements) if not isinstance(one, Replicate)]
+    if (
+        not all(type(weight.placements[i]) is Shard and weight.placements[i].dim == 0 for i in shards)
+        or len(shards) > 1
+    ):
+        raise WiringError(
+            "edges are ranked over processes where a weight's rows (dimension 0) are shared out over one dimension of "
+            f"a mesh, but {name} of shape {tuple(weight.shape)} is laid out as {tuple(weight.placements)}. Leave the "
+            "placement to fully_shard, without shard_placement_fn and without tensor parallelism on wired layers."
+        )
+    mesh, dim = weight.device_mesh, shards[0] if shards else 0
+    if not shards:  # every process has all of it
+        return Place(mesh.get_group(dim), 1, 0, mesh.device_type)
+    return Place(mesh.get_group(dim), mesh.size(dim), mesh.get_local_rank(dim), mesh.device_type)
+
+
+def shard_of(tensor: Tensor, place: Place) -> Tensor:
+    """This process's rows: of a sharded tensor, or of one that every process has whole."""
+    if is_sharded(tensor) and place_of(tensor).parts > 1:
+        return _local(tensor)
+    return _local(tensor)[place.rows(tensor.shape[0])]
+
+
+def _local(tensor: Any) -> Tensor:
+    """What this process has of a tensor; all of one that is not sharded."""
+    return tensor.detach().to_local() if is_sharded(tensor) else tensor.detach()
+
+
+def choose(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
+    """Mark the ``k`` edges of largest magnitude of a sharded weight: a mask that is sharded as it is."""
+    return Cut.find([weight], k, [allowed]).mask(0, weight, allowed)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Where a ranking of several weights' edges is cut off: k of them are above it, or equal and first in order."""
+
+    place: Place
+    dtype: torch.dtype
+    key: Tensor
+    """All edges with a larger key are chosen (keys order as magnitudes do), and of those with this one the first."""
+    ties: Tensor
+    """How many of these, in each shard of each weight: (weights, processes)."""
+
+    @classmethod
+    def find(cls, weights: Sequence[Tensor], k: Tensor, allowed: Sequence[Tensor | None]) -> Cut:
+        """Rank edges of several weights together. At least one is sharded; others are whole on every process."""
+        places = [place_of(weight) for weight in weights if is_sharded(weight)]
+        place = max(places, key=lambda one: one.parts)
+        if any(one != place and one.parts > 1 for one in places):
+            raise WiringError(
+                "layers that share one budget are ranked together, but they are sharded over different groups of "
+                "processes; shard all of them over one mesh, or give each its own budget (share='uniform' or 'erk')."
+            )
+        dtype = weights[0].dtype
+        for weight in weights[1:]:
+            dtype = torch.promote_types(dtype, weight.dtype)
+        parts = [
+            (shard_of(w, place), None if a is None else shard_of(a, place))
+            for w, a in zip(weights, allowed, strict=True)
+        ]
+        keys = [_keys(part, among, dtype) for part, among in parts]
+        device = keys[0].device
+        key, missing = _cut(torch.cat([part.to(device) for part in keys]), k.to(device), place)
+        equal = torch.zeros(len(weights), place.parts, dtype=torch.int64, device=device)
+        equal[:, place.part] = torch.stack([(part == key.to(part.device)).sum().to(device) for part in keys])
+        equal = place.total(equal).reshape(-1)
+        before = equal.cumsum(0) - equal
+        return cls(place, dtype, key, torch.minimum((missing - before).clamp(min=0), equal).view(len(weights), -1))
+
+    def mask(self, index: int, weight: Tensor, allowed: Tensor | None) -> Tensor:
+        """The chosen edges of the weight number ``index``: as a sharded mask if it is sharded, else whole."""
+        if is_sharded(weight) and place_of(weight).parts > 1:
+            part, ties = _local(weight), self.ties[index, self.place.part]
+            among = None if allowed is None else shard_of(allowed, self.place)
+        else:
+            part, ties = _local(weight), self.ties[index].sum()
+            among = None if allowed is None else _local(allowed)
+        keys = _keys(part, among, self.dtype)
+        equal = keys == self.key.to(keys.device)
+        real = (keys > self.key.to(keys.device)) | (equal & (equal.cumsum(0) <= ties.to(keys.device)))
+        real = real.view(part.shape)
+        return _as_sharded(real, weight) if is_sharded(weight) else real
+
+
+def _keys(part: Tensor, among: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Integers that order as magnitudes do, in one row; -1 where no edge is allowed."""
+    return keys_of(part.to(dtype).contiguous(), among).reshape(-1)
+
+
+def _cut(keys: Tensor, k: Tensor, place: Place) -> tuple[Tensor, Tensor]:
+    """The key of the ``k``-th edge over all processes, and how many with this key are among the k."""
+    bits = torch.iinfo(keys.dtype).bits - 1
+    count = -(-bits // DIGIT)
+    widths = [bits // count + (i < bits % count) for i in range(count)]
+    prefix, left, below = torch.zeros((), dtype=torch.int64, device=keys.device), k, bits
+    for i, width in enumerate(widths):
+        below -= width
+        digits = (keys >> below) & ((1 << width) - 1)
+        digits = torch.where(
+            keys >> below >> width == prefix, digits, 1 << width
+        ).long()  # all others in one more place
+        counts = place.total(_histogram(digits, 1 << width))
+        at_least = counts.flip(0).cumsum(0).flip(0)
+        if i == 0 and not keys.is_cuda and int(left) > int(at_least[0]):
+            raise WiringError(
+                f"k = {int(left)} edges were asked for, but only {int(at_least[0])} are allowed; lower k or allow more."
+            )
+        digit = (at_least >= left).sum() - 1
+        left = left - torch.cat([at_least, at_least.new_zeros(1)]).gather(0, (digit + 1).reshape(1)).reshape(())
+        prefix = prefix * (1 << width) + digit
+    return prefix, left
+
+
+def _histogram(digits: Tensor, size: int) -> Tensor:
+    """How often each of 0 … size - 1 occurs; what is larger is not counted."""
+    if not digits.is_cuda:
+        return torch.bincount(digits, minlength=size + 1)[:size]
+    counts = torch.zeros(size + 1, dtype=torch.int64, device=digits.device)  # bincount would wait for the device
+    return counts.scatter_add_(0, digits, torch.ones_like(digits))[:size]
+
+
+def _as_sharded(part: Tensor, like: Any) -> Tensor:
+    """This process's part as a tensor that is sharded as another one of the same shape is."""
+    from torch.distributed.tensor import DTensor
+
+    shape, stride = like.shape, like.stride()
+    return DTensor.from_local(part, like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride)
+
+
+def by_rows(function: Callable[[Tensor], Tensor], weight: Tensor) -> Tensor:
+    """What a function gives that looks at every row (dimension 0) by itself, of a weight that may be sharded."""
+    return _as_sharded(function(_local(weight)), weight) if is_sharded(weight) else function(weight)
+
+
+def rows_like(tensor: Any, like: Any) -> Any:
+    """A tensor that is whole on every process, sharded as another one of its shape; anything else as it is."""
+    if not isinstance(tensor, Tensor) or is_sharded(tensor) or tensor.shape != like.shape:
+        return tensor
+    return _as_sharded(shard_of(tensor, place_of(like)).to(like.device), like)
+
+
+def whole(mask: Tensor) -> Tensor:
+    """A mask that may be sharded, whole on every process. Bits are sent."""
+    if not is_sharded(mask):
+        return mask
+    if mask.dtype != torch.bool:
+        return mask.full_tensor()  # type: ignore[attr-defined]
+    place = place_of(mask, "a mask")
+    part: Tensor = mask.to_local()  # type: ignore[attr-defined]
+    if place.parts == 1:
+        return part
+    most = -(-mask.shape[0] // place.parts) * mask.shape[1:].numel()
+    bits = torch.zeros(-(-most // 8) * 8, dtype=torch.uint8, device=part.device)
+    bits[: part.numel()] = part.reshape(-1)
+    weights = 2 ** torch.arange(8, dtype=torch.uint8, device=bits.device)
+    sent = (bits.view(-1, 8) * weights).sum(1, dtype=torch.uint8).to(place.device)
+    parts = [torch.empty_like(sent) for _ in range(place.parts)]
+    dist.all_gather(parts, sent, group=place.group)
+    found = [(got.to(part.device)[:, None] & weights != 0).reshape(-1)[:most] for got in parts]
+    return torch.cat(found)[: mask.numel()].view(mask.shape)
+
+
+def check_alike(weight: Tensor, memory: Mapping[str, Tensor], name: str, rule: str) -> None:
+    """Raise if what a rule remembers of a sharded weight is not the same on all processes."""
+    place = place_of(weight, name)
+    kept = {what: value.detach().contiguous().cpu() for what, value in memory.items() if not is_sharded(value)}
+    sums = [zlib.crc32(value.reshape(-1).view(torch.uint8).numpy().tobytes()) for value in kept.values()]
+    if not sums:
+        return
+    found = torch.zeros(place.parts, len(sums), dtype=torch.int64, device=place.device)
+    found[place.part] = torch.tensor(sums)
+    found = place.total(found)
+    for what, column in zip(kept, _over_replicas(weight, found).unbind(1), strict=True):
+        if bool((column != column[0]).any()):
+            raise WiringError(
+                f"{name}: what rule {rule!r} remembers ({what}) is not the same on all processes, which would train "
+                "different networks. Call torch.manual_seed with one seed on all of them before the model is made and "
+                "wired, or load one checkpoint everywhere."
+            )
+
+
+def _over_replicas(weight: Any, found: Tensor) -> Tensor:
+    """What the processes of all replicas of a sharded weight have found (HSDP), the smallest and the largest."""
+    for dim in range(weight.device_mesh.ndim):
+        if weight.placements[dim].is_replicate() and weight.device_mesh.size(dim) > 1:
+            least, most, group = found.clone(), found.clone(), weight.device_mesh.get_group(dim)
+            dist.all_reduce(least, dist.ReduceOp.MIN, group=group)
+            dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
+            found = torch.cat([least, most])
+    return found
+
+
+def laid_out_as(tensor: Tensor, like: Any) -> Tensor:
+    """A tensor that every process has whole, sharded as another one is; one that is sharded is given back."""
+    if is_sharded(tensor) or not is_sharded(like):
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh = like.device_mesh
+    return distribute_tensor(tensor.to(like.device), mesh, like.placements, src_data_rank=None)
+
+
+def same_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have entries in one place; of sharded ones, what this process has of them."""
+    one, other = _local(one), _local(other)
+    return bool(one.numel()) and one.device == other.device and one.data_ptr() == other.data_ptr()
+
+
+def _largest(tensor: Tensor) -> Tensor:
+    """The largest entry of all. PyTorch's own does not take shards without rows."""
+    part, place = _local(tensor), place_of(tensor)
+    least = float("-inf") if part.is_floating_point() else torch.iinfo(part.dtype).min
+    largest = torch.cat([part.reshape(-1), part.new_full((1,), least)]).amax()
+    if place.parts > 1:
+        sent = largest.to(place.device)
+        dist.all_reduce(sent, dist.ReduceOp.MAX, group=place.group)
+        largest = sent.to(part.device)
+    return largest
+
+
+_NUMBERS = {"item", "tolist", "__bool__", "__int__", "__float__", "__index__"}
+
+
+class _AsOne(TorchFunctionMode):
+    """Numbers that are read off sharded tensors are those of the whole: sums are added up over processes first.
+
+    What is whole on every process takes part with its rows. (PyTorch's own way to let it, which does the rest, would
+    gather weights that have fewer rows than there are processes.)
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        like = next((one for one in args if isinstance(one, Tensor) and is_sharded(one)), None)
+        if like is not None:
+            if name in _NUMBERS:
+                args = (args[0].full_tensor(), *args[1:])
+            elif name in ("amax", "max") and len(args) == 1 and not kwargs:
+                return _largest(like)
+            elif name.endswith("_") and not name.endswith("__") and not is_sharded(args[0]):  # changes what is whole
+                args = (args[0], *(whole(one) if isinstance(one, Tensor) else one for one in args[1:]))
+            elif like.dim():
+                args = tuple(rows_like(one, like) for one in args)
+        return func(*args, **(kwargs or {}))
+
+
+_active: ContextVar[bool] = ContextVar("on_shards", default=False)  # PyTorch's own does not nest
+
+
+@contextmanager
+def on_shards(wanted: bool = True) -> Iterator[None]:
+    """Lets code that knows of no processes work on sharded weights, as one process would on whole ones.
+
+    Tensors that are whole on every process (what a rule remembers) may be combined with sharded ones, of which they
+    give the same rows; numbers are those of the whole. Every process must do the same.
+    """
+    if not wanted or _active.get():
+        yield
+        return
+    from torch.distributed.tensor.experimental import implicit_replication
+
+    token = _active.set(True)
+    try:
+        with implicit_replication(), _AsOne():
+            yield
+    finally:
+        _active.reset(token)

