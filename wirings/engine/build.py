@@ -167,9 +167,9 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     sizes = POINTER(c_int64)
     library.wirings_run.argtypes = [
         c_void_p, POINTER(Step), c_int, pointers, pointers,
-        pointers, sizes, c_int, pointers, sizes, c_int, c_int, c_int, POINTER(c_double),
+        pointers, sizes, c_int, pointers, sizes, c_int, c_int64, c_int, POINTER(c_double),
     ]  # fmt: skip
-    library.wirings_run.restype = None
+    library.wirings_run.restype = c_int
     if library.wirings_step_bytes() != ctypes.sizeof(Step):
         raise MissingError("The compiler lays steps out differently from ctypes.")
     return library

@@ -184,7 +184,7 @@ class Lowering:
 
     def _edges(self, o: ops.Conv, weight: np.ndarray) -> Term:
         """A convolution's weights as edges, on maps without a stride."""
-        row, within, ky, kx = (index.astype(np.int32) for index in np.nonzero(weight))
+        row, within, ky, kx = np.nonzero(weight)  # in 64 bits: places are made of them
         value = weight[row, within, ky, kx]
         channel = row // (len(weight) // o.groups) * weight.shape[1] + within
         taps = np.count_nonzero(weight.reshape(o.groups, -1, *weight.shape[1:]).any(1))

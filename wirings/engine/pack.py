@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from wirings.engine.bands import rows_of
+from wirings.engine.bounds import check, fits, int32
 from wirings.engine.layout import LINE, Maps
 from wirings.engine.lower import Lowering
 from wirings.engine.parts import Caller, Dense, Lowered, Nodes, Sum
@@ -99,15 +100,19 @@ class Packed:
         if lowered.kind == Kind.COPY and lowered.source is None:
             numbers |= self._callers(numbers)
         numbers |= self._chunks(numbers)
+        check(lowered.name, numbers, machine.lanes, lowering)
         self._set(numbers)
 
     def _set(self, numbers: dict[str, Any]) -> None:
         for name, value in numbers.items():
             if isinstance(value, np.ndarray):
-                kind = np.float32 if value.dtype.kind == "f" else np.int32
-                kept = np.ascontiguousarray(value, kind) if value.size else np.zeros(1, kind)
+                floating = value.dtype.kind == "f"
+                kept = np.ascontiguousarray(value, np.float32) if floating else int32(value, self.lowered.name)
+                kept = kept if kept.size else np.zeros(1, kept.dtype)
                 self.arrays.append(kept)
                 value = kept.ctypes.data
+            elif isinstance(value, (int, np.integer)) and name != "band_floats":
+                fits(self.lowered.name, value)
             setattr(self.step, name, value)
 
     # ---- sums over edges --------------------------------------------------------------------------------------------
@@ -126,7 +131,7 @@ class Packed:
         value = np.concatenate([*(term.value for term in sums.terms), np.zeros(0, np.float32)])
         block = 1 if self.choice.way == "sparse" else machine.block
         groups = -(-len(sums.bias) // block)
-        starts, records = grouped(row, place, value, block, groups)
+        starts, records = grouped(row, int32(place, self.lowered.name), value, block, groups)
         assert self.lowered.out is not None
         to = memory.offsets(self.lowered.out)
         out = np.full(groups * block * (len(to) // len(sums.bias)), -1)
@@ -152,7 +157,12 @@ class Packed:
         tables = self._strips(self.lowered.pending)["strip"]
         rows = int((tables[:, 1] - tables[:, 0]).max() - 1) * self.lowered.pending.stride + 3
         rows = min(rows, sums.height) + int(term.dy.max() - term.dy.min())
-        return -(-(rows * pitch + 2 * LINE) // LINE) * LINE
+        return -(-(rows * pitch + LINE + self._zeros_before(sums)) // LINE) * LINE
+
+    @staticmethod
+    def _zeros_before(sums: Sum) -> int:
+        """Floats to the left of a map's first row that are read, in whole lines."""
+        return max(1, -(-max(0, -int(sums.terms[0].dx.min())) // LINE)) * LINE
 
     def _caller(self, nodes: Nodes, numbers: dict[str, Any]) -> dict[str, Any]:
         """What a step that reads the caller's own memory needs to know of it."""
@@ -163,6 +173,7 @@ class Packed:
             "source": caller.number,
             "inputs": caller.channels,
             "flag": self._phase_floats(nodes.sums, numbers["pitch"]),
+            "length": self._zeros_before(nodes.sums),
             "pad_y": -int(term.dy.min()),
             "pad_x": int(term.dy.max()),
             "kernel_y": caller.height,
@@ -203,8 +214,9 @@ class Packed:
         what = self.lowered.numbers["flag"]
         if what == PHASES or (what == MAPS and not buffer.zeros):
             return 0
-        places = np.arange(height * pitch + 2 * self.machine.lanes)
-        return np.where((places % pitch < width) & (places < height * pitch), -1, 0)
+        mask = np.zeros(height * pitch + 2 * self.machine.lanes, np.int32)
+        mask[: height * pitch].reshape(height, pitch)[:, :width] = -1
+        return mask
 
     # ---- the others -------------------------------------------------------------------------------------------------
 
@@ -214,7 +226,7 @@ class Packed:
         assert self.lowered.out is not None
         out = self.memory.offsets(self.lowered.out)
         if self.choice.way == "sparse":
-            return {"kind": int(Kind.SPARSE_LINEAR), **sliced(layer, places, out, self.machine.lanes)}
+            return {"kind": int(Kind.SPARSE_LINEAR), **sliced(layer, int32(places, self.lowered.name), out, self.machine.lanes)}
         rows, panel = layer.weight.shape[0], self.machine.panel
         panels = -(-rows // panel)
         weight = filled(layer.weight, panels * panel).reshape(panels, panel, -1).transpose(0, 2, 1)

@@ -36,7 +36,9 @@ def pool(library: ctypes.CDLL, threads: int) -> int:
     found = _pools.get(threads)
     if found is None:
         with _pools_lock:
-            found = _pools.setdefault(threads, 0) or library.wirings_pool(threads)
+            found = _pools.get(threads) or library.wirings_pool(threads)
+            if not found:
+                raise MemoryError(f"no memory for {threads:,} threads")
             _pools[threads] = found
     return found
 
@@ -203,7 +205,7 @@ class Plan:
                 self._inputs[i] = x.data_ptr()
             for i, x in enumerate(outputs):
                 self._outputs[i] = x.data_ptr()
-            self.library.wirings_run(
+            full = self.library.wirings_run(
                 pool(self.library, self.threads),
                 self._steps,
                 len(self._steps),
@@ -219,6 +221,8 @@ class Plan:
                 not self.together,
                 None if times is None else times.ctypes.data_as(POINTER(c_double)),
             )
+        if full:
+            raise MemoryError(f"no memory to run {batch:,} images")
         return outputs
 
 

@@ -43,6 +43,7 @@ struct Call {
     float *const *outputs;
     const int64_t *output_sizes;
     int output_count;
+    int64_t first;  // image
     int images;
     double *times;
 };
@@ -53,7 +54,7 @@ class Image {
     std::vector<float *> out;
 
 public:
-    Image(const Call &call, int image) {
+    Image(const Call &call, int64_t image) {
         for (int i = 0; i < call.input_count; i++) in.push_back(call.inputs[i] + image * call.input_sizes[i]);
         for (int i = 0; i < call.output_count; i++) out.push_back(call.outputs[i] + image * call.output_sizes[i]);
     }
@@ -69,9 +70,9 @@ class Together : public Work {
 public:
     Together(const Call &about, int threads) : call(about), tasks(static_cast<size_t>(about.images) * about.count) {
         for (int i = 0; i < call.images; i++) {
-            images.emplace_back(call, i);
+            images.emplace_back(call, call.first + i);
             for (int s = 0; s < call.count; s++)
-                tasks[i * call.count + s].set(call.steps[s].strips * call.steps[s].chunk_count, threads);
+                tasks[static_cast<size_t>(i) * call.count + s].set(call.steps[s].strips * call.steps[s].chunk_count, threads);
         }
     }
 
@@ -96,17 +97,21 @@ public:
 // Each image on one thread, in memory of its own.
 class Apart : public Work {
     const Call call;
+    std::vector<Image> images;
     Tasks tasks;
 
 public:
-    Apart(const Call &about, int threads) : call(about) { tasks.set(about.images, threads); }
+    Apart(const Call &about, int threads) : call(about) {
+        for (int i = 0; i < call.images; i++) images.emplace_back(call, call.first + i);
+        tasks.set(call.images, threads);
+    }
 
     void share(int number) override {
-        tasks.share(number, [&](int number_of_image) {
-            const Image image(call, number_of_image);
+        tasks.share(number, [&](int image) {
             for (int s = 0; s < call.count; s++)
                 for (int task = 0; task < call.steps[s].strips * call.steps[s].chunk_count; task++)
-                    run_task(call.steps[s], call.memories[number], call.scratches[number], task, image.callers());
+                    run_task(call.steps[s], call.memories[number], call.scratches[number], task,
+                             images[image].callers());
         });
         tasks.wait();
     }
@@ -124,7 +129,7 @@ int64_t wirings_step_bytes() { return sizeof(Step); }
 
 int64_t wirings_scratch(const Step *step) {
     if (step->kind == NODES) return scratch_of(*step);
-    if (step->kind == SUMS && step->flag) return int64_t{step->block} * ceil_div(step->length, LANES) * LANES;
+    if (step->kind == SUMS && step->flag) return step->block * ceil_div(step->length, LANES) * LANES;
     return step->kind == LINEAR ? step->inputs : 0;
 }
 
@@ -142,22 +147,39 @@ float *wirings_memory(int64_t floats) {
 
 void wirings_free(float *memory) { free(memory); }
 
-Pool *wirings_pool(int threads) { return new (std::nothrow) Pool(threads); }
+// Null where there is no memory for it. No exception may leave this library: it would end the process.
+Pool *wirings_pool(int threads) {
+    try {
+        return new Pool(threads);
+    } catch (const std::bad_alloc &) {
+        return nullptr;
+    }
+}
+
+enum { IMAGES = 1024 };  // that are handed out at a time: each takes memory for its tasks
 
 // Images one after the other, each on all threads (memories has one), or each on one thread (a memory for every thread).
-// `times`, where it is given, gets the seconds of every step added.
-void wirings_run(Pool *pool, const Step *steps, int count, float *const *memories, float *const *scratches,
+// `times`, where it is given, gets the seconds of every step added. Returns 0, or 1 where there is no memory left.
+int wirings_run(Pool *pool, const Step *steps, int count, float *const *memories, float *const *scratches,
                  const float *const *inputs, const int64_t *input_sizes, int input_count, float *const *outputs,
-                 const int64_t *output_sizes, int output_count, int images, int apart, double *times) {
+                 const int64_t *output_sizes, int output_count, int64_t images, int apart, double *times) {
     std::lock_guard<std::mutex> lock(pool->using_it);
-    const Call call = {steps, count, memories, scratches, inputs, input_sizes, input_count,
-                       outputs, output_sizes, output_count, images, times};
-    std::shared_ptr<Work> work;
-    if (apart)
-        work = std::make_shared<Apart>(call, pool->threads);
-    else
-        work = std::make_shared<Together>(call, pool->threads);
-    pool->run(work);
+    for (int64_t first = 0; first < images; first += IMAGES) {
+        const int own = static_cast<int>(images - first < IMAGES ? images - first : IMAGES);
+        const Call call = {steps, count, memories, scratches, inputs, input_sizes, input_count,
+                           outputs, output_sizes, output_count, first, own, times};
+        std::shared_ptr<Work> work;
+        try {
+            if (apart)
+                work = std::make_shared<Apart>(call, pool->threads);
+            else
+                work = std::make_shared<Together>(call, pool->threads);
+        } catch (const std::bad_alloc &) {
+            return 1;
+        }
+        pool->run(work);
+    }
+    return 0;
 }
 
 }  // extern "C"

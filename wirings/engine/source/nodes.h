@@ -38,7 +38,7 @@ static void convolve(const Step &step, const float *map, const float *kernel, fl
     for (int x = 0; x < step.out_width; x += LANES) {
         const int n = step.out_width - x < LANES ? step.out_width - x : LANES;
         const I left = inside(x * STRIDE - 1, STRIDE, width), right = inside(x * STRIDE + 1, STRIDE, width);
-        const float *next = map + at(x * STRIDE, from * STRIDE - 1, pitch);  // the row above the first
+        const float *next = map + at(x * STRIDE, int64_t{from} * STRIDE - 1, pitch);  // the row above the first
         const float *const end = map + at(x * STRIDE, height, pitch);
         float *row = out + at(x, from, out_pitch);
         const auto read = [&]() {
@@ -99,8 +99,8 @@ static inline int top_of(const Step &step, const Strip &strip) {
     return top < 0 ? 0 : top;
 }
 static inline int bottom_of(const Step &step, const Strip &strip) {
-    const int bottom = (strip.to - 1) * step.stride_y + 2;
-    return bottom > step.height ? step.height : bottom;
+    const int64_t bottom = at(2, strip.to - 1, step.stride_y);
+    return bottom > step.height ? step.height : static_cast<int>(bottom);
 }
 
 // Floats of scratch memory for one map.
@@ -117,7 +117,7 @@ static int64_t map_of(const Step &step) {
 // Floats of scratch memory that one thread needs.
 static int64_t scratch_of(const Step &step) {
     const int64_t phases = step.source < 0 ? 0 : int64_t{step.inputs} * step.dilate_y * step.dilate_x * step.flag;
-    return step.block * map_of(step) + phases + 2 * LINE;
+    return step.block * map_of(step) + phases + step.length + LINE;
 }
 
 // Rows that other bands hold, too.
@@ -135,23 +135,23 @@ static void run_nodes(const Step &step, float *memory, float *scratch, int task,
     const Strip &strip = step.strip[task / step.chunk_count];
     const int chunk = task % step.chunk_count, top = top_of(step, strip), bottom = bottom_of(step, strip);
     const int origin = step.source < 0 ? strip.first : top;
-    const int start = (top - origin) * step.pitch / LINE * LINE;  // whole lines of the inputs, which load faster
-    const int vectors = ceil_div((bottom - 1 - origin) * step.pitch + step.width - start, LANES);
+    const int64_t start = at(0, top - origin, step.pitch) / LINE * LINE;  // whole lines of the inputs, which load faster
+    const int64_t vectors = ceil_div(at(step.width, bottom - 1 - origin, step.pitch) - start, LANES);
     const float *in = memory + strip.band * step.band_floats + start;
     if (step.source >= 0) {
-        make_phases(step, callers.inputs[step.source], scratch + LINE, top, bottom);
-        in = scratch + LINE;
-        scratch += int64_t{step.inputs} * step.dilate_y * step.dilate_x * step.flag + LINE;
+        make_phases(step, callers.inputs[step.source], scratch + step.length, top, bottom);
+        in = scratch + step.length;
+        scratch += int64_t{step.inputs} * step.dilate_y * step.dilate_x * step.flag + step.length;
     }
     float *out = memory + strip.out_band * step.band_floats;
     const int64_t each = map_of(step);
     const Convolve convolved = convolution(step);
     float *rows[BLOCK];
     for (int b = 0; b < step.block; b++) rows[b] = scratch + b * each + MARGIN;
-    for (int group = step.chunks[chunk]; group < step.chunks[chunk + 1]; group++) {
+    for (int64_t group = step.chunks[chunk]; group < step.chunks[chunk + 1]; group++) {
         sum_group(step, group, in, rows, nullptr, vectors);
         for (int b = 0; b < step.block; b++) {
-            const int row = group * step.block + b;
+            const int64_t row = group * step.block + b;
             if (step.out[row] < 0) continue;
             const float *map = rows[b] - start - at(0, origin, step.pitch);
             float *to = out + step.out[row] - at(0, strip.out_first, step.out_pitch);

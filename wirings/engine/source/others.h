@@ -1,6 +1,7 @@
 // Everything but sums over edges: copies between layouts, pools, means, linear layers, functions of single numbers.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -11,12 +12,12 @@
 static void run_copy(const Step &step, float *memory, float *, int task, const Callers &callers) {
     const int strip = task / step.chunk_count, chunk = task % step.chunk_count;
     const float *source = step.source < 0 ? memory : callers.inputs[step.source];
-    const int most = ceil_div(step.height, step.stride_y);
-    const int from = most * strip / step.strips, to = most * (strip + 1) / step.strips;
-    for (int c = step.chunks[chunk]; c < step.chunks[chunk + 1]; c++) {
+    const int64_t most = ceil_div(step.height, step.stride_y);
+    const int64_t from = cut(most, strip, step.strips) * step.stride_y, to = cut(most, strip + 1, step.strips) * step.stride_y;
+    for (int64_t c = step.chunks[chunk]; c < step.chunks[chunk + 1]; c++) {
         const int32_t *out = step.out + c * step.stride_y * step.stride_x;
-        for (int y = from * step.stride_y; y < to * step.stride_y && y < step.height; y++)
-            deal_out(source + at(step.in[c], y, step.pitch), y, step.width, step, memory, out);
+        for (int64_t y = from; y < to && y < step.height; y++)
+            deal_out(source + at(step.in[c], y, step.pitch), static_cast<int>(y), step.width, step, memory, out);
     }
 }
 
@@ -34,46 +35,48 @@ enum { MAX, AVERAGE, AVERAGE_INSIDE, ADAPTIVE_AVERAGE, ADAPTIVE_MAX };
 static void run_pool(const Step &step, float *memory, float *, int task, const Callers &) {
     const bool adaptive = step.flag >= ADAPTIVE_AVERAGE, most = step.flag == MAX || step.flag == ADAPTIVE_MAX;
     const int strip = task / step.chunk_count, chunk = task % step.chunk_count;
-    const int from = step.out_height * strip / step.strips, to = step.out_height * (strip + 1) / step.strips;
+    const int64_t from = cut(step.out_height, strip, step.strips), to = cut(step.out_height, strip + 1, step.strips);
     for (int c = step.chunks[chunk]; c < step.chunks[chunk + 1]; c++)
-        for (int y = from; y < to; y++) {
+        for (int64_t y = from; y < to; y++) {
             float *out = memory + at(step.out[c], y, step.out_pitch);
-            int top, bottom, rows;
+            int64_t top, bottom, rows;
             if (adaptive) {
-                top = y * step.height / step.out_height;
+                top = cut(step.height, y, step.out_height);
                 bottom = ceil_div((y + 1) * step.height, step.out_height);
                 rows = bottom - top;
             } else {
                 top = y * step.stride_y - step.pad_y;
-                bottom = top + step.kernel_y * step.dilate_y;
-                rows = (bottom < step.height + step.pad_y ? bottom : step.height + step.pad_y) - top;
+                bottom = top + int64_t{step.kernel_y} * step.dilate_y;
+                rows = std::min(bottom, int64_t{step.height} + step.pad_y) - top;
             }
-            for (int x = 0; x < step.out_width; x++) {
-                int left, right, columns;
+            for (int64_t x = 0; x < step.out_width; x++) {
+                int64_t left, right, columns;
                 if (adaptive) {
-                    left = x * step.width / step.out_width;
+                    left = cut(step.width, x, step.out_width);
                     right = ceil_div((x + 1) * step.width, step.out_width);
                     columns = right - left;
                 } else {
                     left = x * step.stride_x - step.pad_x;
-                    right = left + step.kernel_x * step.dilate_x;
-                    columns = (right < step.width + step.pad_x ? right : step.width + step.pad_x) - left;
+                    right = left + int64_t{step.kernel_x} * step.dilate_x;
+                    columns = std::min(right, int64_t{step.width} + step.pad_x) - left;
                 }
                 float value = most ? -std::numeric_limits<float>::infinity() : 0;
-                int counted = 0;
-                for (int v = top; v < bottom; v += step.dilate_y) {
+                int64_t counted = 0;
+                for (int64_t v = top; v < bottom; v += step.dilate_y) {
                     if (v < 0 || v >= step.height) continue;
                     const float *row = memory + at(step.in[c], v, step.pitch);
-                    for (int u = left; u < right; u += step.dilate_x) {
+                    float sum = 0;  // row by row: a long sum would swallow small numbers
+                    for (int64_t u = left; u < right; u += step.dilate_x) {
                         if (u < 0 || u >= step.width) continue;
                         if (most)
                             value = row[u] > value || std::isnan(row[u]) ? row[u] : value;
                         else
-                            value += row[u];
+                            sum += row[u];
                         counted++;
                     }
+                    if (!most) value += sum;
                 }
-                if (!most) value /= step.flag == AVERAGE ? rows * columns : counted;
+                if (!most) value /= static_cast<float>(step.flag == AVERAGE ? rows * columns : counted);
                 out[x] = value;
             }
         }
@@ -93,14 +96,14 @@ static void run_linear(const Step &step, float *memory, float *scratch, int task
         for (int i = 0; i < step.inputs; i++) scratch[i] = memory[step.in[i]];
         x = scratch;
     }
-    for (int panel = step.chunks[task]; panel < step.chunks[task + 1]; panel++) {
-        const float *w = step.weights + static_cast<int64_t>(panel) * step.inputs * PANEL * LANES;
+    for (int64_t panel = step.chunks[task]; panel < step.chunks[task + 1]; panel++) {
+        const float *w = step.weights + panel * step.inputs * PANEL * LANES;
         V even[PANEL], odd[PANEL];
         for (int v = 0; v < PANEL; v++) {
             even[v] = load(step.bias + (panel * PANEL + v) * LANES);
             odd[v] = V{};
         }
-        int i = 0;
+        int64_t i = 0;
         for (; i + 2 <= step.inputs; i += 2, w += 2 * PANEL * LANES) {
             const V a = all(x[i]), b = all(x[i + 1]);
             UNROLLED for (int v = 0; v < PANEL; v++) {
@@ -111,16 +114,17 @@ static void run_linear(const Step &step, float *memory, float *scratch, int task
         if (i < step.inputs)
             for (int v = 0; v < PANEL; v++) even[v] += all(x[i]) * load(w + v * LANES);
         for (int v = 0; v < PANEL; v++) {
-            const int first = (panel * PANEL + v) * LANES, left = step.channels - first;
+            const int64_t first = (panel * PANEL + v) * LANES, left = step.channels - first;
             if (left > 0)
-                store_part(memory + step.out[0] + first, limited(even[v] + odd[v], step.activation), left < LANES ? left : LANES);
+                store_part(memory + step.out[0] + first, limited(even[v] + odd[v], step.activation),
+                           static_cast<int>(left < LANES ? left : LANES));
         }
     }
 }
 
 // LANES rows at a time, filled up to the longest of them; a record has their inputs' offsets, then their weights.
 static void run_sparse_linear(const Step &step, float *memory, float *, int task, const Callers &) {
-    for (int slice = step.chunks[task]; slice < step.chunks[task + 1]; slice++) {
+    for (int64_t slice = step.chunks[task]; slice < step.chunks[task + 1]; slice++) {
         float sum[LANES];
         memcpy(sum, step.bias + slice * LANES, sizeof sum);
         const int32_t *end = step.records + step.starts[slice + 1];
@@ -171,7 +175,8 @@ static void run_function(const Step &step, float *memory, float *, int task, con
 
 static void run_instance_norm(const Step &step, float *memory, float *, int task, const Callers &) {
     const bool flat = step.pitch == step.width && step.out_pitch == step.width;  // a map is one long row
-    const int height = flat ? 1 : step.height, width = flat ? step.height * step.width : step.width;
+    const int height = flat ? 1 : step.height;
+    const int64_t width = flat ? int64_t{step.height} * step.width : step.width;
     const float pixels = static_cast<float>(step.height) * static_cast<float>(step.width);
     for (int c = step.chunks[task]; c < step.chunks[task + 1]; c++) {
         float sum = 0, squares = 0;
@@ -185,8 +190,8 @@ static void run_instance_norm(const Step &step, float *memory, float *, int task
         for (int y = 0; y < height; y++) {
             const float *row = memory + at(step.in[c], y, step.pitch);
             float *out = memory + at(step.out[c], y, step.out_pitch);
-            for (int x = 0; x < width; x += LANES) {
-                const int n = width - x < LANES ? width - x : LANES;
+            for (int64_t x = 0; x < width; x += LANES) {
+                const int n = static_cast<int>(width - x < LANES ? width - x : LANES);
                 store_part(out + x, limited(load(row + x) * factor + plus, step.activation), n);
             }
         }

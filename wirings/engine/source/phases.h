@@ -13,7 +13,7 @@ static inline void deal_out(const float *row, int width, int stride, float *cons
         return;
     }
     if (stride == 2) {
-        int x = 0, half = 0;
+        int64_t x = 0, half = 0;
         for (; x + 2 * LANES <= width; x += 2 * LANES, half += LANES) {
             const V a = load(row + x), b = load(row + x + LANES);
             store(to[0] + half, evens(a, b));
@@ -27,7 +27,7 @@ static inline void deal_out(const float *row, int width, int stride, float *cons
         return;
     }
     for (int phase = 0; phase < stride; phase++)
-        for (int x = phase, i = 0; x < width; x += stride, i++) to[phase][i] = row[x];
+        for (int64_t x = phase, i = 0; x < width; x += stride, i++) to[phase][i] = row[x];
 }
 
 // Row y of a map to the phases that lie at `out`.
@@ -39,23 +39,23 @@ static inline void deal_out(const float *row, int y, int width, const Step &step
 }
 
 // The phases of an input of the caller's, as far as rows `top` to `bottom` of a convolution take them, with zeros around
-// them, in scratch memory: `flag` floats each, whose first row is `pad_y` above `top`.
+// them, in scratch memory: `flag` floats each, whose first row is `pad_y` above `top`, after `length` zeros.
 static void make_phases(const Step &step, const float *input, float *scratch, int top, int bottom) {
     const int height = step.kernel_y, width = step.kernel_x, sy = step.dilate_y, sx = step.dilate_x;
-    const int first = top - step.pad_y, last = bottom + step.pad_x, pitch = step.pitch;
-    for (int c = 0; c < step.inputs; c++)
+    const int64_t first = int64_t{top} - step.pad_y, last = int64_t{bottom} + step.pad_x, pitch = step.pitch;
+    for (int64_t c = 0; c < step.inputs; c++)
         for (int py = 0; py < sy; py++) {
             float *maps[LARGEST_STRIDE];
             for (int px = 0; px < sx; px++) {
-                maps[px] = scratch + (static_cast<int64_t>(c * sy + py) * sx + px) * step.flag;
-                memset(maps[px] - LINE, 0, sizeof(float) * LINE);
+                maps[px] = scratch + ((c * sy + py) * sx + px) * step.flag;
+                memset(maps[px] - step.length, 0, sizeof(float) * step.length);
             }
-            for (int y = first; y < last; y++) {
-                const int row = y * sy + py;
+            for (int64_t y = first; y < last; y++) {
+                const int64_t row = y * sy + py;
                 float *to[LARGEST_STRIDE];
                 for (int px = 0; px < sx; px++) {
                     to[px] = maps[px] + at(0, y - first, pitch);
-                    const int filled = row >= 0 && row < height ? ceil_div(width - px, sx) : 0;
+                    const int64_t filled = row >= 0 && row < height ? ceil_div(width - px, sx) : 0;
                     memset(to[px] + filled, 0, sizeof(float) * (pitch - filled));
                 }
                 if (row >= 0 && row < height) deal_out(input + at(0, c * height + row, width), width, sx, to);

@@ -35,6 +35,8 @@ class Tasks {
     int count = 0, threads = 1;
     std::unique_ptr<Counter[]> next;  // one for each thread, and how many tasks are done
 
+    int begin(int whose) const { return static_cast<int>(static_cast<int64_t>(count) * whose / threads); }
+
 public:
     void set(int tasks, int sharers) {
         count = tasks;
@@ -46,7 +48,7 @@ public:
     void share(int number, Do &&run) {
         for (int i = 0; i < threads; i++) {
             const int whose = (number + i) % threads;
-            const int first = count * whose / threads, last = count * (whose + 1) / threads;
+            const int first = begin(whose), last = begin(whose + 1);
             for (int task; (task = first + next[whose].value.fetch_add(1, std::memory_order_relaxed)) < last;) {
                 run(task);
                 next[threads].value.fetch_add(1, std::memory_order_release);

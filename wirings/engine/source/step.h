@@ -2,6 +2,8 @@
 //
 // A channel's map is flat: pixel (y, x) lies at its offset + y · pitch + x. Offsets count floats from the start of the
 // memory that all maps share. Where a convolution reaches over a map's border, zeros lie around it.
+//
+// A field fits into 32 bits, which Python checks; a product or a sum of fields may not, and is taken in 64.
 #pragma once
 
 #include "vectors.h"
@@ -38,7 +40,7 @@ struct Step {
 
     Activation activation, activation2;
     int32_t kind, block, tile, chunk_count, strips;
-    int32_t length;          // pixels of the flat output, zeros between rows included
+    int32_t length;          // pixels of the flat output, zeros between rows included; of nodes: see `make_phases`
     int32_t height, width, pitch;              // of the input maps
     int32_t out_height, out_width, out_pitch;
     int32_t stride_y, stride_x, kernel_y, kernel_x, pad_y, pad_x, dilate_y, dilate_x;
@@ -56,6 +58,9 @@ struct Callers {
     float *const *outputs;
 };
 
-static inline int64_t at(int32_t offset, int y, int pitch) { return offset + static_cast<int64_t>(y) * pitch; }
+static inline int64_t at(int64_t offset, int64_t y, int64_t pitch) { return offset + y * pitch; }
 
-static inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
+static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Where part `i` begins of `whole` things that are cut into `parts`.
+static inline int64_t cut(int64_t whole, int64_t i, int64_t parts) { return whole * i / parts; }

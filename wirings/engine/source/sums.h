@@ -109,31 +109,44 @@ struct Tables {
 static const Tables tables;
 
 // A group's sums for `vectors` vectors of pixels, from `in` + offset to each row's `to`.
-static inline void sum_group(const Step &step, int group, const float *in, float *const *to, const int32_t *mask,
-                             int vectors) {
+static inline void sum_group(const Step &step, int64_t group, const float *in, float *const *to, const int32_t *mask,
+                             int64_t vectors) {
     const SumTile *table = step.block == 1 ? tables.single : tables.dense;
     const int32_t *record = step.records + step.starts[group], *end = step.records + step.starts[group + 1];
     const float *bias = step.bias + group * step.block;
-    const int tiles = ceil_div(vectors, step.tile);
+    const int64_t tiles = ceil_div(vectors, step.tile);
+    if (tiles == 0) return;
+    const int64_t each = vectors / tiles, over = vectors % tiles;  // so that no tile costs a division
     float *own[BLOCK];
-    for (int i = 0; i < tiles; i++) {
-        const int first = vectors * i / tiles, last = vectors * (i + 1) / tiles, at = first * LANES;
-        for (int b = 0; b < step.block; b++) own[b] = to[b] ? to[b] + at : nullptr;
-        table[last - first](record, end, bias, step.activation, in + at, own, mask ? mask + at : nullptr);
+    int64_t from = 0, rest = 0;
+    for (int64_t i = 0; i < tiles; i++) {
+        rest += over;
+        const bool longer = rest >= tiles;
+        if (longer) rest -= tiles;
+        for (int b = 0; b < step.block; b++) own[b] = to[b] ? to[b] + from : nullptr;
+        table[each + longer](record, end, bias, step.activation, in + from, own, mask ? mask + from : nullptr);
+        from += (each + longer) * LANES;
     }
 }
 
+enum { RUN = 1 << 16 };  // numbers that are added up at a time: a long sum would swallow small ones
+
 // The sum of n numbers, of what `of` makes of them; up to LANES - 1 after the last are read and not used.
 template <class Of>
-static inline float sum_of(const float *row, int n, Of &&of) {
-    V sum = V{};
-    int i = 0;
-    for (; i + LANES <= n; i += LANES) sum += of(load(row + i));
-    if (i < n) sum += masked(of(load(row + i)), count_up() < n - i);
-    return total(sum);
+static inline float sum_of(const float *row, int64_t n, Of &&of) {
+    float all_runs = 0;
+    for (; n > 0; row += RUN, n -= RUN) {
+        const int own = n < RUN ? static_cast<int>(n) : RUN;
+        V sum = V{};
+        int i = 0;
+        for (; i + LANES <= own; i += LANES) sum += of(load(row + i));
+        if (i < own) sum += masked(of(load(row + i)), count_up() < own - i);
+        all_runs += total(sum);
+    }
+    return all_runs;
 }
 
-static inline float sum_of(const float *row, int n) {
+static inline float sum_of(const float *row, int64_t n) {
     return sum_of(row, n, [](V v) { return v; });
 }
 
@@ -149,11 +162,12 @@ enum { MAPS, MEANS, PHASES };
 
 static void run_sums(const Step &step, float *memory, float *scratch, int task) {
     const int strip = task / step.chunk_count, chunk = task % step.chunk_count;
-    const int vectors = ceil_div(step.length, LANES), phases = step.stride_y * step.stride_x;
-    const int first = vectors * strip / step.strips, last = vectors * (strip + 1) / step.strips, from = first * LANES;
+    const int64_t vectors = ceil_div(step.length, LANES), phases = step.stride_y * step.stride_x;
+    const int64_t first = cut(vectors, strip, step.strips), last = cut(vectors, strip + 1, step.strips);
+    const int64_t from = first * LANES;
     const int32_t *mask = step.mask ? step.mask + from : nullptr;
     float *to[BLOCK];
-    for (int group = step.chunks[chunk]; group < step.chunks[chunk + 1]; group++) {
+    for (int64_t group = step.chunks[chunk]; group < step.chunks[chunk + 1]; group++) {
         const int32_t *out = step.out + group * step.block * phases;
         for (int b = 0; b < step.block; b++)
             to[b] = out[b * phases] < 0 ? nullptr : step.flag ? scratch + b * vectors * LANES : memory + out[b] + from;
