@@ -39,7 +39,7 @@ class Buffer:
     above: int = 0
     below: int = 0
     before: int = 0
-    """Zeros that are read around a map: rows above and below it, floats to the left of its rows."""
+    """Zeros that are read around a map: rows above and below it, floats to the left or right of its rows."""
     first: int = 10**9
     last: int = -1
     """The steps that write it first and read it last."""

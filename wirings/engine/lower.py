@@ -208,7 +208,8 @@ class Lowering:
         below, after = max(0, out_height + down - source.height), max(0, out_width + right - source.width)
         pitch = max(source.width + before, out_width + max(0, right))
         if above or before or below or after:
-            self.memory.reach(source, above, below, max(before, 1), pitch)
+            # The zeros to the right of the last row are those before the next map.
+            self.memory.reach(source, above, below, max(before, after, 1), pitch)
         return term
 
     def _affine(self, o: ops.Affine) -> Pending:

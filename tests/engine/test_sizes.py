@@ -1,0 +1,227 @@
+"""Images of every size: compiled networks give what PyTorch gives, or are refused; they never end the process."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from tests.engine.test_kernels import differences, nodes
+from wirings import WiringError, engine
+from wirings.compaction.operations import Conv
+from wirings.compaction.program import Program
+from wirings.engine import bounds, pack
+from wirings.engine.records import grouped
+
+ROOT = Path(__file__).parents[2]
+needs_kernels = pytest.mark.skipif(not engine.available(), reason="there is no C++ compiler")
+
+LARGE = {
+    "conv": "nn.Conv2d(3, 4, 3, padding=1), torch.randn(1, 3, 1150, 1150)",
+    "nodes": """nn.Sequential(
+        nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1, groups=4), nn.Conv2d(4, 2, 1),
+    ), torch.randn(1, 3, 1080, 1920)""",
+}
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", LARGE)
+def test_large_images(name: str) -> None:
+    """In a process of its own: this used to be a segmentation fault."""
+    script = (
+        "import torch\nfrom torch import nn\nfrom wirings import engine\ntorch.manual_seed(0)\n"
+        f"model, x = {LARGE[name]}\nmade = engine.compile(model.eval(), x, engine='sparse', threads=1)\n"
+        "assert [part.plan is not None for part in made._parts] == [True]\n"
+        "torch.testing.assert_close(made(x), model(x).detach(), rtol=1e-4, atol=1e-5)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr[-500:]
+
+
+@needs_kernels
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    size=st.tuples(st.integers(1, 40), st.integers(1, 400)),
+    tall=st.booleans(),
+    kernel=st.tuples(st.integers(1, 23), st.integers(1, 45)),
+    stride=st.tuples(st.integers(1, 16), st.integers(1, 16)),
+    dilation=st.tuples(st.integers(1, 3), st.integers(1, 4)),
+    extra=st.tuples(st.integers(0, 30), st.integers(0, 30)),
+    taps=st.sampled_from([0.02, 0.3, 1.0]),
+    depthwise=st.booleans(),
+    way=st.sampled_from(["sparse", "dense"]),
+    threads=st.integers(1, 8),
+)
+def test_convolutions_of_any_reach(
+    seed: int,
+    size: tuple[int, int],
+    tall: bool,
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    dilation: tuple[int, int],
+    extra: tuple[int, int],
+    taps: float,
+    depthwise: bool,
+    way: str,
+    threads: int,
+) -> None:
+    """Kernels that may reach further than a cache line on one side only, on maps of any height and width."""
+    generator = torch.Generator().manual_seed(seed)
+    size = size[::-1] if tall else size
+    padding = tuple(
+        max(p, -(-(d * (k - 1) + 1 - s) // 2)) for p, d, k, s in zip(extra, dilation, kernel, size, strict=True)
+    )
+    weight = torch.randn(3, 2, *kernel, generator=generator)
+    weight *= torch.rand(weight.shape, generator=generator) < taps
+    operations = [Conv("a", ("x",), weight, torch.randn(3, generator=generator), stride, padding, dilation)]
+    if depthwise:
+        node = torch.randn(3, 1, 3, 3, generator=generator)
+        operations.append(Conv("b", ("a",), node, None, (1, 1), (1, 1), (1, 1), 3))
+    program = Program({"x": (2, *size)}, operations, (operations[-1].output,))
+    images = torch.randn(2, 2, *size, generator=generator)
+    assert max(differences(program, images, engine=way, threads=threads)) < 1e-5
+
+
+@needs_kernels
+@pytest.mark.parametrize("size", [(1, 1), (1, 8192), (8192, 1), (3, 8191), (8191, 3)])
+@pytest.mark.parametrize("how", [("auto", 1), ("sparse", 8), ("dense", 3)])
+def test_narrow_images(size: tuple[int, int], how: tuple[str, int]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 3, 3, 2, 1), nn.ReLU(), nn.Conv2d(3, 3, 3, padding=1, groups=3), nn.Conv2d(3, 4, 5, padding=2),
+        nn.MaxPool2d(3, 2, 1), nn.AdaptiveAvgPool2d((1, 3)), nn.Flatten(), nn.Linear(12, 2),
+    ).eval()  # fmt: skip
+    images = torch.randn(2, 1, *size)
+    made = engine.compile(model, images[:1], engine=how[0], threads=how[1])
+    torch.testing.assert_close(made(images), model(images).detach(), rtol=1e-4, atol=1e-5)
+
+
+@needs_kernels
+def test_zeros_beside_the_last_row_of_a_map() -> None:
+    """Only the rightmost of 41 taps is there, and there are fewer floats than 20 up to the next cache line."""
+    weight = torch.zeros(3, 2, 1, 41)
+    weight[..., 40] = torch.randn(3, 2, 1)
+    program = Program({"x": (2, 5, 16)}, [Conv("y", ("x",), weight, None, (1, 1), (0, 20))], ("y",))
+    for way in ("sparse", "dense"):
+        assert max(differences(program, torch.randn(2, 2, 5, 16), engine=way, threads=2)) < 1e-6
+
+
+@needs_kernels
+def test_zeros_beside_phases_of_an_input() -> None:
+    """What earlier steps leave in scratch memory is not read as a wide kernel's padding."""
+    weight, node = torch.randn(4, 3, 1, 61), torch.randn(4, 1, 3, 3)
+    operations = [
+        Conv("a", ("x",), weight, None, (2, 2), (0, 30)),
+        Conv("b", ("a",), node, None, (1, 1), (1, 1), (1, 1), 4),
+    ]
+    program = Program({"x": (3, 64, 200)}, operations, ("b",))
+    made = engine.compile(program, engine="sparse", threads=1)
+    (part,) = made._parts
+    assert part.plan is not None
+    for arena in part.plan._scratch:
+        arena.values[:] = np.nan
+    images = torch.randn(1, 3, 64, 200)
+    torch.testing.assert_close(made(images), program.run(images)[0], rtol=1e-4, atol=1e-4)
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    "layer",
+    [nn.AdaptiveAvgPool2d(1), nn.AvgPool2d((4200, 4200)), nn.Sequential(nn.Conv2d(1, 1, 1), nn.AdaptiveAvgPool2d(1))],
+    ids=["mean", "pool", "sums"],
+)
+def test_means_of_many_pixels(layer: nn.Module) -> None:
+    """More than 2^24 ones: a plain sum in float32 would stop growing there."""
+    images = torch.ones(1, 1, 4200, 4200)
+    for x in layer.parameters():
+        nn.init.ones_(x)
+    made = engine.compile(layer.eval(), images, engine="sparse", threads=1)
+    assert abs(float(made(images)) / (2 if list(layer.parameters()) else 1) - 1) < 1e-5
+
+
+@needs_kernels
+@pytest.mark.parametrize("threads", [1, 2])
+def test_more_images_than_are_handed_out_at_a_time(threads: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)).eval()
+    images = torch.randn(2 * 1024 + 3, 3)
+    made = engine.compile(model, images[:1], engine="sparse", threads=threads)
+    torch.testing.assert_close(made(images), model(images).detach())
+
+
+@pytest.mark.parametrize("number", [bounds.MOST + 1, 2**32, -(2**31), 2**40])
+def test_refuses_numbers_of_more_than_32_bits(number: int) -> None:
+    words = rf"layer is too large .* up to 2,147,483,647, got {number:,}\. .*smaller images.*engine=\"torch\""
+    with pytest.raises(WiringError, match=words):
+        bounds.fits("layer", 5, number)
+    with pytest.raises(WiringError, match=words):
+        bounds.int32(np.array([5, number]), "layer")
+
+
+def test_keeps_the_largest_numbers_of_32_bits() -> None:
+    kept = bounds.int32(np.array([bounds.MOST, 0, -1]), "layer")
+    assert kept.dtype == np.int32
+    assert kept.tolist() == [bounds.MOST, 0, -1]
+    for block in (1, 8):  # records with the largest offset
+        place = np.array([bounds.MOST, bounds.MOST - 3], np.int32)
+        _, records = grouped(np.array([0, 1]), place, np.ones(2, np.float32), block, 2)
+        assert sorted(set(records[:, 0].tolist())) == [bounds.MOST - 3, bounds.MOST]
+
+
+@needs_kernels
+@pytest.mark.parametrize("way", ["sparse", "dense"])
+@pytest.mark.parametrize("moved", [2**31, 2**32])
+def test_refuses_memory_of_more_than_32_bits(way: str, moved: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if all maps lay further up in memory; without the check 2^32 floats further up would be the same place."""
+    from wirings.engine.layout import Memory
+
+    plan = Memory.plan
+
+    def far(self: Memory) -> int:
+        floats = plan(self) + moved
+        for buffer in self.buffers:
+            buffer.base += moved
+        return floats
+
+    monkeypatch.setattr(Memory, "plan", far)
+    program = nodes(0, (20, 20), [6, 4], 1, 0.5)
+    made = engine.compile(program, engine=way, threads=1)  # PyTorch runs what is too large
+    assert [part.plan for part in made._parts] == [None]
+    monkeypatch.setattr("wirings.engine.plan.FLOATS", 2**40)
+    with pytest.raises(WiringError, match=r"too large for the compiled kernels: expected .* up to 2,147,483,647, got"):
+        engine.compile(program, engine=way, threads=1)
+
+
+@needs_kernels
+@pytest.mark.parametrize("way", ["sparse", "dense"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_no_step_leaves_its_memory(way: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if memory were shorter than its maps: whichever step uses the last of them is found out before it runs."""
+    program = nodes(0, (60, 60), [6, 4], 1, 0.5)
+    checked = bounds.check
+    found: list[str] = []
+
+    def short(name: str, numbers: dict[str, Any], lanes: int, lowering: Any) -> None:
+        checked(name, numbers, lanes, lowering)
+        floats = lowering.floats
+        lowering.floats = 100
+        try:
+            with pytest.raises(WiringError, match=rf"{name}: .*would access floats .* of .*a bug in wirings"):
+                checked(name, numbers, lanes, lowering)
+        finally:
+            lowering.floats = floats
+        found.append(name)
+
+    monkeypatch.setattr(pack, "check", short)
+    images: Tensor = torch.randn(2, 3, 60, 60)
+    made = engine.compile(program, engine=way, threads=threads)
+    torch.testing.assert_close(made(images), program.run(images)[0], rtol=1e-5, atol=1e-5)
+    assert {"relu0", "head"} & set(found)
+    assert len(found) >= len(made._parts[0].plan.steps)  # type: ignore[union-attr]
