@@ -226,7 +226,10 @@ class Packed:
         assert self.lowered.out is not None
         out = self.memory.offsets(self.lowered.out)
         if self.choice.way == "sparse":
-            return {"kind": int(Kind.SPARSE_LINEAR), **sliced(layer, int32(places, self.lowered.name), out, self.machine.lanes)}
+            return {
+                "kind": int(Kind.SPARSE_LINEAR),
+                **sliced(layer, int32(places, self.lowered.name), out, self.machine.lanes),
+            }
         rows, panel = layer.weight.shape[0], self.machine.panel
         panels = -(-rows // panel)
         weight = filled(layer.weight, panels * panel).reshape(panels, panel, -1).transpose(0, 2, 1)
