@@ -221,6 +221,7 @@ def test_calls_from_several_threads(program: Program) -> None:
         (lambda p: engine.compile(p, engine="fast"), "unknown engine 'fast'.*auto, dense, sparse, torch"),
         (lambda p: engine.compile(p, threads=0), "at least 1, not 0"),
         (lambda p: engine.compile(p, threads=True), "at least 1, not True"),
+        (lambda p: engine.compile(p, threads=2**32 + 1), "at most 1,024, not 4,294,967,297"),
         (lambda p: engine.compile(nn.Linear(2, 2)), "needs an example input"),
         (lambda p: engine.compile("model"), "not str"),
         (lambda p: engine.compile(p, engine="sparse")(torch.zeros(1, 3, 19, 20)), r"\(1, 3, 19, 20\) came. Compile it"),

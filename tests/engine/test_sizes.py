@@ -198,6 +198,25 @@ def test_refuses_memory_of_more_than_32_bits(way: str, moved: int, monkeypatch: 
 
 
 @needs_kernels
+def test_networks_that_do_not_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = nodes(0, (20, 20), [60, 40], 1, 0.5)
+    images = torch.randn(5, 3, 20, 20)
+    (part,) = engine.compile(program, engine="sparse", threads=4)._parts
+    plan = part.plan
+    assert plan is not None
+    assert part.apart is not None
+    scratch = sum(4 * len(arena.values) for arena in plan._scratch)
+    for installed, native in ((plan.bytes + scratch, True), (plan.bytes - 1, False)):
+        monkeypatch.setattr("wirings.engine.plan.installed", lambda installed=installed: installed)
+        made = engine.compile(program, engine="sparse", threads=4)
+        assert [(p.plan is not None, p.apart is not None) for p in made._parts] == [(native, False)]
+        torch.testing.assert_close(made(images), program.run(images)[0], rtol=1e-5, atol=1e-5)
+    monkeypatch.setattr("wirings.engine.plan.installed", lambda: plan.bytes)
+    with pytest.raises(WiringError, match=r"bytes of memory on 4 threads, but this machine has .* Use fewer threads"):
+        engine.compile(program, engine="sparse", threads=4)
+
+
+@needs_kernels
 @pytest.mark.parametrize("way", ["sparse", "dense"])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_no_step_leaves_its_memory(way: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,8 @@ from wirings.errors import WiringError, unknown
 ENGINES = ("auto", "sparse", "dense", "torch")
 MISTAKE = 1e-3
 """A difference from PyTorch's outputs, as a share of the largest, that rounding cannot explain."""
+MOST_THREADS = 1024
+"""More than any machine has cores; each takes memory of its own."""
 LOOKS = 31
 """Runs that a report is made of."""
 
@@ -78,6 +80,8 @@ class EngineModel(nn.Module):
             raise unknown("engine", str(engine), ENGINES)
         if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
             raise WiringError(f"threads must be a whole number, at least 1, not {threads!r}.")
+        if threads is not None and threads > MOST_THREADS:
+            raise WiringError(f"threads must be at most {MOST_THREADS:,}, not {threads:,}.")
         self.program = program.to(device="cpu", dtype=torch.float32)
         self.engine, self.threads = engine, threads or torch.get_num_threads()
         library = None if engine == "torch" else kernels()
@@ -110,7 +114,8 @@ class EngineModel(nn.Module):
                 if not plan.too_large:
                     part.plan = plan
                     if self.threads > 1:
-                        part.apart = Plan(library, own, self._shapes, self.threads, together=False, like=plan)
+                        apart = Plan(library, own, self._shapes, self.threads, together=False, like=plan)
+                        part.apart = None if apart.too_large else apart
             parts.append(part)
         return parts
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from wirings.engine.layout import Maps
+from wirings.engine.layout import LINE, Maps
 from wirings.engine.steps import Kind
 
 INFINITY = math.inf
@@ -127,7 +127,8 @@ class Lowered:
     def words(self) -> int:
         """Of weights and places, at most."""
         if isinstance(self.pending, Dense):
-            return 2 * self.pending.weight.size
+            rows, columns = self.pending.weight.shape
+            return 2 * -(-rows // LINE) * LINE * columns  # rows side by side fill vectors up
         sums = self.pending.sums if isinstance(self.pending, Nodes) else self.pending
         return 0 if sums is None else 9 * sums.edges
 

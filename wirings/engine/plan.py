@@ -18,6 +18,7 @@ from wirings.engine.lower import Lowering
 from wirings.engine.pack import Choice, Machine, Packed
 from wirings.engine.parts import Dense, Lowered, Nodes, Sum
 from wirings.engine.steps import MAPS, Kind, Step
+from wirings.errors import WiringError
 
 NEAR = 24 * 1024
 """Bytes of maps between sums and convolution that stay in the nearest cache."""
@@ -41,6 +42,14 @@ def pool(library: ctypes.CDLL, threads: int) -> int:
                 raise MemoryError(f"no memory for {threads:,} threads")
             _pools[threads] = found
     return found
+
+
+def installed() -> int:
+    """Bytes of this machine's memory. The system ends a process that uses more, rather than refuse to give it."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # not every system tells
+        return 2**63
 
 
 class Arena:
@@ -98,8 +107,9 @@ class Plan:
 
     @property
     def too_large(self) -> bool:
-        """Whether the kernels, which count in 32 bits, cannot run it."""
-        return self.lowering.floats > FLOATS or any(step.words > FLOATS for step in self.steps)
+        """Whether the kernels, which count in 32 bits, cannot run it, or this machine's memory is too small."""
+        counted = self.lowering.floats > FLOATS or any(step.words > FLOATS for step in self.steps)
+        return counted or self.bytes > installed()
 
     # ---- how steps are done -----------------------------------------------------------------------------------------
 
@@ -167,6 +177,12 @@ class Plan:
             packed.append(self._kept[i, choice])
         self._steps = (Step * len(packed))(*(p.step for p in packed))
         need = max((self.library.wirings_scratch(ctypes.byref(p.step)) for p in packed), default=0)
+        wanted = self.bytes + 4 * need * self.threads
+        if wanted > installed():
+            raise WiringError(
+                f"these images need {wanted:,} bytes of memory on {self.threads} threads, "
+                f'but this machine has {installed():,}. Use fewer threads, smaller images, or engine="torch".'
+            )
         if not self._scratch or len(self._scratch[0].values) < need:
             self._scratch = [Arena(self.library, need) for _ in range(self.threads)]
         self._scratches = _pointers(self._scratch)
