@@ -116,9 +116,9 @@ def test_zeros_beside_the_last_row_of_a_map() -> None:
 @needs_kernels
 def test_zeros_beside_phases_of_an_input() -> None:
     """What earlier steps leave in scratch memory is not read as a wide kernel's padding."""
-    weight, node = torch.randn(4, 3, 1, 61), torch.randn(4, 1, 3, 3)
+    weight, node = torch.randn(4, 3, 1, 81), torch.randn(4, 1, 3, 3)
     operations = [
-        Conv("a", ("x",), weight, None, (2, 2), (0, 30)),
+        Conv("a", ("x",), weight, None, (2, 2), (0, 40)),
         Conv("b", ("a",), node, None, (1, 1), (1, 1), (1, 1), 4),
     ]
     program = Program({"x": (3, 64, 200)}, operations, ("b",))

@@ -112,7 +112,7 @@ class Packed:
                 self.arrays.append(kept)
                 value = kept.ctypes.data
             elif isinstance(value, (int, np.integer)) and name != "band_floats":
-                fits(self.lowered.name, value)
+                fits(self.lowered.name, int(value))
             setattr(self.step, name, value)
 
     # ---- sums over edges --------------------------------------------------------------------------------------------
