@@ -27,7 +27,7 @@ def large_convolution(made: Drawn) -> None:
 
 
 def large_nodes(made: Drawn) -> None:
-    first = made.add(Conv("a", ("x",), made.normal(4, 3, 3, 3), made.normal(4), (2, 2), (1, 1)))
+    first = made.add(Conv("a", ("x",), made.normal(4, 3, 3, 3), made.normal(4), (1, 1), (1, 1)))
     second = made.add(Conv("b", (first,), made.normal(4, 1, 3, 3), None, (1, 1), (1, 1), (1, 1), 4))
     made.add(Conv("c", (second,), made.normal(2, 4, 1, 1)))
 
