@@ -12,6 +12,7 @@ Every file is tried before it gets its name: it is read again and must give the 
 from __future__ import annotations
 
 import importlib.util
+import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from wirings.compaction.compact import check_outputs
+from wirings.compaction.files import readable
 from wirings.compaction.module import CompactModel
 from wirings.compaction.program import Program
 from wirings.compaction.report import Report
@@ -52,11 +54,20 @@ def check_path(path: str | Path) -> Path:
     return place
 
 
-def load_compact(path: str | Path) -> CompactModel:
-    """A compact model from a ``.safetensors`` file that `export` wrote. Nothing in the file can execute."""
-    program = Program.load(path)
-    report = program.notes.get("report")
-    return CompactModel(program, None if report is None else Report.from_mapping(report)).eval()
+def load_compact(path: str | Path, *, max_bytes: float | None = None) -> CompactModel:
+    """A compact model from a ``.safetensors`` file that `export` wrote. Nothing in the file can execute.
+
+    A file that is damaged, or that asks for more than it may, raises `WiringError`: see `wirings.compaction.files`.
+
+    Args:
+        path: the file.
+        max_bytes: the most that its weights, and the maps of one image, may take in memory. None: 64 MiB or 256 times
+            the file's size for the weights, whichever is more, and 4 GiB for the maps.
+    """
+    program = Program.load(path, max_bytes)
+    with readable(path):
+        report = program.notes.get("report")
+        return CompactModel(program, None if report is None else Report.from_mapping(report)).eval()
 
 
 def _compare(program: Program, what: str, call: Callable[..., Any]) -> None:
@@ -71,7 +82,7 @@ def _compare(program: Program, what: str, call: Callable[..., Any]) -> None:
 
 def _write_program(program: Program, path: Path) -> None:
     program.save(path)
-    _compare(Program.load(path), "the file", program.run)
+    _compare(Program.load(path, math.inf), "the file", program.run)
 
 
 def _write_exported(program: Program, path: Path) -> None:

@@ -10,7 +10,6 @@ The file is long since the whole vocabulary stands in one place.
 
 from __future__ import annotations
 
-import operator as python_operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from wirings.compaction.allowed import PYTHON, guarded, python
 
 Own = Mapping[str, Any]
 """The tensors of an operation by the name of their field; None where it has none there."""
@@ -343,20 +344,18 @@ class Opaque(Operation):
             return [filled(item) for item in x] if isinstance(x, tuple) else x
 
         named = {name: filled(x) for name, x in self.options}
-        return operator(self.target)(*(filled(x) for x in self.arguments), **named)
+        arguments = tuple(filled(x) for x in self.arguments)
+        guarded(self.target, arguments, named)
+        return operator(self.target)(*arguments, **named)
 
     def tensors(self) -> dict[str, Tensor | None]:
         return {f"held{i}": value for i, value in enumerate(self.held)}
 
 
-PYTHON = ("getitem", "add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "pow")
-"""Python's own operators that a trace may hold, on sizes and on tensors that come several at once."""
-
-
 def operator(target: str) -> Any:
     """The operator of a name: PyTorch's, such as ``aten::softmax.int``, or one of `PYTHON`."""
     if target in PYTHON:
-        return getattr(python_operator, target)
+        return python(target)
     space, _, name = target.partition("::")
     name, _, overload = name.partition(".")
     return getattr(getattr(getattr(torch.ops, space), name), overload or "default")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,21 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wirings.compaction.operations import (
-    KINDS,
-    PYTHON,
-    AddMap,
-    Constant,
-    Held,
-    Opaque,
-    Operation,
-    Taken,
-    operator,
-)
+from wirings.compaction.operations import AddMap, Constant, Opaque, Operation
 from wirings.errors import WiringError
-from wirings.utils.files import whole_file
 
-SCHEMA = "1"
 SPARSE_BELOW = 1 / 3
 """Tensors with a smaller share of numbers that are not zero are saved as places and values."""
 
@@ -82,7 +68,7 @@ class Program:
         like = next(floating, torch.zeros(0))
         types = self.notes.get("types", {})  # of inputs that are whole numbers
         return [
-            like.new_zeros(batch, *shape, dtype=_NAMED[types[name]] if name in types else None)
+            like.new_zeros(batch, *shape, dtype=NAMED[types[name]] if name in types else None)
             for name, shape in self.inputs.items()
         ]
 
@@ -144,66 +130,17 @@ class Program:
     # ---- files ------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
-        """Write it as one safetensors file, whose header describes the operations in JSON."""
-        _need_safetensors()
-        from safetensors.torch import save_file
+        """Write it as one safetensors file, whose header describes the operations in JSON; see `files`."""
+        from wirings.compaction.files import save
 
-        tensors: dict[str, Tensor] = {}
-        sparse: dict[str, list[int]] = {}
-        for name, value in self.tensors():
-            parts = stored(value.detach().cpu())
-            tensors |= {f"{name}.{part}" if part else name: x for part, x in parts.items()}
-            if "places" in parts:
-                sparse[name] = list(value.shape)
-        about = {
-            "inputs": {name: list(shape) for name, shape in self.inputs.items()},
-            "operations": [_described(operation) for operation in self.operations],
-            "outputs": list(self.outputs),
-            "sparse": sparse,
-            "notes": self.notes,
-        }
-        header = {"format": "wirings program", "schema": SCHEMA, "program": json.dumps(about)}
-        with whole_file(Path(path)) as part:
-            save_file(tensors, str(part), header)
+        save(self, path)
 
     @classmethod
-    def load(cls, path: str | Path) -> Program:
-        """Read what `save` wrote. Nothing in the file can execute."""
-        if not Path(path).is_file():
-            raise WiringError(f"there is no file {path}; expected a .safetensors file that was saved by wirings.")
-        _need_safetensors()
-        from safetensors import SafetensorError, safe_open
+    def load(cls, path: str | Path, max_bytes: float | None = None) -> Program:
+        """Read what `save` wrote. Nothing in the file can execute; ``max_bytes`` is as in `files.load`."""
+        from wirings.compaction.files import load
 
-        try:
-            with safe_open(str(path), framework="pt") as file:
-                header = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
-        except (SafetensorError, OSError) as error:
-            raise WiringError(f"{path} is damaged or no safetensors file ({error}); save it again.") from error
-        if header.get("format") != "wirings program":
-            raise WiringError(
-                f"{path} holds no compact model: expected a file that a compact model's save() wrote. A checkpoint of "
-                "a run is made compact by `wirings compact RUN`."
-            )
-        if header.get("schema") != SCHEMA:
-            raise WiringError(f"{path} has schema {header.get('schema')!r}, this version reads {SCHEMA!r}.")
-        about = json.loads(header["program"])
-        for name, shape in about["sparse"].items():
-            places, values = tensors.pop(f"{name}.places").long(), tensors.pop(f"{name}.values")
-            tensors[name] = values.new_zeros(math.prod(shape)).index_copy(0, places, values).view(shape)
-        for name in [name for name in tensors if name.endswith(".few")]:
-            value, plain = tensors.pop(name), name.removesuffix(".few")
-            for dim in range(1, value.dim()):
-                value = value.index_select(dim, tensors.pop(f"{plain}.along{dim}").long())
-            tensors[plain] = value
-        inputs = {name: tuple(shape) for name, shape in about["inputs"].items()}
-        operations = [_made(one, tensors) for one in about["operations"]]
-        return cls(inputs, operations, tuple(about["outputs"]), about["notes"])
-
-
-def _need_safetensors() -> None:
-    if importlib.util.find_spec("safetensors") is None:
-        raise WiringError("files of compact models need the package safetensors: pip install safetensors.")
+        return load(path, max_bytes)
 
 
 def check_batch(notes: dict[str, Any], images: int) -> None:
@@ -242,79 +179,9 @@ def _retyped(o: Opaque, dtype: torch.dtype) -> Opaque:
     return dataclasses.replace(o, arguments=changed(o.arguments), options=changed(o.options))
 
 
-def _described(operation: Operation) -> dict[str, Any]:
-    """An operation without its tensors, as JSON can hold it."""
-    left_out = {*operation.weights, "held"}
-    fields = {f.name: getattr(operation, f.name) for f in dataclasses.fields(operation) if f.name not in left_out}
-    return {"operation": type(operation).__name__, **{name: _plain(value) for name, value in fields.items()}}
-
-
-def _made(about: dict[str, Any], tensors: dict[str, Tensor]) -> Operation:
-    fields = {name: _back(value) for name, value in about.items() if name != "operation"}
-    kind = KINDS.get(about["operation"])
-    if kind is None:
-        raise WiringError(
-            f"the file has an operation {about['operation']!r}, which this version does not know; update it."
-        )
-    own: dict[str, Any] = {name: tensors.get(f"{fields['output']}.{name}") for name in kind.weights}
-    if kind is Opaque:
-        target = fields["target"]
-        if not _harmless(target):
-            raise WiringError(
-                f"the file asks for the operator {target!r}; only PyTorch's own (aten) are run, and of those none that "
-                "changes a tensor in place or touches files."
-            )
-        held: list[Tensor] = []
-        while f"{fields['output']}.held{len(held)}" in tensors:
-            held.append(tensors[f"{fields['output']}.held{len(held)}"])
-        own = {"held": tuple(held)}
-    return kind(**fields, **own)
-
-
-def _harmless(target: Any) -> bool:
-    """Whether an operator that a file names only computes. A name might also lead to any attribute of PyTorch's."""
-    if target in PYTHON:
-        return True
-    if not isinstance(target, str) or not target.startswith("aten::"):
-        return False
-    try:
-        found = operator(target)
-    except AttributeError:
-        return False
-    if not isinstance(found, torch._ops.OpOverload) or found._schema.is_mutable:
-        return False
-    return all(argument.name != "filename" for argument in found._schema.arguments)
-
-
-_NAMED = {str(x): x for x in (
+NAMED = {str(x): x for x in (
     *(getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "int32",
                                         "int64", "bool", "strided", "contiguous_format", "preserve_format",
                                         "channels_last")),
 )}  # fmt: skip
 """What else an operator's arguments may be: types, layouts and memory formats."""
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
-    if isinstance(value, Taken | Held):
-        return {type(value).__name__: value.number}
-    if isinstance(value, torch.device):
-        return {"device": str(value)}
-    if str(value) in _NAMED and not isinstance(value, str):
-        return {"named": str(value)}
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"float": str(value)}
-    return value
-
-
-def _back(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(_back(item) for item in value)
-    if isinstance(value, dict):
-        ((kind, inner),) = value.items()
-        kinds: dict[str, Any] = {
-            "Taken": Taken, "Held": Held, "device": torch.device, "named": _NAMED.__getitem__, "float": float,
-        }  # fmt: skip
-        return kinds[kind](inner)
-    return value

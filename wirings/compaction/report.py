@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from wirings.compaction.operations import Conv, Linear
 from wirings.compaction.program import Program, stored
+from wirings.errors import WiringError
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,13 @@ class Report:
 
     @classmethod
     def from_mapping(cls, mapping: dict[str, Any]) -> Report:
-        """The other way."""
-        return cls(Counts(**mapping["before"]), Counts(**mapping["after"]), mapping["difference"])
+        """The other way; raises if a number is missing or none."""
+        before, after = (Counts(**mapping[key]) for key in ("before", "after"))
+        numbers = [*dataclasses.astuple(before), *dataclasses.astuple(after)]
+        difference = mapping["difference"]
+        if not all(type(x) is int for x in numbers) or not isinstance(difference, float):
+            raise WiringError("expected a report in numbers")
+        return cls(before, after, difference)
 
     def __str__(self) -> str:
         names = {

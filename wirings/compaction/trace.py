@@ -15,10 +15,11 @@ from torch.export.graph_signature import OutputKind
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from wirings.compaction import aten_maps  # noqa: F401 - puts its operators into the table
+from wirings.compaction.allowed import PYTHON
 from wirings.compaction.aten import CHANNELWISE, TABLE, Value
 from wirings.compaction.builder import Builder
 from wirings.compaction.exported import ADVICE, exported
-from wirings.compaction.operations import PYTHON, Held, Opaque, Select, Taken
+from wirings.compaction.operations import Held, Opaque, Select, Taken
 from wirings.errors import WiringError
 
 Lower = Callable[[Builder, nn.Module, str, str], str]
@@ -196,8 +197,7 @@ class _Tracer:
         result = node.meta.get("val")
         alone = alone and len(taken) == 1 and not held and isinstance(first, Tensor) and first.dim() >= 2
         alone = alone and isinstance(result, Tensor) and result.dim() >= 2 and result.shape[1] == first.shape[1]
-        if name in ("aten::view", "aten::_unsafe_view"):  # copies that made the memory fit are left out
-            name = "aten::reshape"
+        name = _INSTEAD.get(name, name)
         settings: dict[str, Any] = {
             "target": name,
             "arguments": packed_arguments,
@@ -233,6 +233,12 @@ class _Tracer:
         return path.removeprefix("model").removeprefix(".") or otherwise
 
 
+_INSTEAD = {
+    "aten::view": "aten::reshape",  # copies that made the memory fit are left out
+    "aten::_unsafe_view": "aten::reshape",
+    "aten::empty_like": "aten::zeros_like",  # what was never written is nobody's to read
+    "aten::new_empty": "aten::new_zeros",
+}
 _MOVES = ("aten::reshape", "aten::transpose.int", "aten::permute")
 
 

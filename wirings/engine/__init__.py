@@ -8,19 +8,24 @@ torch.Size([2, 8, 14, 14])
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from torch import Tensor, nn
 
 from wirings.compaction import CompactModel, compact
+from wirings.compaction.files import readable
 from wirings.compaction.program import Program
 from wirings.engine.build import kernels
-from wirings.engine.module import ENGINES, EngineModel
+from wirings.engine.module import ENGINES, EngineModel, check_settings
 from wirings.engine.report import EngineReport, StepReport
 from wirings.errors import WiringError
 
 __all__ = ["ENGINES", "EngineModel", "EngineReport", "StepReport", "available", "compile", "load"]
+
+FEW_THREADS = 8
+"""Threads that a file may ask for on any machine; more only where there are as many cores."""
 
 
 def compile(
@@ -59,17 +64,28 @@ def compile(
     return EngineModel(program, engine, threads)
 
 
-def load(path: str | Path, *, engine: str | None = None, threads: int | None = None) -> EngineModel:
+def load(
+    path: str | Path, *, engine: str | None = None, threads: int | None = None, max_bytes: float | None = None
+) -> EngineModel:
     """A network that `EngineModel.save` or a compact model's ``save`` wrote, compiled for this machine.
 
     On the kind of machine that it was saved on, with as many threads, what was chosen there is taken; else it is
-    measured again. ``engine`` and ``threads`` are as in `compile`; None: as they were saved.
+    measured again. ``engine`` and ``threads`` are as in `compile`; None: as they were saved, unless this machine has
+    fewer cores than a file asks for threads. ``max_bytes`` is as in `wirings.load_compact`, and so is what a damaged
+    file raises.
     """
-    program = Program.load(path)
-    saved = program.notes.get("engine")
-    if saved is not None:
-        engine, threads = engine or saved["engine"], threads or saved["threads"]
-    return EngineModel(program, engine or "auto", threads, saved)
+    program = Program.load(path, max_bytes)
+    check_settings(engine or "auto", threads)  # the caller's mistakes are not the file's
+    with readable(path):
+        saved = program.notes.get("engine")
+        if saved is not None:
+            if not isinstance(saved, dict) or set(saved) != {"engine", "threads", "processor", "steps"}:
+                raise WiringError("expected an engine, its threads, its processor and its steps")
+            check_settings(saved["engine"], saved["threads"])
+            engine = engine or saved["engine"]
+            if threads is None and saved["threads"] <= max(FEW_THREADS, os.cpu_count() or 1):
+                threads = saved["threads"]
+        return EngineModel(program, engine or "auto", threads, saved)
 
 
 def available() -> bool:

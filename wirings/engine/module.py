@@ -53,8 +53,10 @@ class Part:
                 for operation in self.operations:
                     values[operation.output] = operation.run(*(values[name] for name in operation.inputs))
             return
-        taken = [values[name].contiguous() for name in self.inputs]
+        taken = [self._fitting(values[name], shape) for name, shape in self.plan.program.inputs.items()]
         batch = taken[0].shape[0]
+        if any(len(x) != batch for x in taken):
+            raise WiringError("tensors with different numbers of images meet in this network; the kernels need one.")
         if batch == 1 or self.apart is None:
             values.update(zip(self.outputs, self.plan.run(taken), strict=True))
             return
@@ -64,6 +66,16 @@ class Part:
             given.append(self.plan.run([x[many:] for x in taken]))
         results = given[0] if len(given) == 1 else [torch.cat(both) for both in zip(*given, strict=True)]
         values.update(zip(self.outputs, results, strict=True))
+
+    @staticmethod
+    def _fitting(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """A tensor as the kernels read it, which do not look at its size: PyTorch's operators may have made it."""
+        if x.shape[1:] != shape or x.dtype != torch.float32:
+            raise WiringError(
+                f"a part of this compiled network expects float32 (batch, {', '.join(map(str, shape))}), but got "
+                f"{x.dtype} {tuple(x.shape)}. Compile it for this number of images."
+            )
+        return x.contiguous()
 
 
 class EngineModel(nn.Module):
@@ -76,12 +88,7 @@ class EngineModel(nn.Module):
         self, program: Program, engine: str = "auto", threads: int | None = None, choices: dict[str, Any] | None = None
     ) -> None:
         super().__init__()
-        if engine not in ENGINES:
-            raise unknown("engine", str(engine), ENGINES)
-        if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
-            raise WiringError(f"threads must be a whole number, at least 1, not {threads!r}.")
-        if threads is not None and threads > MOST_THREADS:
-            raise WiringError(f"threads must be at most {MOST_THREADS:,}, not {threads:,}.")
+        check_settings(engine, threads)
         self.program = program.to(device="cpu", dtype=torch.float32)
         self.engine, self.threads = engine, threads or torch.get_num_threads()
         library = None if engine == "torch" else kernels()
@@ -268,6 +275,16 @@ class EngineModel(nn.Module):
     def extra_repr(self) -> str:
         done = "compiled kernels" if self.compiled else "PyTorch"
         return f"engine={self.engine!r}, threads={self.threads}, {len(self.program.operations)} operations, by {done}"
+
+
+def check_settings(engine: Any, threads: Any) -> None:
+    """Raise unless they are an engine, and a number of threads or None."""
+    if engine not in ENGINES:
+        raise unknown("engine", str(engine)[:60], ENGINES)
+    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+        raise WiringError(f"threads must be a whole number, at least 1, not {threads!r}.")
+    if threads is not None and threads > MOST_THREADS:
+        raise WiringError(f"threads must be at most {MOST_THREADS:,}, not {threads:,}.")
 
 
 def _fits(saved: Any, plans: list[Plan]) -> bool:

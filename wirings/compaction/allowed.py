@@ -1,0 +1,227 @@
+"""The operators that a file may name, and what is checked before one of them runs.
+
+A compact model's file names PyTorch's operators, and whoever wrote the file chose them and their arguments. Not every
+operator looks at its arguments: `as_strided`, `_unsafe_…`, `…_backward` and the constructors of sparse tensors read and
+write wherever they are told to. So a file may only name what is in `ALLOWED`; compaction runs any other operator in
+memory, but `save` refuses it.
+
+An operator may be added if it
+- computes a new tensor or a view from its arguments: it changes none of them, reads no file and draws no random number;
+- gives nothing that was not written: no `empty`, no `resize`;
+- raises for sizes, indices and numbers that are wrong, on the CPU, and has a kernel for the meta device, on which the
+  shapes of a file are checked before anything is computed. Those that take indices belong into the test that feeds them
+  indices out of range. Where PyTorch does not look, a guard in `GUARDS` does, on every call;
+- gives tensors whose sizes do not depend on values, after a time that its arguments' sizes bound.
+"""
+
+from __future__ import annotations
+
+import math
+import operator as python_operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wirings.errors import WiringError
+
+_NAMES = """
+# functions of single numbers
+abs acos acosh add.Scalar add.Tensor addcdiv addcmul asin asinh atan atan2 atanh bitwise_and.Scalar
+bitwise_and.Scalar_Tensor bitwise_and.Tensor bitwise_not bitwise_or.Scalar bitwise_or.Scalar_Tensor
+bitwise_or.Tensor bitwise_xor.Scalar bitwise_xor.Scalar_Tensor bitwise_xor.Tensor ceil celu clamp clamp.Tensor
+clamp_max clamp_max.Tensor clamp_min clamp_min.Tensor copysign.Scalar copysign.Tensor cos cosh deg2rad div.Scalar
+div.Scalar_mode div.Tensor div.Tensor_mode elu eq.Scalar eq.Tensor erf erfc exp exp2 expm1 floor floor_divide
+floor_divide.Scalar fmax fmin fmod.Scalar fmod.Tensor frac ge.Scalar ge.Tensor gelu glu gt.Scalar gt.Tensor
+hardshrink hardsigmoid hardswish hardtanh heaviside hypot isclose isfinite isinf isnan le.Scalar le.Tensor
+leaky_relu lerp.Scalar lerp.Tensor lgamma log log10 log1p log2 log_sigmoid logaddexp logical_and logical_not
+logical_or logical_xor logit lt.Scalar lt.Tensor maximum minimum mish mul.Scalar mul.Tensor nan_to_num ne.Scalar
+ne.Tensor neg pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor prelu rad2deg reciprocal relu relu6 remainder.Scalar
+remainder.Scalar_Tensor remainder.Tensor round round.decimals rsqrt rsub.Scalar rsub.Tensor selu sgn sigmoid sign
+silu sin sinc sinh softplus softshrink sqrt square sub.Scalar sub.Tensor tan tanh threshold true_divide.Scalar
+true_divide.Tensor trunc where.Scalar where.ScalarOther where.ScalarSelf where.self xlogy.Scalar_Other
+xlogy.Scalar_Self xlogy.Tensor
+# products
+addbmm addmm addmv baddbmm bilinear bmm cdist dot einsum inner linear matmul mm mv outer
+scaled_dot_product_attention tensordot
+# layers
+_log_softmax _native_batch_norm_legit_no_training _softmax batch_norm channel_shuffle conv1d conv1d.padding conv2d
+conv2d.padding conv3d conv3d.padding conv_transpose1d conv_transpose2d.input conv_transpose3d.input convolution
+cosine_similarity group_norm gru.input instance_norm layer_norm log_softmax.int lstm.input native_layer_norm
+pixel_shuffle pixel_unshuffle rms_norm rnn_relu.input rnn_tanh.input softmax.int
+# pools and resizing
+_upsample_nearest_exact1d _upsample_nearest_exact1d.vec _upsample_nearest_exact2d _upsample_nearest_exact2d.vec
+_upsample_nearest_exact3d _upsample_nearest_exact3d.vec adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
+adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d avg_pool1d avg_pool2d avg_pool3d col2im grid_sampler
+im2col max_pool1d max_pool1d_with_indices max_pool2d max_pool2d_with_indices max_pool3d max_pool3d_with_indices
+max_unpool2d max_unpool3d upsample_bicubic2d upsample_bicubic2d.vec upsample_bilinear2d upsample_bilinear2d.vec
+upsample_linear1d upsample_linear1d.vec upsample_nearest1d upsample_nearest1d.vec upsample_nearest2d
+upsample_nearest2d.vec upsample_nearest3d upsample_nearest3d.vec upsample_trilinear3d upsample_trilinear3d.vec
+# shapes and copies
+_to_copy alias atleast_1d atleast_1d.Sequence atleast_2d atleast_2d.Sequence atleast_3d atleast_3d.Sequence
+broadcast_tensors broadcast_to cat chunk clone concat constant_pad_nd contiguous detach diag_embed diagonal expand
+expand_as flatten.using_ints flip fliplr flipud hsplit.array hsplit.int hstack movedim.int movedim.intlist narrow
+pad permute reflection_pad1d reflection_pad2d reflection_pad3d repeat replication_pad1d replication_pad2d
+replication_pad3d reshape reshape_as roll rot90 select.int slice.Tensor split.Tensor split.sizes split_with_sizes
+squeeze squeeze.dim squeeze.dims stack swapaxes t tensor_split.indices tensor_split.sections tile to.device to.dtype
+to.dtype_layout to.other transpose.int tril triu type_as unbind.int unflatten.int unfold unsqueeze view_as
+vsplit.array vsplit.int vstack
+# places
+embedding gather index.Tensor index_add index_copy index_fill.int_Scalar index_fill.int_Tensor index_put
+index_select masked_fill.Scalar masked_fill.Tensor repeat_interleave.self_int scatter.reduce scatter.src
+scatter.value scatter.value_reduce scatter_add select_scatter slice_scatter take take_along_dim
+# sums and orders
+all all.dim all.dims amax amin any any.dim any.dims argmax argmin argsort argsort.stable count_nonzero
+count_nonzero.dim_IntList cummax cummin cumprod cumsum kthvalue linalg_norm linalg_norm.ord_str linalg_vector_norm
+logcumsumexp logsumexp max max.dim max.other mean mean.dim median median.dim min min.dim min.other msort nansum
+norm.Scalar norm.ScalarOpt_dim norm.ScalarOpt_dim_dtype norm.ScalarOpt_dtype prod prod.dim_int sort sort.stable std
+std.correction std.dim std_mean std_mean.correction std_mean.dim sum sum.dim_IntList topk var var.correction var.dim
+var_mean var_mean.correction var_mean.dim
+# new tensors
+arange arange.start arange.start_step fill.Scalar fill.Tensor full full_like lift_fresh_copy linspace meshgrid
+meshgrid.indexing new_full new_ones new_zeros ones ones_like scalar_tensor zeros zeros_like
+# sizes
+numel sym_numel sym_size sym_size.int
+"""
+ALLOWED = frozenset(
+    f"aten::{name}" for line in _NAMES.splitlines() if not line.startswith("#") for name in line.split()
+)
+"""PyTorch's operators that a file may name."""
+
+PYTHON = ("getitem", "add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "pow")
+"""Python's own operators that a trace may hold, on sizes and on tensors that come several at once."""
+
+LARGEST = 2**63 - 1
+"""The largest whole number that an operator takes or gives, as in PyTorch."""
+MOST_PARTS = 2**16
+"""The most tensors that one operator may give."""
+WINDOW = 2**16
+"""The largest kernel, stride, padding and dilation of a layer."""
+_EXPONENT = 64
+
+
+def python(name: str) -> Callable[..., Any]:
+    """One of `PYTHON`, on numbers within `LARGEST` and on tensors; without bounds ``pow`` could run for days."""
+    function = getattr(python_operator, name)
+
+    def bounded(*arguments: Any) -> Any:
+        if name == "getitem":
+            if not isinstance(arguments[0], (tuple, list, torch.Size)) or type(arguments[1]) is not int:
+                raise WiringError("getitem expects a tuple and a whole number.")
+            return arguments[0][arguments[1]]
+        for x in arguments:
+            if not isinstance(x, (int, float, Tensor, torch.SymInt, torch.SymFloat)):
+                raise WiringError(f"{name} expects numbers, got {type(x).__name__}.")
+        if name == "pow" and type(arguments[1]) in (int, float) and abs(arguments[1]) > _EXPONENT:
+            raise WiringError(f"pow expects an exponent of at most {_EXPONENT}, got {arguments[1]:.3g}.")
+        for x in arguments:
+            _within(name, x)
+        return _within(name, function(*arguments))
+
+    return bounded
+
+
+def _within(name: str, x: Any) -> Any:
+    if type(x) is int and abs(x) > LARGEST:
+        raise WiringError(f"{name} expects and gives whole numbers of at most 63 bits.")
+    return x
+
+
+def guarded(target: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+    """Raise if PyTorch would take arguments that it must not."""
+    guard = GUARDS.get(target.partition(".")[0].removeprefix("aten::"))
+    if guard is not None:
+        schema = getattr(torch.ops.aten, target.removeprefix("aten::").partition(".")[0])
+        overload = getattr(schema, target.partition(".")[2] or "default")
+        names = [argument.name for argument in overload._schema.arguments]
+        guard(target, dict(zip(names, arguments, strict=False)) | options)
+
+
+def _expect(right: bool, target: str, what: str) -> None:
+    if not right:
+        raise WiringError(f"the operator {target} expects {what}.")
+
+
+def _attention(target: str, a: dict[str, Any]) -> None:
+    """The kernel for CPUs reads as many values as there are keys."""
+    query, key, value = a["query"], a["key"], a["value"]
+    _expect(min(query.dim(), key.dim(), value.dim()) >= 2, target, "tensors of two dimensions or more")
+    _expect(key.shape[-2] == value.shape[-2], target, "as many values as keys")
+    _expect(query.shape[-1] == key.shape[-1], target, "queries as long as keys")
+
+
+def _recurrent(gates: int) -> Callable[[str, dict[str, Any]], None]:
+    """OneDNN's layers read weights and states as large as they should be."""
+
+    def guard(target: str, a: dict[str, Any]) -> None:
+        x, first, params = a["input"], a["hx"], list(a["params"])
+        states = list(first) if isinstance(first, (tuple, list)) else [first]
+        both, layers = 2 if a["bidirectional"] else 1, a["num_layers"]
+        _expect(x.dim() == 3 and len(states) == (2 if target.startswith("aten::lstm") else 1), target, "3-d input")
+        _expect(type(layers) is int and 1 <= layers <= MOST_PARTS, target, "a number of layers")
+        batch = x.shape[0] if a["batch_first"] else x.shape[1]
+        hidden = states[0].shape[-1]
+        projected = len(params) // (both * layers) == (5 if a["has_biases"] else 3)
+        _expect(not projected, target, "no projection")
+        each = 4 if a["has_biases"] else 2
+        _expect(len(params) == each * both * layers, target, f"{each} weights a layer and direction")
+        for state in states:
+            _expect(tuple(state.shape) == (layers * both, batch, hidden), target, "states that go with its input")
+        for number in range(both * layers):
+            inputs = x.shape[2] if number < both else hidden * both
+            rows = gates * hidden
+            sizes = [(rows, inputs), (rows, hidden), (rows,), (rows,)][:each]
+            found = [tuple(p.shape) for p in params[number * each : (number + 1) * each]]
+            _expect(found == sizes, target, f"weights of the sizes {sizes}, got {found}")
+        _expect(len({p.dtype for p in (x, *states, *params)}) == 1, target, "one type of numbers")
+
+    return guard
+
+
+def _resized(target: str, a: dict[str, Any]) -> None:
+    """A scale that is next to nothing gives places that are no numbers."""
+    for value in a.values():
+        for scale in value if isinstance(value, (tuple, list)) else (value,):
+            right = type(scale) is not float or (math.isfinite(scale) and 1e-4 <= scale <= 1e4)
+            _expect(right, target, "scales from 0.0001 to 10000")
+
+
+def _windows(target: str, a: dict[str, Any]) -> None:
+    """Some pools walk over their padding pixel by pixel."""
+    for name, value in a.items():
+        if name != "output_size":
+            for size in value if isinstance(value, (tuple, list)) else (value,):
+                right = type(size) is not int or abs(size) <= WINDOW
+                _expect(right, target, f"kernels, strides, padding and dilation of at most {WINDOW}")
+
+
+def _parts(target: str, a: dict[str, Any]) -> None:
+    """Cutting a tensor makes an object for each part."""
+    x, dim = a["self"], a.get("dim", 0)
+    _expect(type(dim) is int and -x.dim() <= dim < x.dim(), target, "a dimension that its tensor has")
+    size = x.shape[dim]
+    if "unbind" not in target:
+        count = a.get("split_size", a.get("sections", a.get("chunks", 1)))
+        if type(count) is not int:
+            return  # a list of sizes, as long as the file makes it
+        _expect(count >= 1, target, "a number of at least 1")
+        size = -(-size // count) if "split_size" in a else min(count, size) if "chunks" in a else count
+    _expect(type(size) is not int or size <= MOST_PARTS, target, f"at most {MOST_PARTS} parts")
+
+
+GUARDS: dict[str, Callable[[str, dict[str, Any]], None]] = {
+    "scaled_dot_product_attention": _attention,
+    "lstm": _recurrent(4),
+    "gru": _recurrent(3),
+    "rnn_tanh": _recurrent(1),
+    "rnn_relu": _recurrent(1),
+}
+"""Operators that PyTorch does not check by itself, without their overloads."""
+for _name in {name.removeprefix("aten::").partition(".")[0] for name in ALLOWED}:
+    if "upsample" in _name:
+        GUARDS[_name] = _resized
+    elif "pool" in _name or _name.startswith("conv") or _name in ("im2col", "col2im"):
+        GUARDS[_name] = _windows
+    elif _name in ("unbind", "split", "chunk", "tensor_split", "hsplit", "vsplit"):
+        GUARDS[_name] = _parts
