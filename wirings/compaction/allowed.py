@@ -28,6 +28,7 @@ from wirings.errors import WiringError
 
 _NAMES = """
 # functions of single numbers
+__and__.Scalar __and__.Tensor __or__.Scalar __or__.Tensor __xor__.Scalar __xor__.Tensor
 abs acos acosh add.Scalar add.Tensor addcdiv addcmul asin asinh atan atan2 atanh bitwise_and.Scalar
 bitwise_and.Scalar_Tensor bitwise_and.Tensor bitwise_not bitwise_or.Scalar bitwise_or.Scalar_Tensor
 bitwise_or.Tensor bitwise_xor.Scalar bitwise_xor.Scalar_Tensor bitwise_xor.Tensor ceil celu clamp clamp.Tensor
@@ -48,8 +49,8 @@ scaled_dot_product_attention tensordot
 # layers
 _log_softmax _native_batch_norm_legit_no_training _softmax batch_norm channel_shuffle conv1d conv1d.padding conv2d
 conv2d.padding conv3d conv3d.padding conv_transpose1d conv_transpose2d.input conv_transpose3d.input convolution
-cosine_similarity group_norm gru.input instance_norm layer_norm log_softmax.int lstm.input native_layer_norm
-pixel_shuffle pixel_unshuffle rms_norm rnn_relu.input rnn_tanh.input softmax.int
+cosine_similarity group_norm instance_norm layer_norm log_softmax.int native_layer_norm
+pixel_shuffle pixel_unshuffle rms_norm softmax.int
 # pools and resizing
 _upsample_nearest_exact1d _upsample_nearest_exact1d.vec _upsample_nearest_exact2d _upsample_nearest_exact2d.vec
 _upsample_nearest_exact3d _upsample_nearest_exact3d.vec adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
@@ -69,8 +70,8 @@ to.dtype_layout to.other transpose.int tril triu type_as unbind.int unflatten.in
 vsplit.array vsplit.int vstack
 # places
 embedding gather index.Tensor index_add index_copy index_fill.int_Scalar index_fill.int_Tensor index_put
-index_select masked_fill.Scalar masked_fill.Tensor repeat_interleave.self_int scatter.reduce scatter.src
-scatter.value scatter.value_reduce scatter_add select_scatter slice_scatter take take_along_dim
+index_select masked_fill.Scalar masked_fill.Tensor masked_scatter repeat_interleave.self_int scatter.reduce scatter.src
+scatter.value scatter.value_reduce scatter_add select_scatter slice_scatter take
 # sums and orders
 all all.dim all.dims amax amin any any.dim any.dims argmax argmin argsort argsort.stable count_nonzero
 count_nonzero.dim_IntList cummax cummin cumprod cumsum kthvalue linalg_norm linalg_norm.ord_str linalg_vector_norm
@@ -151,34 +152,6 @@ def _attention(target: str, a: dict[str, Any]) -> None:
     _expect(query.shape[-1] == key.shape[-1], target, "queries as long as keys")
 
 
-def _recurrent(gates: int) -> Callable[[str, dict[str, Any]], None]:
-    """OneDNN's layers read weights and states as large as they should be."""
-
-    def guard(target: str, a: dict[str, Any]) -> None:
-        x, first, params = a["input"], a["hx"], list(a["params"])
-        states = list(first) if isinstance(first, (tuple, list)) else [first]
-        both, layers = 2 if a["bidirectional"] else 1, a["num_layers"]
-        _expect(x.dim() == 3 and len(states) == (2 if target.startswith("aten::lstm") else 1), target, "3-d input")
-        _expect(type(layers) is int and 1 <= layers <= MOST_PARTS, target, "a number of layers")
-        batch = x.shape[0] if a["batch_first"] else x.shape[1]
-        hidden = states[0].shape[-1]
-        projected = len(params) // (both * layers) == (5 if a["has_biases"] else 3)
-        _expect(not projected, target, "no projection")
-        each = 4 if a["has_biases"] else 2
-        _expect(len(params) == each * both * layers, target, f"{each} weights a layer and direction")
-        for state in states:
-            _expect(tuple(state.shape) == (layers * both, batch, hidden), target, "states that go with its input")
-        for number in range(both * layers):
-            inputs = x.shape[2] if number < both else hidden * both
-            rows = gates * hidden
-            sizes = [(rows, inputs), (rows, hidden), (rows,), (rows,)][:each]
-            found = [tuple(p.shape) for p in params[number * each : (number + 1) * each]]
-            _expect(found == sizes, target, f"weights of the sizes {sizes}, got {found}")
-        _expect(len({p.dtype for p in (x, *states, *params)}) == 1, target, "one type of numbers")
-
-    return guard
-
-
 def _resized(target: str, a: dict[str, Any]) -> None:
     """A scale that is next to nothing gives places that are no numbers."""
     for value in a.values():
@@ -212,10 +185,6 @@ def _parts(target: str, a: dict[str, Any]) -> None:
 
 GUARDS: dict[str, Callable[[str, dict[str, Any]], None]] = {
     "scaled_dot_product_attention": _attention,
-    "lstm": _recurrent(4),
-    "gru": _recurrent(3),
-    "rnn_tanh": _recurrent(1),
-    "rnn_relu": _recurrent(1),
 }
 """Operators that PyTorch does not check by itself, without their overloads."""
 for _name in {name.removeprefix("aten::").partition(".")[0] for name in ALLOWED}:

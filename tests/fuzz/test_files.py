@@ -1,0 +1,190 @@
+"""Files that were damaged, or made to do harm, are refused with one class of error."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tests.fuzz import files
+from wirings import WiringError, engine, load_compact
+from wirings.compaction.program import Program
+
+CASES = {"compact": 200, "engine": 60}
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_damaged_files_are_refused(kind: str) -> None:
+    if kind == "engine" and not engine.available():
+        pytest.skip("no C++ compiler")
+    counts, mistakes = files.run(kind, range(CASES[kind]))
+    assert not mistakes, counts
+    assert sum(counts.values()) == CASES[kind]
+    assert counts["damaged: refused"] > 0.9 * CASES[kind] / 2, "almost every byte matters"
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return files.sound(tmp_path_factory.mktemp("sound"), "compact")[0]
+
+
+def written(folder: Path, tensors: dict[str, Tensor], about: Any) -> Path:
+    path = folder / "crafted.safetensors"
+    path.write_bytes(files.bytes_with(tensors, about))
+    return path
+
+
+def about_of(*operations: dict[str, Any], inputs: Any = None, **more: Any) -> dict[str, Any]:
+    outputs = [operations[-1]["output"]]
+    given: dict[str, Any] = {"inputs": inputs or {"x": [4]}, "operations": list(operations), "outputs": outputs}
+    return {**given, "sparse": {}, "bytes": 0, "notes": {}, **more}
+
+
+def opaque(output: str, target: str, *arguments: Any, inputs: tuple[str, ...] = ("x",), **options: Any) -> Any:
+    given = {"operation": "Opaque", "output": output, "inputs": list(inputs), "target": target}
+    return {**given, "arguments": list(arguments), "options": [list(x) for x in options.items()], "channelwise": False}
+
+
+X: Any = {"Taken": 0}
+
+
+def test_a_crafted_file_with_the_right_checksum_loads_if_it_is_sound(tmp_path: Path) -> None:
+    path = written(tmp_path, {}, about_of(opaque("y", "aten::exp", X)))
+    assert torch.equal(load_compact(path)(torch.zeros(2, 4)), torch.ones(2, 4))
+
+
+def test_a_sound_file_has_a_checksum_over_all_it_holds(sound: Path, tmp_path: Path) -> None:
+    tensors, about = files.opened(sound)
+    load_compact(written(tmp_path, tensors, about))
+    raw = files.bytes_with(tensors, about)
+    for old, new in ((b"head", b"haed"), (b'"F32"', b'"I32"'), (b"Conv", b"conV"), (raw[-4:], b"\1\2\3\4")):
+        (tmp_path / "changed.safetensors").write_bytes(raw.replace(old, new))
+        with pytest.raises(WiringError, match=r"changed\.safetensors cannot be read.*damaged.*Export the model again"):
+            load_compact(tmp_path / "changed.safetensors")
+
+
+def test_files_without_a_checksum_are_refused(sound: Path, tmp_path: Path) -> None:
+    tensors, about = files.opened(sound)
+    header = {"format": "wirings program", "schema": "1", "program": json.dumps(about)}
+    save_file(tensors, tmp_path / "old.safetensors", header)
+    with pytest.raises(WiringError, match=r"has schema '1', this version reads '2'.*Export the model again"):
+        load_compact(tmp_path / "old.safetensors")
+    save_file(tensors, tmp_path / "old.safetensors", {**header, "schema": "2"})
+    with pytest.raises(WiringError, match="checksum"):
+        load_compact(tmp_path / "old.safetensors")
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [
+        [
+            opaque("s", "aten::_sparse_coo_tensor_unsafe", {"Held": 0}, X, [4]),
+            opaque("y", "aten::to_dense", X, inputs=("s",)),
+        ],
+        [opaque("y", "aten::max_pool2d_with_indices_backward", X, X, [2], [2], [0], [1], False, {"Held": 0})],
+        [opaque("y", "aten::as_strided", X, [2, 4], [10**6, 1])],
+        [opaque("y", "aten::_unsafe_view", X, [-1])],
+        [opaque("y", "aten::empty_like", X)],
+        [opaque("y", "aten::from_file", "z")],
+    ],
+)
+def test_operators_off_the_list_are_refused(operations: list[Any], tmp_path: Path) -> None:
+    path = written(tmp_path, {}, about_of(*operations))
+    with pytest.raises(WiringError, match=r"the operator 'aten::\w+' is not among those that a file may name"):
+        load_compact(path)
+
+
+def test_attention_reads_no_values_that_are_not_there(tmp_path: Path) -> None:
+    """PyTorch's kernel for CPUs reads as many values as there are keys."""
+    cut = opaque("v", "aten::slice.Tensor", X, 1, 0, 1)
+    attend = opaque("y", "aten::scaled_dot_product_attention", X, X, {"Taken": 1}, inputs=("x", "v"))
+    path = written(tmp_path, {}, about_of(cut, attend, inputs={"x": [64, 8]}))
+    with pytest.raises(WiringError, match="as many values as keys"):
+        load_compact(path)
+
+
+@pytest.mark.parametrize(
+    ("operations", "why"),
+    [
+        ([opaque("n", "pow", 9, 10**9), opaque("y", "aten::exp", X)], "exponent"),
+        ([opaque("n", "mul", [1], 10**9), opaque("y", "aten::exp", X)], "expects numbers"),
+        ([opaque("n", "mul", 2**62, 2**62), opaque("y", "aten::exp", X)], "63 bits"),
+        ([opaque("y", "aten::ones", [10**5, 10**5])], "maps of at most"),
+        ([opaque("y", "aten::repeat", X, [1, 10**12])], "maps of at most|expected"),
+        ([opaque("n", "aten::ones", [10**6, 1]), opaque("y", "aten::unbind.int", X, inputs=("n",))], "65536 parts"),
+        ([opaque("y", "aten::exp", {"Taken": 1})], "from 0 to 0"),
+        ([opaque("y", "aten::exp", {"Taken": -1})], "from 0 to 0"),
+        ([opaque("y", "aten::exp", {"Held": 0})], "an argument's number"),
+        ([opaque("y", "aten::exp", X, inputs=("z",))], "computed before"),
+        ([opaque("x", "aten::exp", X)], "name of its own"),
+        ([opaque("y", "aten::_to_copy", X, device={"device": "cuda"})], "on the CPU"),
+        ([{"operation": "Activation", "output": "y", "inputs": ["x"], "kind": "eval", "values": []}], "one of relu"),
+        ([{"operation": "Activation", "output": "y", "inputs": ["x"], "kind": 3, "values": []}], "Activation.kind"),
+        ([{"operation": "Reshape", "output": "y", "inputs": ["x"], "shape": [-1]}], "0 or more"),
+        ([{"operation": "Linear", "output": "y", "inputs": ["x"]}], "the weights of 'y'"),
+    ],
+)  # fmt: skip
+def test_what_a_crafted_file_asks_for_is_bounded(operations: list[Any], why: str, tmp_path: Path) -> None:
+    path = written(tmp_path, {}, about_of(*operations))
+    with pytest.raises(WiringError, match=f"crafted.safetensors cannot be read: .*({why}).*Export the model again"):
+        load_compact(path)
+
+
+def test_sizes_that_a_file_claims_are_checked_before_memory_is_taken(tmp_path: Path) -> None:
+    linear = {"operation": "Linear", "output": "y", "inputs": ["x"]}
+    places, values = torch.zeros(1, dtype=torch.int32), torch.ones(1)
+    tensors, size = {"y.weight.places": places, "y.weight.values": values}, 60_000 * 30_000 * 4
+    more = {"inputs": {"x": [30_000]}, "sparse": {"y.weight": [60_000, 30_000]}}
+    path = written(tmp_path, tensors, about_of(linear, **more, bytes=size))
+    assert path.stat().st_size < 5_000
+    with pytest.raises(WiringError, match=r"at most 67,108,864 bytes, got 7,200,000,000; give max_bytes"):
+        load_compact(path)
+    path = written(tmp_path, tensors, about_of(linear, **more, bytes=4))
+    with pytest.raises(WiringError, match="as they are recorded"):
+        load_compact(path)
+    more = {"inputs": {"x": [3000]}, "sparse": {"y.weight": [6000, 3000]}, "bytes": 4 * 6000 * 3000}
+    path = written(tmp_path, tensors, about_of(linear, **more))
+    with pytest.raises(WiringError, match="give max_bytes"):
+        load_compact(path)
+    assert load_compact(path, max_bytes=10**8)(torch.ones(1, 3000))[0, 0] == 1
+
+
+@pytest.mark.parametrize("places", [[-1], [4], [2, 1], [1, 1]])
+def test_places_are_checked(places: list[int], tmp_path: Path) -> None:
+    linear = {"operation": "Linear", "output": "y", "inputs": ["x"]}
+    tensors = {"y.weight.places": torch.tensor(places, dtype=torch.int32), "y.weight.values": torch.ones(len(places))}
+    path = written(tmp_path, tensors, about_of(linear, sparse={"y.weight": [1, 4]}, bytes=16))
+    with pytest.raises(WiringError, match=r"places from 0 to 3|a value for each place"):
+        load_compact(path)
+
+
+@pytest.mark.parametrize("index", [[-1], [4], [2**40]])
+def test_channels_are_checked(index: list[int], tmp_path: Path) -> None:
+    select = {"operation": "Select", "output": "y", "inputs": ["x"]}
+    path = written(tmp_path, {"y.index": torch.tensor(index)}, about_of(select, bytes=8))
+    with pytest.raises(WiringError, match="an index from 0 to 3"):
+        load_compact(path)
+
+
+def test_threads_that_a_file_asks_for_are_capped(tmp_path: Path) -> None:
+    about = about_of(opaque("y", "aten::exp", X))
+    about["notes"]["engine"] = {"engine": "torch", "threads": 5000, "processor": "", "steps": []}
+    assert engine.load(written(tmp_path, {}, about)).threads == torch.get_num_threads()
+    for wrong in (0, -1, True, "2", 1.5):
+        about["notes"]["engine"]["threads"] = wrong
+        with pytest.raises(WiringError, match=r"crafted.safetensors cannot be read: threads must be a whole number"):
+            engine.load(written(tmp_path, {}, about))
+    with pytest.raises(WiringError, match=r"^threads must be"):
+        engine.load(written(tmp_path, {}, about_of(opaque("y", "aten::exp", X))), threads=0)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "", "nope", "[]", '{"inputs": ' + "9" * 10_000 + "}"])
+def test_json_that_cannot_be_parsed_is_refused(text: str, tmp_path: Path) -> None:
+    header = {"format": "wirings program", "schema": "2", "program": text}
+    save_file({}, tmp_path / "odd.safetensors", {**header, "checksum": files.checksum({}, header)})
+    with pytest.raises(WiringError, match=re.escape("odd.safetensors cannot be read")):
+        Program.load(tmp_path / "odd.safetensors")
