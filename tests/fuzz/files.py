@@ -130,9 +130,14 @@ def crafted(path: Path, draw: random.Random) -> bytes:
     for _ in range(draw.choice((1, 1, 1, 2, 4))):
         if draw.random() < 0.25:
             name = draw.choice(sorted(tensors))
-            tensors[name] = _other(tensors[name], draw)
+            made = _other(tensors[name], draw)
+            if type(about.get("bytes")) is int and not name.endswith(("places", "values", "few")):
+                about["bytes"] += made.nbytes - tensors[name].nbytes  # what is recorded goes along
+            tensors[name] = made
             continue
         places = _places(about)
+        if not places:
+            break
         *outer, last = draw.choice(places)
         inner = about
         for key in outer:

@@ -249,7 +249,7 @@ def _opaque(o: Opaque, inputs: list[Any]) -> Any:
             options["device"] = torch.device("meta")
     own = {f"held{i}": torch.empty_like(x, device="meta") for i, x in enumerate(o.held)}
     meta = dataclasses.replace(o, arguments=_on_meta(o.arguments), options=tuple(options.items()))
-    made = meta.compute(inputs, own)
+    made: Any = meta.compute(inputs, own)
     several = made if isinstance(made, (tuple, list)) else (made,)
     expect(all(isinstance(x, (Tensor, int, float)) for x in several), "tensors or numbers")
     expect(all(not isinstance(x, Tensor) or x.is_meta for x in several), "tensors that depend on its arguments alone")

@@ -135,7 +135,8 @@ def checksum(tensors: dict[str, Tensor], header: dict[str, str]) -> str:
     text = json.dumps(texts).encode()
     made.update(len(text).to_bytes(8, "little") + text)
     for name in sorted(tensors):
-        made.update(memoryview(tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy()))
+        flat: Any = tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy()
+        made.update(flat)
     return made.hexdigest()
 
 
@@ -235,7 +236,7 @@ def _made(about: Any, tensors: dict[str, Tensor]) -> Operation:
         while f"{output}.held{len(held)}" in tensors:
             held.append(tensors.pop(f"{output}.held{len(held)}"))
         return Opaque(**fields, held=tuple(held))
-    own = {key: tensors.pop(f"{output}.{key}", None) for key in kind.weights}
+    own: dict[str, Any] = {key: tensors.pop(f"{output}.{key}", None) for key in kind.weights}
     expect(all(x is not None or key == "bias" for key, x in own.items()), f"the weights of {output[:60]!r}")
     return kind(**fields, **own)
 
