@@ -83,7 +83,7 @@ def checked(program: Program, limit: float) -> Program:
             inputs = [values[name] for name in o.inputs]
             made = _opaque(o, inputs) if isinstance(o, Opaque) else _known(o, inputs)
         except Exception as error:  # whatever PyTorch raises for sizes that do not go together
-            text = " ".join(str(error).split())[:200]
+            text = " ".join(str(error).split())[:200] or type(error).__name__
             raise WiringError(f"{type(o).__name__} {o.output[:60]!r}: {text}") from error
         values[o.output] = made
         taken += sum(_bytes(x) for x in (made if isinstance(made, (tuple, list)) else [made]))
