@@ -148,6 +148,21 @@ def test_operators_that_are_passed_on_are_exported_too(tmp_path: Path, kind: str
         assert torch.equal(load_compact(path)(x), small(x))
 
 
+class Cleared(nn.Module):
+    """Writes a number, which is a parameter of the compact model, to places, which are a buffer."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.clone()
+        y[:, [0, 1]] = 0.5
+        return y
+
+
+def test_weights_and_indices_of_one_operator_keep_their_order(tmp_path: Path) -> None:
+    x = torch.randn(2, 4, 3, 3)
+    path = compact(Cleared(), x).save(tmp_path / "model.safetensors")
+    assert torch.equal(load_compact(path)(x), Cleared()(x))
+
+
 def test_mistakes(digits: CompactModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(WiringError, match=r"must end in .onnx, .pt2, .safetensors"):
         digits.save(tmp_path / "model.pth")

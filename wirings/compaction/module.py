@@ -55,7 +55,8 @@ class CompactModel(nn.Module):
         operations = []
         for step in self._steps():
             own: dict[str, Any] = {**step._parameters, **step._buffers}
-            own = {name: None if x is None else x.detach() for name, x in own.items()}
+            order = step.operation.tensors()  # parameters come before buffers, whatever their numbers
+            own = {name: None if own[name] is None else own[name].detach() for name in order}
             fields = {"held": tuple(own.values())} if isinstance(step.operation, Opaque) else own
             operations.append(dataclasses.replace(step.operation, **fields))
         return Program(dict(self._inputs), operations, self._outputs, self.notes)
