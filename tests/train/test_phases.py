@@ -173,13 +173,13 @@ def test_time_that_the_first_phase_took_is_not_there_for_the_second(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[float | None] = []
-    whole = loop.train
+    whole = loop.train_alone
 
     def spy(*args: Any, **more: Any) -> Any:
         seen.append(more["max_minutes"])
         return whole(*args, **more)
 
-    monkeypatch.setattr(loop, "train", spy)
+    monkeypatch.setattr(loop, "train_alone", spy)
     train(home, "lottery", max_minutes=10)
     assert seen[0] == 10
     assert seen[1] is not None

@@ -8,10 +8,11 @@ import pytest
 import torch
 from breaking import BreakError, Heard, Stops, lines
 
+import wirings
 from wirings import models
 from wirings.history import History, still
 from wirings.train import loop, recipes, runs
-from wirings.train.recording import HISTORY, usual_every
+from wirings.train.recording import DAMAGED, HISTORY, usual_every
 from wirings.train.settings import with_overrides
 
 RECIPE = "digits/static-dnw"
@@ -71,6 +72,66 @@ def test_a_history_that_cannot_be_read_begins_anew_and_says_so(lost: bool, tmp_p
     train(tmp_path, resume=True, log=log)
     assert any(said.startswith("the history begins anew: ") for said in log.said)
     assert History.load(tmp_path / HISTORY).steps == [6, 8]
+
+
+def broken(out: Path) -> bytes:
+    """A run that stopped in its third epoch: its checkpoint is of step 6. Gives its history."""
+    with pytest.raises(BreakError):
+        train(out, "history_every=1", log=Stops(8))
+    return (out / HISTORY).read_bytes()
+
+
+def goes_on(out: Path) -> tuple[list[int], list[str]]:
+    """The steps of a broken run's history at its end, and what was said of it."""
+    log = Heard()
+    assert train(out, "history_every=1", resume=True, log=log) is not None
+    history = History.load(out / HISTORY)
+    assert len(list(history.states())) == len(history)
+    return history.steps, [said for said in log.said if "history" in said]
+
+
+def test_a_history_that_two_processes_wrote_is_kept_as_far_as_it_can_be_replayed(tmp_path: Path) -> None:
+    whole = broken(tmp_path)
+    history = History.load(tmp_path / HISTORY)
+    twice = [*history.chunks[:6], *history.chunks[3:]]  # records and losses of steps 0 to 3, then of 2 and so on
+    mixed = History(history.structure, history.about, twice).to_bytes()
+    assert len(mixed) > len(whole)
+    (tmp_path / HISTORY).write_bytes(mixed)
+    steps, said = goes_on(tmp_path)
+    assert steps == [0, 1, 2, 3, 6, 7, 8, 9, 10, 11, 12]
+    assert len(said) == 1
+    assert "It is kept up to step 3; what followed, up to step 6, is lost." in said[0]
+    assert said[0].endswith(f"The damaged file is {tmp_path / DAMAGED} now.")
+    assert (tmp_path / DAMAGED).read_bytes() == mixed
+
+
+def test_damage_is_told_only_where_something_is_lost(tmp_path: Path) -> None:
+    whole = broken(tmp_path)
+    train(tmp_path / "other", "history_every=1")
+    end = History.load(tmp_path / HISTORY).until(6).to_bytes()
+    assert whole.startswith(end)
+    kept = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    for at in sorted({*range(7, len(end), len(end) // 12), len(end) - 1, len(end), len(end) + 5, len(whole) - 1}):
+        for name, data in kept.items():
+            (tmp_path / name).write_bytes(data)
+        for name in (DAMAGED, "result.json"):
+            (tmp_path / name).unlink(missing_ok=True)
+        (tmp_path / HISTORY).write_bytes(whole[:at])
+        steps, said = goes_on(tmp_path)
+        assert len(said) == (at < len(end)) == (tmp_path / DAMAGED).exists(), at
+        assert steps[-7:] == [6, 7, 8, 9, 10, 11, 12]
+        if at >= len(end):
+            assert (tmp_path / HISTORY).read_bytes() == (tmp_path / "other" / HISTORY).read_bytes()
+
+
+def test_the_history_of_another_network_is_set_aside(tmp_path: Path) -> None:
+    broken(tmp_path / "run")
+    other = wirings.wire_(torch.nn.Linear(4, 3), k=2).history(path=tmp_path / "run" / HISTORY)
+    other.close()
+    steps, said = goes_on(tmp_path / "run")
+    assert steps == [6, 7, 8, 9, 10, 11, 12]
+    assert [text.startswith("the history begins anew: ") for text in said] == [True]
+    assert f"is of another network. That file is {tmp_path / 'run' / DAMAGED} now." in said[0]
 
 
 def test_the_usual_number_of_records(monkeypatch: pytest.MonkeyPatch) -> None:

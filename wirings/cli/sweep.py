@@ -40,6 +40,7 @@ def sweep(
     from wirings.train.distributed import kind_of
     from wirings.train.sweep import folder, plan, schedule, show, work
     from wirings.utils.files import check_folder
+    from wirings.utils.locks import held
 
     runs = plan.make(**_asked(what, seed, change))
     for name, number, least in (("--jobs", jobs, 1), ("--per-gpu", per_gpu, 1), ("--retries", retries, 0)):
@@ -61,7 +62,7 @@ def sweep(
         check_folder(results, "--results")
     executor = _executor(on, jobs, per_gpu, device)  # before anything is written: Ray may be missing
     try:
-        with folder.held(out), show.Shown() as shown, _terminated_is_interrupted():
+        with held(out, typer.echo), show.Shown() as shown, _terminated_is_interrupted():
             folder.enter(out, runs)
             shown.say(f"{len(runs)} runs, {executor}; see {out}")
             states: list[schedule.State] = []

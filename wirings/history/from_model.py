@@ -9,7 +9,7 @@ dead. Graphs are known by what they name, as on the rest of the ground floor, wh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from torch import Tensor, nn
 from wirings.errors import WiringError
 from wirings.history.structure import Group, Kernels, LayerOf, Structure, Tile, Walk
 from wirings.wire.targets import _CONVOLUTIONS, is_turned, sends_first
+
+if TYPE_CHECKING:
+    from wirings.wire.handle import Wiring
 
 
 class Place(NamedTuple):
@@ -26,6 +29,11 @@ class Place(NamedTuple):
     module: nn.Module
     attribute: str
     weight: Tensor
+
+
+def places_of(wiring: Wiring) -> list[Place]:
+    """The wired weights of a handle."""
+    return [Place(layer.name, layer.module, layer.attribute, layer.weight) for layer in wiring.layers]
 
 
 def structure_of(places: Sequence[Place]) -> Structure:

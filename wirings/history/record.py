@@ -18,7 +18,7 @@ from torch import Tensor
 
 from wirings.errors import WiringError
 from wirings.history import file_format
-from wirings.history.from_model import Place, kernel_weights, structure_of
+from wirings.history.from_model import kernel_weights, places_of, structure_of
 from wirings.history.quantize import encode
 from wirings.history.replay import History
 
@@ -56,12 +56,12 @@ class Recorder:
             )
         self.wiring, self.every, self.steps = wiring, every, step
         self.path = None if path is None else Path(path)
-        structure = structure_of(self._places())
-        self._kernels = kernel_weights(self._places())
+        structure = structure_of(places_of(self.wiring))
+        self._kernels = kernel_weights(places_of(self.wiring))
         self._codes = np.zeros(structure.places, np.int8)
         self._worker: ThreadPoolExecutor | None = None
         self._pending: list[Future[None]] = []
-        self._written = 0
+        self._written = self._size = 0
         if resume is not None and resume.structure.to_json() == structure.to_json():
             self._history = resume.until(step)
             if len(self._history):
@@ -72,7 +72,7 @@ class Recorder:
             self._history = History(structure, {"rule": wiring.rule.name, **(about or {})})
         if self.path is not None:
             self._history.save(self.path)
-            self._written = len(self._history.chunks)
+            self._written, self._size = len(self._history.chunks), self.path.stat().st_size
         if not self._history.steps:
             self.record()
 
@@ -90,7 +90,7 @@ class Recorder:
     @torch.no_grad()
     def record(self, **values: Number) -> None:
         """Record the wiring as it is now."""
-        places = self._places()
+        places = places_of(self.wiring)
         parts = [encode(p.weight, real).reshape(-1) for p, real in zip(places, self.wiring._real(), strict=True)]
         if self._kernels:
             kernels = torch.cat([kernel.reshape(-1).to(parts[0].device) for kernel in self._kernels])
@@ -106,9 +106,6 @@ class Recorder:
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, "history")
         self._pending.append(self._worker.submit(self._wait_and_add, self.steps, on_host, copies, event))
-
-    def _places(self) -> list[Place]:
-        return [Place(layer.name, layer.module, layer.attribute, layer.weight) for layer in self.wiring.layers]
 
     def _wait_and_add(self, step: int, codes: Tensor, values: Mapping[str, Number], copied: torch.cuda.Event) -> None:
         """In the worker: once the codes are here."""
@@ -148,13 +145,18 @@ class Recorder:
             return
         new = self._history.chunks[self._written :]
         try:
-            with self.path.open("ab") as file:
+            with self.path.open("r+b") as file:
+                file.seek(self._size)  # what a full disk left of an earlier try is written over
                 file.write(b"".join(chunk.framed() for chunk in new))
+                file.truncate()
+                size = file.tell()
+        except FileNotFoundError:  # somebody removed it
+            size = self._history.save(self.path).stat().st_size
         except OSError as error:
             raise WiringError(
                 f"the history could not be written to {self.path}: {error.strerror}. Make room."
             ) from error
-        self._written += len(new)
+        self._written, self._size = self._written + len(new), size
 
     def save(self, path: str | Path) -> Path:
         """Write all of it to a file, whole or not at all."""

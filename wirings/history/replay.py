@@ -188,6 +188,28 @@ class History:
         ]
         return History(self.structure, self.about, kept)
 
+    def sound(self, step: int) -> tuple[History, str | None]:
+        """The part up to a step that can be replayed, and what is wrong with what follows, if anything is.
+
+        Every chunk of a file may be whole and still not follow the one before it, as when two processes wrote it.
+        """
+        kept = History(self.structure, self.about)
+        empty = np.empty(0, np.int64)
+        state = State(self.structure, -1, empty, np.empty(0, np.int8), empty)
+        for chunk in self.chunks:
+            is_note = chunk.kind == file_format.NOTE
+            at = int(file_format.unpack_json(chunk)[0]) if is_note else file_format.step_of(chunk)
+            if at > step:
+                return kept, None
+            try:
+                if at < state.step + (not is_note):
+                    raise ValueError("it does not come after the record before it")
+                state = state if is_note else state.then(file_format.read_difference(chunk))
+            except ValueError as error:
+                return kept, f"{'a note' if is_note else f'record {len(kept) + 1}'} is wrong: {error}"
+            kept.add(chunk)
+        return kept, self.damage
+
     def head(self) -> file_format.Chunk:
         return file_format.pack_json(file_format.HEAD, {"structure": self.structure.to_json(), "about": self.about})
 
@@ -216,7 +238,7 @@ class History:
                 raise ValueError("it has no head" if damage is None else damage)
             head = file_format.unpack_json(chunks[0])
             history = cls(Structure.from_json(head["structure"]), head["about"], chunks[1:])
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, ArithmeticError, RecursionError) as error:
             raise WiringError(
                 f"{path} is damaged, and nothing of it can be read: {error}. Restore it, or train again."
             ) from error

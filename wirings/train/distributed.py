@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
 from wirings.errors import WiringError
+from wirings.utils.locks import held
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,24 @@ def together(place: Place, what_to_do: str) -> Iterator[None]:
             f"process {place.rank} of {place.world} ends, because another one has ended; see its own message. "
             f"{what_to_do} ({str(error).splitlines()[0]})"
         ) from error
+
+
+@contextmanager
+def alone(place: Place, folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Keep a run's folder for these processes: the first one locks it, and all of them end if it cannot."""
+    with ExitStack() as stack:
+        failed: WiringError | None = None
+        if place.first:
+            try:
+                stack.enter_context(held(folder, say))
+            except WiringError as error:
+                failed = error
+        if not place.same_everywhere(failed is None):
+            leave()
+            raise failed or WiringError(
+                f"process {place.rank} of {place.world} ends: the first one cannot use {folder}."
+            )
+        yield
 
 
 def kind_of(device: str | None) -> str | None:

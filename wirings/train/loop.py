@@ -2,8 +2,8 @@
 
 A run is a folder: ``settings.yaml``, ``log.csv``, ``initial.safetensors`` (the model before the first step),
 ``last.safetensors`` and ``best.safetensors`` (checkpoints), ``history.wirings`` (how the wiring changed), and at the
-end ``result.json``. Batches are a function of the seed, the epoch and the place in it, so a run that was stopped goes
-on as if it had not been.
+end ``result.json``. One process works in it at a time; while it does, ``.lock`` says which. Batches are a function of
+the seed, the epoch and the place in it, so a run that was stopped goes on as if it had not been.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from wirings.train import checkpoint, results
 from wirings.train.build import build, load_data
 from wirings.train.checkpoint import BEST, INITIAL, LAST, RESULT
 from wirings.train.data.base import Data, Loader
-from wirings.train.distributed import Place, start, together
+from wirings.train.distributed import Place, alone, start, together
 from wirings.train.evaluate import evaluate
 from wirings.train.log import Log, tell_skipped
 from wirings.train.recording import HISTORY, Recording
@@ -61,8 +61,26 @@ def train(
         log: told of everything; by default silent.
         begin: what to do with the new model and its wiring before the first step; a run that goes on has done it.
     """
-    begun = time.perf_counter()
     place, log = start(device), log or Log()
+    with alone(place, out, log.say):
+        more: dict[str, Any] = {"resume": resume, "max_minutes": max_minutes, "overrides": overrides, "begin": begin}
+        return train_alone(name, settings, out, place, log, **more)
+
+
+def train_alone(
+    name: str,
+    settings: Settings,
+    out: Path,
+    place: Place,
+    log: Log,
+    *,
+    resume: bool,
+    max_minutes: float | None,
+    overrides: dict[str, Any] | None,
+    begin: Callable[[nn.Module, Wiring | None], None] | None = None,
+) -> results.Result | None:
+    """`train` in a folder that the caller has locked."""
+    begun = time.perf_counter()
     last, new = out / LAST, is_new(out, resume)
     if new and begin is None and settings.start.recipe is not None:
         raise WiringError(f"{name} starts from {settings.start.recipe}: wirings.train.phases.train trains that first.")
@@ -92,8 +110,8 @@ def train(
     about = {"recipe": name, "settings": to_mapping(settings), "classes": found.classes, "names": found.names}
     if new and place.first:
         checkpoint.save_model(out / INITIAL, model, about)
-    steps = (progress.steps, settings.epochs * len(found.train))
-    recording = Recording(step if place.first else None, settings, out / HISTORY, name, steps, log.say)
+    in_all = settings.epochs * len(found.train)
+    recording = Recording(step if place.first else None, settings, out / HISTORY, name, progress, in_all, log.say)
     wall_before = progress.wall
     best: tuple[dict[str, Tensor], dict[str, Any]] | None = None
 
@@ -105,8 +123,9 @@ def train(
     def save() -> None:
         nonlocal best
         _check(step, progress, settings, len(found.train), place, last)
-        now = described()
         recording.flush()
+        progress.records = recording.records
+        now = described()
         if place.first:
             if best is not None:
                 checkpoint.write_tensors(out / BEST, *best)

@@ -20,7 +20,7 @@ from wirings.errors import WiringError
 from wirings.train import checkpoint, loop, recipes, typed
 from wirings.train.build import build
 from wirings.train.checkpoint import INITIAL, LAST, RESULT
-from wirings.train.distributed import Place, start
+from wirings.train.distributed import Place, alone, start
 from wirings.train.log import Log
 from wirings.train.results import Result, load_settings
 from wirings.train.settings import Settings, first_difference, to_mapping, with_overrides
@@ -62,27 +62,41 @@ def train(
         overrides: what the caller changed in the recipe. All but those of the groups `OWN` are for both phases.
         log: told of everything; by default silent.
     """
-    begun, log, overrides = time.perf_counter(), log or Log(), dict(overrides or {})
-    more: dict[str, Any] = {"device": device, "resume": resume, "log": log}
     if settings.start.recipe is None:
         _check_alone(name, settings, first_run)
-        return loop.train(name, settings, out, max_minutes=max_minutes, overrides=overrides, **more)
+    place, log, overrides = start(device), log or Log(), dict(overrides or {})
+    with alone(place, out, log.say):
+        return _train(name, settings, out, place, log, first_run, resume, max_minutes, overrides)
+
+
+def _train(
+    name: str,
+    settings: Settings,
+    out: Path,
+    place: Place,
+    log: Log,
+    first_run: Path | None,
+    resume: bool,
+    max_minutes: float | None,
+    overrides: dict[str, Any],
+) -> Result | None:
+    """`train`, in a folder that nobody else works in."""
+    begun = time.perf_counter()
+    more: dict[str, Any] = {"resume": resume, "max_minutes": max_minutes}
+    if settings.start.recipe is None:
+        return loop.train_alone(name, settings, out, place, log, overrides=overrides, **more)
     if not loop.is_new(out, resume):  # its checkpoint has all that it started from
         overrides |= _started_with(out)
-        return loop.train(name, settings, out, max_minutes=max_minutes, overrides=overrides, **more)
+        return loop.train_alone(name, settings, out, place, log, overrides=overrides, **more)
     first = recipes.get(settings.start.recipe)
     wanted, changed = first_settings(name, settings, first, overrides)
     if first_run is None:
         folder = runs_folder(out, name, settings.seed) / first.name / f"seed{settings.seed}"
-        place = start(device)
         if not place.same_everywhere(_finished(folder)):
             _check_fits(name, settings, first.name, wanted)
-            log.say(f"{name} starts from the network of {first.name}, which is trained first, in {folder}")
-            result = loop.train(first.name, wanted, folder, max_minutes=max_minutes, overrides=changed, **more)
-            if not place.same_everywhere(result is not None):
-                return None
-            if result is not None:
-                log.say(f"{first.name}, seed {result.seed}: {result.accuracy:.2f} %; now {name}")
+            with alone(place, folder, log.say):
+                if not _first_phase(name, first.name, wanted, folder, place, log, overrides=changed, **more):
+                    return None
         overrides |= _check(folder, first.name, wanted, settings, named=False)
     else:
         folder = first_run
@@ -93,7 +107,27 @@ def train(
     def begin(model: nn.Module, wiring: Wiring | None) -> None:
         begin_from(folder, settings.start.weights, model, wiring)
 
-    return loop.train(name, settings, out, max_minutes=left, overrides=overrides, begin=begin, **more)
+    more |= {"max_minutes": left, "begin": begin}
+    return loop.train_alone(name, settings, out, place, log, overrides=overrides, **more)
+
+
+def _first_phase(
+    name: str,
+    first: str,
+    wanted: Settings,
+    folder: Path,
+    place: Place,
+    log: Log,
+    **more: Any,
+) -> bool:
+    """Train what a recipe starts from, in a folder that nobody else works in; False if time was up before its end."""
+    if place.same_everywhere(_finished(folder)):  # another process has, a moment ago
+        return True
+    log.say(f"{name} starts from the network of {first}, which is trained first, in {folder}")
+    result = loop.train_alone(first, wanted, folder, place, log, **more)
+    if result is not None:
+        log.say(f"{first}, seed {result.seed}: {result.accuracy:.2f} %; now {name}")
+    return place.same_everywhere(result is not None)
 
 
 def begin_from(folder: Path, weights: str, model: nn.Module, wiring: Wiring | None) -> None:

@@ -10,11 +10,13 @@ import torch
 
 from wirings.errors import WiringError
 from wirings.history import History, Recorder
+from wirings.history.from_model import places_of, structure_of
 from wirings.train.settings import Settings
 from wirings.train.step import Step
+from wirings.train.summary import Progress
 from wirings.wire.handle import Wiring
 
-HISTORY = "history.wirings"
+HISTORY, DAMAGED = "history.wirings", "history.damaged.wirings"
 RECORDS, LEAST = 200, 8
 """Records of a run whose settings do not say how many, and steps from one to the next at least."""
 ENOUGH = 10_000_000
@@ -29,8 +31,8 @@ class Recording:
         settings: of the run.
         path: the history's file.
         name: the recipe's.
-        steps: those that the run has made, and those of the whole run. With some made, it goes on with the history in
-            the file.
+        progress: where the run stands. One that has made steps goes on with the history in the file.
+        in_all: steps of the whole run.
         say: what to do with something that the user should know.
     """
 
@@ -40,25 +42,26 @@ class Recording:
         settings: Settings,
         path: Path,
         name: str,
-        steps: tuple[int, int],
+        progress: Progress,
+        in_all: int,
         say: Callable[[str], None],
     ) -> None:
         self.step = step
         self.recorder: Recorder | None = None
         if step is None or step.wiring is None or settings.history_every == 0:
             return
-        done, in_all = steps
-        before = None
-        if done and path.exists():
-            try:
-                before = History.load(path, whole=False)
-            except WiringError as error:
-                say(f"the history begins anew: {error}")
-        elif done:
-            say(f"the history begins anew: there is no {path}.")
+        done = progress.steps
+        before = _before(path, step.wiring, done, progress.records, say) if done else None
         every = settings.history_every or usual_every(step.wiring, in_all)
         about = {"recipe": name, "seed": settings.seed, "model": settings.model.name, "data": settings.data.name}
         self.recorder = Recorder(step.wiring, every, path=path, about=about, resume=before, step=done)
+        if before is not None and len(before.chunks) < progress.records and before.steps[-1] < done:
+            self.recorder.record()  # where the wiring is known again
+
+    @property
+    def records(self) -> int:
+        """Records and notes up to now, those before a resume included."""
+        return 0 if self.recorder is None else len(self.recorder.history().chunks)
 
     def after(self, number: int) -> None:
         """Optimizer step ``number`` is done; nobody waits for the device."""
@@ -81,6 +84,49 @@ class Recording:
     def close(self) -> None:
         if self.recorder is not None:
             self.recorder.close()
+
+
+def _before(path: Path, wiring: Wiring, done: int, records: int, say: Callable[[str], None]) -> History | None:
+    """The history up to the step that a run goes on from. A damaged one is set aside, and what is left of it is told.
+
+    What a killed run had written after its last checkpoint is no loss: it is recorded again.
+
+    Args:
+        path: the history's file.
+        wiring: what it must be of.
+        done: the step that the run goes on from.
+        records: records and notes that it had there.
+        say: told what is lost.
+    """
+    if not path.exists():
+        say(f"the history begins anew: there is no {path}.")
+        return None
+    aside = path.with_name(DAMAGED)
+    try:
+        found = History.load(path, whole=False)
+        if found.structure.to_json() != structure_of(places_of(wiring)).to_json():
+            raise WiringError(f"{path} is of another network.")
+        kept, damage = found.sound(done)
+        if not len(kept):
+            raise WiringError(f"{path} is damaged: {damage or 'it has no records'}.")
+    except WiringError as error:
+        _rename(path, aside)
+        say(f"the history begins anew: {error} That file is {aside} now.")
+        return None
+    if len(kept.chunks) < records:
+        _rename(path, aside)
+        say(
+            f"{path} is damaged: {damage or 'it ends too early'}. It is kept up to step {kept.steps[-1]:,}; what "
+            f"followed, up to step {done:,}, is lost. The damaged file is {aside} now."
+        )
+    return kept
+
+
+def _rename(path: Path, aside: Path) -> None:
+    try:
+        path.replace(aside)
+    except OSError as error:
+        raise WiringError(f"{path} is damaged and cannot be renamed: {error.strerror}. Move it away.") from error
 
 
 def usual_every(wiring: Wiring, steps: int) -> int:

@@ -29,6 +29,8 @@ class Progress:
     started: str = ""
     totals: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
     history: list[dict[str, Any]] = field(default_factory=list)
+    records: int = 0
+    """Records and notes that the history of the wiring had, by which a resumed run sees whether some are lost."""
 
 
 def summary(

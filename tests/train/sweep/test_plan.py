@@ -217,14 +217,3 @@ def test_a_recipe_that_has_changed_since(tmp_path: Path) -> None:
     (tmp_path / folder.PLAN).write_text("no sweep at all")
     with pytest.raises(WiringError, match="does not describe a sweep"):
         folder.enter(tmp_path, runs)
-
-
-def test_one_process_at_a_time(tmp_path: Path) -> None:
-    with (
-        folder.held(tmp_path),
-        pytest.raises(WiringError, match="another process works on the sweep"),
-        folder.held(tmp_path),
-    ):
-        pass
-    with folder.held(tmp_path):
-        pass

@@ -19,6 +19,7 @@ from wirings.train import results
 from wirings.train.sweep import folder, local, plan, schedule, show, work
 from wirings.train.sweep.plan import Run
 from wirings.train.sweep.schedule import FAILED, FINISHED, STOPPED, State
+from wirings.utils.locks import take
 
 FAKE = Path(__file__).with_name("fake.py")
 
@@ -273,10 +274,8 @@ def test_a_wait_for_another_process_is_told_once(tmp_path: Path) -> None:
     here = tmp_path / "out" / run.place
     folder.enter(tmp_path / "out", [run])
     here.mkdir(parents=True)
-    with (here / ".lock").open("a") as lock:
-        assert folder.locked(lock.fileno())
-        threading.Timer(1.0, lock.close).start()
-        states, told = go(tmp_path, [run], {})
+    threading.Timer(1.0, take(here).release).start()
+    states, told = go(tmp_path, [run], {})
     assert states[0].status == FINISHED
     assert sum("another process is at it" in text for text in told.said) == 1
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import datetime
 import os
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from wirings.errors import WiringError
@@ -16,6 +15,7 @@ from wirings.train.settings import first_difference
 from wirings.train.sweep.plan import Run
 from wirings.train.text import dump_yaml, parse_yaml
 from wirings.utils.files import check_folder, whole_file
+from wirings.utils.locks import LOCK
 
 PLAN, NOTES = "sweep.yaml", "sweep.log"
 
@@ -50,7 +50,7 @@ def check(folder: Path, runs: Sequence[Run]) -> None:
             f"{folder} is not empty and holds no sweep (no {PLAN}): give another --out, a new folder for instance."
         )
     for run in runs:
-        if run.place.split("/")[0] in (PLAN, NOTES, ".lock"):
+        if run.place.split("/")[0] in (PLAN, NOTES, LOCK):
             raise WiringError(f"a recipe cannot be called {run.name!r}, as a file of the sweep's own is; rename it.")
         _check_run(folder / run.place, run)
 
@@ -89,33 +89,6 @@ def _check_run(folder: Path, run: Run) -> None:
             f"{folder} was trained with {key} = {before!r}, in this sweep it is {now!r}; the recipe has changed since. "
             "Give another --out, or move that folder away to train it again."
         )
-
-
-@contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Keep the folder for this process as long as it works on it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("a")
-    except OSError as error:
-        raise WiringError(f"{folder} cannot be written: {error.strerror}. Give another --out.") from error
-    with lock:
-        if not locked(lock.fileno()):
-            raise WiringError(f"another process works on the sweep in {folder}: wait for it, or stop it.")
-        yield
-
-
-def locked(file: int) -> bool:
-    """Take the lock of an open file, if nobody has it; it goes back when all copies of the file are closed."""
-    if sys.platform == "win32":  # no such locks there
-        return True
-    import fcntl
-
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def note(folder: Path, text: str) -> None:

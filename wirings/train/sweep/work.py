@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from wirings.train.data.base import NO_FILES
-from wirings.train.sweep.folder import locked
 from wirings.train.sweep.plan import Run
+from wirings.utils.locks import BusyError, take
 
 OUTPUT = "output.txt"
 
@@ -42,24 +42,28 @@ def command(
 def begin(words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes] | None:
     """Start a run; None if another process is at it in the same folder.
 
-    The process holds the lock of its folder itself, so that one whose starter was killed keeps others out as well. On
-    Linux it ends with its starter.
+    The folder's lock is handed to the process, which holds it itself: one whose starter was killed keeps others out as
+    well. On Linux it ends with its starter.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a") as lock, (folder / OUTPUT).open("ab") as output:
-        if not locked(lock.fileno()):
-            return None
+    try:
+        lock = take(folder)
+    except BusyError:
+        return None
+    try:
         more: dict[str, Any] = {}
         if sys.platform != "win32":
-            more = {"start_new_session": True, "pass_fds": (lock.fileno(),), "preexec_fn": _end_with_starter()}
-        return subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **environment, "PYTHONUNBUFFERED": "1", "COLUMNS": "120"},
-            **more,
-        )
+            more = {"start_new_session": True, "pass_fds": (lock.file,), "preexec_fn": _end_with_starter()}
+        with (folder / OUTPUT).open("ab") as output:
+            return subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environment, **lock.environment(), "PYTHONUNBUFFERED": "1", "COLUMNS": "120"},
+                **more,
+            )
+    finally:
+        lock.close()
 
 
 def _end_with_starter() -> Any:

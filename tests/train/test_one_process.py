@@ -1,0 +1,89 @@
+"""Two processes in one run's folder: the second is refused, and the first ends as if there had been none."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from breaking import Heard
+
+from wirings import WiringError
+from wirings.train import loop, phases, recipes
+from wirings.train.settings import with_overrides
+from wirings.train.sweep import plan, work
+from wirings.utils.locks import LOCK, held
+
+RECIPE = "digits/static-dnw"
+CHANGES = ["data.name=synthetic", "data.options={shape: [1, 8, 8], examples: 400, test_examples: 20}"]
+CHANGES += ["batch=20", "checkpoint_every=1", "history_every=1"]
+
+
+def command(out: Path, epochs: int, *more: str) -> list[str]:
+    words = [sys.executable, "-m", "wirings", "train", RECIPE, "--device", "cpu", "--out", str(out), *more]
+    return words + [word for change in (*CHANGES, f"epochs={epochs}") for word in ("--set", change)]
+
+
+def until(wanted: Any, process: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + 120
+    while not wanted():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_second_process_is_refused_and_spoils_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": tmp_path}
+    with subprocess.Popen(command(out, 200), **piped) as first:
+        until((out / "last.safetensors").exists, first)
+        holder = json.loads((out / LOCK).read_text())
+        assert holder["pid"] == first.pid
+        for more in ([], ["--resume"]):
+            second = subprocess.run(command(out, 200, *more), **piped)
+            assert second.returncode == 1
+            said = " ".join(second.stdout.split())
+            assert f"is in use by process {first.pid} on " in said
+            assert said.endswith("Wait until it ends, stop it, or give another --out.")
+        assert first.poll() is None
+        first.kill()
+    settings = with_overrides(recipes.get(RECIPE).settings, [*CHANGES, "epochs=200"])[0]
+    log = Heard()
+    assert loop.train(RECIPE, settings, out, device="cpu", resume=True, max_minutes=0, log=log) is None
+    assert not any("history" in said for said in log.said)
+    assert not (out / LOCK).exists()
+
+
+def test_a_run_of_a_sweep_takes_the_lock_that_it_is_handed(tmp_path: Path) -> None:
+    (run,) = plan.make([RECIPE], [0], [[change] for change in (*CHANGES, "epochs=1")])
+    words = work.command(run, tmp_path, device="cpu")
+    folder = tmp_path / run.place
+    process = work.begin(words, folder, {})
+    assert process is not None
+    assert work.begin(words, folder, {}) is None
+    assert process.wait() == 0, work.last_words(folder)
+    assert (folder / "result.json").exists()
+    assert not (folder / LOCK).exists()
+
+
+def test_a_run_that_starts_from_another_locks_both_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = ["start.recipe=digits/static-dnw", "rule.name=fine_tune", "epochs=1", *CHANGES]
+    settings, overrides = with_overrides(recipes.get(RECIPE).settings, changes)
+    out, first = tmp_path / "second", tmp_path / RECIPE / "seed0"
+    seen: list[tuple[str, bool, bool]] = []
+    inner = loop.train_alone
+
+    def watched(name: str, settings: Any, folder: Path, *args: Any, **more: Any) -> Any:
+        seen.append((folder.name, (out / LOCK).exists(), (first / LOCK).exists()))
+        return inner(name, settings, folder, *args, **more)
+
+    monkeypatch.setattr(loop, "train_alone", watched)
+    with held(first, print), pytest.raises(WiringError, match=f"seed0 is in use by process {os.getpid()} "):
+        phases.train("second", settings, out, device="cpu", overrides=overrides)
+    assert seen == []
+    assert phases.train("second", settings, out, device="cpu", overrides=overrides) is not None
+    assert seen == [("seed0", True, True), ("second", True, False)]
+    assert not list(tmp_path.rglob(LOCK))

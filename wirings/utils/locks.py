@@ -1,0 +1,168 @@
+"""One process at a time in a folder, by a lock that the kernel gives back when its process ends, however it ends.
+
+The lock is `flock` on the file ``.lock``, which says who holds it and is removed with the lock. On Windows, and on file
+systems that have no such locks, nothing keeps a second process out: `held` says so and goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import errno
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from wirings.errors import WiringError
+
+LOCK = ".lock"
+HANDED = "WIRINGS_LOCK"
+"""Environment variable: the file descriptor of a lock that the process which started this one has handed to it."""
+_UNSUPPORTED = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL}
+
+
+class BusyError(WiringError):
+    """Another process holds the folder."""
+
+
+class Lock:
+    """A folder's lock. `take` gives one.
+
+    Args:
+        path: its file.
+        file: the descriptor of its open file.
+        works: whether others are kept out, which not every file system can do.
+        made: folders that were made for it, the deepest first.
+    """
+
+    def __init__(self, path: Path, file: int, works: bool, made: Sequence[Path]) -> None:
+        self.path, self.file, self.works, self.made = path, file, works, made
+
+    def environment(self) -> dict[str, str]:
+        """What a process that inherits the descriptor needs to know to go on holding the lock."""
+        return {HANDED: str(self.file)}
+
+    def release(self) -> None:
+        """Give the lock back, even where a forked process has a copy of the descriptor.
+
+        Folders that were made for it and in which nothing was written go with it.
+        """
+        with contextlib.suppress(OSError):  # before the lock goes: afterwards it may be somebody else's
+            self.path.unlink()
+            for folder in self.made:
+                folder.rmdir()
+        if self.works and sys.platform != "win32":
+            import fcntl
+
+            fcntl.flock(self.file, fcntl.LOCK_UN)
+        self.close()
+
+    def close(self) -> None:
+        """Close this process's copy. The lock stays held while a process that inherited it has another."""
+        os.close(self.file)
+
+
+@contextlib.contextmanager
+def held(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Keep a folder for this process; raises `BusyError` if another one has it.
+
+    Args:
+        folder: made if it does not exist.
+        say: told if nothing keeps others out there.
+    """
+    try:
+        lock = take(folder)
+    except OSError as error:
+        raise WiringError(f"{folder} cannot be written: {error.strerror}. Give another --out.") from error
+    try:
+        if not lock.works:
+            say(f"{folder} cannot be locked here: make sure that no other process trains in it.")
+        yield
+    finally:
+        lock.release()
+
+
+def take(folder: Path) -> Lock:
+    """Take a folder's lock, or the one of it that was handed to this process; raises `BusyError` if another has it."""
+    path = folder / LOCK
+    handed, made = _handed(path), [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    for _ in range(1000):  # whoever held it may remove it while we open it
+        try:
+            file = _opened(path) if handed is None else handed
+        except FileNotFoundError:
+            continue
+        try:
+            works = _locked(folder, file)
+            if not works or _names(path, file):
+                _sign(file)
+                return Lock(path, file, works, made)
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(file)
+        handed = None
+    raise BusyError(f"{path} is removed again and again by others: give another --out.")
+
+
+def _opened(path: Path) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+
+
+def _locked(folder: Path, file: int) -> bool:
+    """Lock an open file; False if that cannot be done here."""
+    if sys.platform == "win32":
+        return False
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError) as error:  # the latter from some network file systems
+        raise BusyError(
+            f"{folder} is in use by {_holder(file)}. Wait until it ends, stop it, or give another --out."
+        ) from error
+    except OSError as error:
+        if error.errno in _UNSUPPORTED:
+            return False
+        raise
+    return True
+
+
+def _handed(path: Path) -> int | None:
+    """The descriptor in the environment, if it is this lock's. It is taken once."""
+    text = os.environ.get(HANDED, "")
+    if not text.isdecimal() or not _names(path, int(text)):
+        return None
+    del os.environ[HANDED]
+    os.set_inheritable(int(text), False)
+    return int(text)
+
+
+def _names(path: Path, file: int) -> bool:
+    """Whether a path leads to an open file."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file))
+    except OSError:
+        return False
+
+
+def _sign(file: int) -> None:
+    """Write into the lock who holds it. For messages alone, so a full disk does not matter."""
+    since = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+    with contextlib.suppress(OSError):
+        os.ftruncate(file, 0)
+        os.lseek(file, 0, os.SEEK_SET)
+        os.write(file, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}).encode())
+
+
+def _holder(file: int) -> str:
+    """Who holds a lock, as far as it says."""
+    try:
+        os.lseek(file, 0, os.SEEK_SET)
+        found = json.loads(os.read(file, 1000))
+        return f"process {int(found['pid'])} on {found['host']}, since {found['since']}"
+    except (OSError, ValueError, TypeError, KeyError):  # it has only just been taken
+        return "another process"
