@@ -30,7 +30,7 @@ from wirings.train.log import Log, tell_skipped
 from wirings.train.recording import HISTORY, Recording
 from wirings.train.settings import Settings, first_difference, from_mapping, to_mapping
 from wirings.train.step import Captured, Step, acts_between_steps, make_fast, make_optimizer
-from wirings.train.summary import Progress, summary
+from wirings.train.summary import Progress, read_progress, summary
 from wirings.wire.handle import Wiring
 
 
@@ -98,7 +98,7 @@ def train_alone(
         step.used = nn.parallel.DistributedDataParallel(model)
     progress = Progress(started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
     if not new:
-        progress = _resume(step, last, name, settings)
+        progress = _resume(step, last, name, settings, len(found.train))
         if progress.epoch < settings.epochs:
             log.say(f"goes on at epoch {progress.epoch + 1}, batch {progress.batch + 1}")
     finished = out / RESULT
@@ -276,15 +276,20 @@ def _check(step: Step, progress: Progress, settings: Settings, per_epoch: int, p
     )
 
 
-def _resume(step: Step, path: Path, name: str, settings: Settings) -> Progress:
+def _resume(step: Step, path: Path, name: str, settings: Settings, per_epoch: int) -> Progress:
     tensors, about = checkpoint.read(path)
-    if about["recipe"] != name:
-        raise WiringError(f"{path} belongs to the recipe {about['recipe']!r}, not to {name!r}; give another --out.")
-    if different := first_difference(from_mapping(about["settings"]), settings):
-        key, then, now = different
+    if (recipe := checkpoint.field(about, "recipe", str, path)) != name:
+        raise WiringError(f"{path} belongs to the recipe {recipe!r}, not to {name!r}; give another --out.")
+    try:
+        then = from_mapping(checkpoint.field(about, "settings", dict, path))
+        progress = read_progress(checkpoint.field(about, "progress", dict, path), settings.epochs, per_epoch)
+    except WiringError as error:
+        raise checkpoint.damaged(path, error) from error
+    if different := first_difference(then, settings):
+        key, before, now = different
         raise WiringError(
-            f"{path} was made with {key} = {then!r}, now it is {now!r}; a run goes on with its own settings. "
+            f"{path} was made with {key} = {before!r}, now it is {now!r}; a run goes on with its own settings. "
             "Give another --out for a new one."
         )
     checkpoint.restore(step, tensors, about, path)
-    return Progress(**about["progress"])
+    return progress

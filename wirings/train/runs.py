@@ -42,18 +42,20 @@ def _open(run: str | Path, best: bool, device: str | None) -> tuple[Opened, dict
     name, settings, _ = load_settings(folder / "settings.yaml")
     place = start(device)
     tensors, about = checkpoint.read(path)
-    model, _ = build(settings, about["classes"], place)
+    model, _ = build(settings, checkpoint.field(about, "classes", int, path), place)
     checkpoint.load_model(model, tensors, path, checkpoint.evaluated(tensors))
+    if about.get("names") is not None and len(checkpoint.field(about, "names", list, path)) != about["classes"]:
+        raise checkpoint.damaged(path, "it does not name every class")
     return (model.eval(), settings, name, place), about
 
 
 def _open_trained(name: str, place: Place) -> tuple[Opened, dict[str, Any]]:
     path = bundled.path_of(name)
     _, about = checkpoint.read(path)
-    settings = from_mapping(about["settings"])
-    model, _ = build(settings, about["classes"], place)
+    settings = from_mapping(checkpoint.field(about, "settings", dict, path))
+    model, _ = build(settings, checkpoint.field(about, "classes", int, path), place)
     bundled.load_into(model, path)
-    return (model.eval(), settings, about["recipe"], place), about
+    return (model.eval(), settings, checkpoint.field(about, "recipe", str, path), place), about
 
 
 def measure(
@@ -77,7 +79,7 @@ def predict(
     (model, settings, _, place), about = _open(run, best=False, device=device)
     for path in images:
         x, known = prepared(path, settings.data.name, settings.data.image_size)
-        names = known or about.get("names")  # which earlier versions did not write
+        names = known or about.get("names")
         with autocast(settings.precision, place.device):
             scores = model(x[None].to(place.device)).float().softmax(1)[0]
         top = scores.topk(min(3, len(scores)))

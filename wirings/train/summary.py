@@ -7,8 +7,10 @@ from typing import Any
 
 from torch import nn
 
+from wirings.errors import WiringError
 from wirings.graph import Graph
 from wirings.profiling import Profile, Row, profile
+from wirings.train.checkpoint import is_number
 from wirings.train.results import Result
 from wirings.train.settings import Settings, to_mapping
 from wirings.wire.handle import Wiring
@@ -31,6 +33,47 @@ class Progress:
     history: list[dict[str, Any]] = field(default_factory=list)
     records: int = 0
     """Records and notes that the history of the wiring had, by which a resumed run sees whether some are lost."""
+
+
+LINE = (
+    "epoch",
+    "steps",
+    "lr",
+    "train_loss",
+    "train_accuracy",
+    "loss",
+    "accuracy",
+    "top5",
+    "swapped",
+    "seconds",
+    "images",
+)
+"""What is noted of an epoch: numbers, or None for what was not measured."""
+
+
+def read_progress(saved: dict[str, Any], epochs: int, per_epoch: int) -> Progress:
+    """Where a run stood, from what its checkpoint says; raises unless a run of so many epochs can stand there."""
+    new = Progress()
+    if saved.keys() != vars(new).keys():
+        raise WiringError("its progress has other entries")
+    for key, value in saved.items():
+        usual = type(getattr(new, key))
+        if not (is_number(value) if usual is float else type(value) is usual):
+            raise WiringError(f"its progress has a wrong {key!r}")
+    found = Progress(**saved)
+    where = found.epoch * per_epoch + found.batch == found.steps
+    if not (
+        where and 0 <= found.epoch <= epochs and 0 <= found.batch < per_epoch and found.steps <= epochs * per_epoch
+    ):
+        raise WiringError(f"its progress is none: epoch {found.epoch}, batch {found.batch}, step {found.steps}")
+    lines = [tuple(line) if isinstance(line, dict) else () for line in found.history]
+    if lines != [LINE] * found.epoch or not all(
+        value is None or is_number(value) for line in found.history for value in line.values()
+    ):
+        raise WiringError("its progress has other lines than a run's log")
+    if len(found.totals) != 3 or not all(map(is_number, found.totals)):
+        raise WiringError("its progress has wrong 'totals'")
+    return found
 
 
 def summary(

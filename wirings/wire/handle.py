@@ -296,11 +296,18 @@ class Wiring:
             )
         if missing := [key for key in ("steps", "edges") if key not in state]:
             raise WiringError(f"this is no state of a wiring: it has no {missing[0]!r}.")
-        try:
-            steps = int(state["steps"])
-        except (TypeError, ValueError) as error:
-            raise WiringError(f"this is no state of a wiring: its 'steps' are {state['steps']!r}.") from error
-        saved, own = state.get("planned"), self._planned
+        steps, saved = state["steps"], state.get("planned")
+        if not _is_count(steps):
+            raise WiringError(f"this is no state of a wiring: its 'steps' are {steps!r}.")
+        if saved is not None and not (_is_count(saved) and saved > 0):
+            raise WiringError(f"this is no state of a wiring: its 'planned' are {saved!r}.")
+        for key in ("edges", "ranked"):
+            counts = state.get(key, self._counts)
+            if not isinstance(counts, list) or not all(map(_is_count, counts)):
+                raise WiringError(f"this is no state of a wiring: its {key!r} are not a list of whole numbers.")
+        if "ranked" in state and (self._ranked is None or len(state["ranked"]) != len(self._ranked)):
+            raise WiringError("this is no state of a wiring: its 'ranked' are not those of the layers wired here.")
+        own = self._planned
         before = self.steps, self._ranked, self.budget
         self.steps, self._ranked = steps, state.get("ranked", self._ranked)
         if saved is not None and self._given is not None:
@@ -334,6 +341,10 @@ class Wiring:
             if left > 0:  # a schedule that comes down from more has more than that
                 text += f"\n{left:,} multiply-adds fewer than asked for: no numbers of edges near it come nearer"
         return text
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 @torch.no_grad()

@@ -6,8 +6,6 @@ values; the header says which recipe, seed and settings it is of, and what it re
 
 from __future__ import annotations
 
-import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +33,6 @@ def path_of(name: str) -> Path:
 
 def keep(model: nn.Module, path: Path, about: dict[str, Any]) -> Path:
     """Finalize a trained model, in place, and write it to ``path``; ``about`` is whatever JSON can hold."""
-    from safetensors.torch import save_file
-
     tensors: dict[str, Tensor] = {}
     shapes: dict[str, list[int]] = {}
     for name, value in finalize_(model.cpu()).state_dict().items():
@@ -47,18 +43,24 @@ def keep(model: nn.Module, path: Path, about: dict[str, Any]) -> Path:
             tensors[f"{name}.places"], tensors[f"{name}.values"] = places.to(torch.int32), flat[places].clone()
         else:
             tensors[name] = value.contiguous().clone()
-    header = {"schema": checkpoint.SCHEMA, "about": json.dumps({**about, "sparse": shapes})}
-    checkpoint.write(path, lambda part: save_file(tensors, part, header))
+    checkpoint.write_tensors(path, tensors, {**about, "sparse": shapes})
     return path
 
 
 def load_into(model: nn.Module, path: Path) -> dict[str, Any]:
     """Give a model of the same settings a trained network's weights, finalized; what the file says of itself."""
     tensors, about = checkpoint.read(path)
-    for name, shape in about["sparse"].items():
-        places, values = tensors.pop(f"{name}.places").long(), tensors.pop(f"{name}.values")
-        dense = values.new_zeros(math.prod(shape))
-        dense[places] = values
+    own = finalize_(model).state_dict()
+    for name, shape in checkpoint.field(about, "sparse", dict, path).items():
+        places, values = tensors.pop(f"{name}.places", None), tensors.pop(f"{name}.values", None)
+        if name not in own or list(own[name].shape) != shape or places is None or values is None:
+            raise checkpoint.damaged(path, f"it has another {name[:60]!r}")
+        dense = values.new_zeros(own[name].numel())
+        if places.dtype != torch.int32 or places.shape != values.shape or values.dim() != 1:
+            raise checkpoint.damaged(path, f"the places of {name!r} are none")
+        if len(places) and not 0 <= int(places.min()) <= int(places.max()) < len(dense):
+            raise checkpoint.damaged(path, f"the places of {name!r} are out of range")
+        dense[places.long()] = values
         tensors[name] = dense.view(shape)
-    checkpoint.load_model(finalize_(model), tensors, path, "")
+    checkpoint.load_model(model, tensors, path, "")
     return about

@@ -1,0 +1,216 @@
+"""Damaged checkpoints, by a seeded mutator: each is a `WiringError` or resumes to the very same state.
+
+`python -m tests.fuzz.checkpoints --cases 2000` runs many of them; `tests/train/test_checkpoints.py` a few.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import random
+import struct
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from wirings import WiringError
+from wirings.train import checkpoint, loop, recipes
+from wirings.train.build import build, load_data
+from wirings.train.distributed import Place
+from wirings.train.settings import with_overrides
+from wirings.train.step import Step, make_optimizer
+
+RECIPE = "digits/static-dnw"
+CHANGES = ["data.name=synthetic", "data.options={shape: [1, 8, 8], examples: 50, test_examples: 10}", "batch=20"]
+CHANGES += ["epochs=2", "ema=0.9", "checkpoint_every=1", "optimizer.momentum=0.9", "history_every=0"]
+SETTINGS = with_overrides(recipes.get(RECIPE).settings, CHANGES)[0]
+PER_EPOCH = 3
+LONGEST = 10.0
+"""Seconds that one file may take, on a busy machine."""
+PLACE = Place(0, 1, torch.device("cpu"))
+ODD: tuple[Any, ...] = (None, True, -1, 0, 2**70, 1e308, float("nan"), "", "x", [], {}, [None], {"a": 1}, [[1]], 0.5)
+DTYPES = ("BOOL", "U8", "I16", "F16", "BF16", "I32", "F32", "F64", "I64", "F8_E4M3", "C64", "X")
+
+
+def new_step() -> Step:
+    """A step as a run that is resumed has it before its checkpoint is read."""
+    torch.manual_seed(1)
+    model, wiring = build(SETTINGS, 10, PLACE)
+    assert wiring is not None
+    wiring.plan(SETTINGS.epochs * PER_EPOCH)
+    return Step(model, wiring, make_optimizer(model, wiring, SETTINGS, PLACE.device), SETTINGS, PLACE.device)
+
+
+def good(folder: Path) -> bytes:
+    """The checkpoint of a run that has made all but its last epoch's last step."""
+    assert len(load_data(SETTINGS, PLACE).train) == PER_EPOCH
+    for _ in range(4):
+        loop.train(RECIPE, SETTINGS, folder, device="cpu", resume=True, max_minutes=0)
+    return (folder / checkpoint.LAST).read_bytes()
+
+
+def state_of(step: Step, progress: Any = None) -> str:
+    """All that training goes on from, as a checksum."""
+    tensors, about = checkpoint.collect(step, {"progress": progress and vars(progress)})
+    return checkpoint._checksum(tensors, json.dumps(about))
+
+
+class Mutator:
+    """Makes damaged files of a good one."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        (length,) = struct.unpack_from("<Q", data)
+        self.body = 8 + length
+        self.header: dict[str, Any] = json.loads(data[8 : self.body])
+        self.kinds = {name[1:]: getattr(self, name) for name in dir(self) if name.startswith("_make_")}
+
+    def __call__(self, number: int) -> tuple[str, bytes]:
+        """Damaged file ``number``: how it was made, and its bytes."""
+        draw = random.Random(number)
+        kind = draw.choice(sorted(self.kinds))
+        return kind.removeprefix("make_"), self.kinds[kind](draw)
+
+    def _flipped(self, draw: random.Random, first: int, last: int) -> bytes:
+        data = bytearray(self.data)
+        for _ in range(draw.choice((1, 1, 1, 2, 8))):
+            data[draw.randrange(first, last)] ^= 1 << draw.randrange(8)
+        return bytes(data)
+
+    def _make_flip_anywhere(self, draw: random.Random) -> bytes:
+        return self._flipped(draw, 0, len(self.data))
+
+    def _make_flip_header(self, draw: random.Random) -> bytes:
+        return self._flipped(draw, 0, self.body)
+
+    def _make_truncated(self, draw: random.Random) -> bytes:
+        return self.data[: draw.choice((draw.randrange(20), draw.randrange(self.body), draw.randrange(len(self.data))))]
+
+    def _make_longer(self, draw: random.Random) -> bytes:
+        return self.data + draw.randbytes(draw.randrange(1, 100))
+
+    def _make_zeroed(self, draw: random.Random) -> bytes:
+        first = draw.randrange(len(self.data))
+        last = min(len(self.data), first + draw.choice((16, 512, 4096)))
+        return self.data[:first] + bytes(last - first) + self.data[last:]
+
+    def _make_header(self, draw: random.Random) -> bytes:
+        """The table of tensors, or the text, is another; the checksum is the old one."""
+        header = json.loads(json.dumps(self.header))
+        names = [name for name in header if name != "__metadata__"]
+        one, other = draw.sample(names, 2)
+        how = draw.randrange(8)
+        if how == 0:
+            header[one], header[other] = header[other], header[one]
+        elif how == 1:
+            header[one]["dtype"] = draw.choice(DTYPES)
+        elif how == 2:
+            header[one]["shape"] = draw.choice(([], header[one]["shape"][::-1], [1, *header[one]["shape"]], [2**62, 0]))
+        elif how == 3:
+            header[one + draw.choice("x.\0é")] = header.pop(one)
+        elif how == 4:
+            header[one] = draw.choice(ODD)
+        elif how == 5:
+            header["__metadata__"]["about"] = json.dumps(self._other(draw, json.loads(header["__metadata__"]["about"])))
+        elif how == 6:
+            header["__metadata__"][draw.choice(("schema", "crc32", "about"))] = draw.choice(
+                ("", "1", "[" * 99_999, "3")
+            )
+        else:
+            header["__metadata__"] = draw.choice(ODD)
+        return self._joined(header)
+
+    def _make_forged(self, draw: random.Random) -> bytes:
+        """Other tensors or another text, under a checksum that is right."""
+        tensors, about = self.read()
+        if draw.random() < 0.6:
+            about = self._other(draw, about)
+        else:
+            self._change(draw, tensors)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "forged.safetensors"
+            checkpoint.write_tensors(path, tensors, about)
+            return path.read_bytes()
+
+    def read(self) -> tuple[dict[str, torch.Tensor], Any]:
+        from safetensors.torch import load
+
+        return load(self.data), json.loads(self.header["__metadata__"]["about"])
+
+    def _joined(self, header: dict[str, Any]) -> bytes:
+        text = json.dumps(header).encode()
+        return struct.pack("<Q", len(text)) + text + self.data[self.body :]
+
+    def _other(self, draw: random.Random, about: Any) -> Any:
+        """One entry, at any depth, is missing or something else."""
+        if not isinstance(about, dict | list) or not about or draw.random() < 0.1:
+            return draw.choice(ODD)
+        key = draw.choice(sorted(about) if isinstance(about, dict) else range(len(about)))
+        if draw.random() < 0.15:
+            del about[key]
+        else:
+            about[key] = self._other(draw, about[key])
+        return about
+
+    def _change(self, draw: random.Random, tensors: dict[str, torch.Tensor]) -> None:
+        name = draw.choice(sorted(tensors))
+        value = tensors[name]
+        how = draw.randrange(6)
+        if how == 0:
+            del tensors[name]
+        elif how == 1:
+            tensors[name + "x"] = tensors.pop(name)
+        elif how == 2:
+            tensors[name] = value.to(draw.choice((torch.float64, torch.float16, torch.int64, torch.bool, torch.uint8)))
+        elif how == 3:
+            tensors[name] = value.flatten()[: draw.randrange(3)].clone()
+        elif how == 4:
+            tensors[name] = value[None].clone()
+        else:  # the same kind, other values
+            tensors[name] = torch.zeros_like(value)
+
+
+def run(cases: int, first: int = 0) -> collections.Counter[str]:
+    """Try damaged files ``first`` to ``first + cases``; how many ended how. Raises at the first that ends otherwise."""
+    ended: collections.Counter[str] = collections.Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "last.safetensors"
+        mutator = Mutator(good(Path(folder) / "run"))
+        path.write_bytes(mutator.data)
+        step = new_step()
+        wanted = state_of(step, loop._resume(step, path, RECIPE, SETTINGS, PER_EPOCH))
+        for number in range(first, first + cases):
+            kind, data = mutator(number)
+            path.write_bytes(data)
+            step = new_step()
+            before, began, said = state_of(step), time.perf_counter(), ""
+            try:
+                progress = loop._resume(step, path, RECIPE, SETTINGS, PER_EPOCH)
+            except WiringError as refused:
+                said = str(refused)
+            except Exception as error:
+                raise AssertionError(f"case {number}, {kind}: {type(error).__name__}: {error}") from error
+            if said:
+                assert str(path) in said, f"case {number}, {kind}: {said}"
+                assert len(said) < 2000, f"case {number}, {kind}: {len(said)} characters"
+                assert state_of(step) == before, f"case {number}, {kind}: refused, but the model has changed ({said})"
+                ended[f"{kind}: refused"] += 1
+            else:
+                same = state_of(step, progress) == wanted
+                assert same or kind == "forged", f"case {number}, {kind}: resumed to another state"
+                ended[f"{kind}: {'the same state' if same else 'another state, under a right checksum'}"] += 1
+            assert time.perf_counter() - began < LONGEST, f"case {number}, {kind}: took too long"
+    return ended
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=2000)
+    parser.add_argument("--first", type=int, default=0)
+    options = parser.parse_args()
+    for how, count in sorted(run(options.cases, options.first).items()):
+        print(f"{count:6,} {how}")

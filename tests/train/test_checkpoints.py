@@ -1,0 +1,166 @@
+"""Checkpoints that are damaged, or of something else: told as such, before anything is changed."""
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.fuzz import checkpoints as fuzz
+from wirings import WiringError, models
+from wirings.train import bundled, checkpoint, loop, runs
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return fuzz.good(tmp_path_factory.mktemp("run"))
+
+
+def resume(path: Path) -> None:
+    """Read a checkpoint, and leave a new step as it was if that is refused."""
+    step = fuzz.new_step()
+    before, refused = fuzz.state_of(step), None
+    try:
+        loop._resume(step, path, fuzz.RECIPE, fuzz.SETTINGS, fuzz.PER_EPOCH)
+    except WiringError as error:
+        refused = error
+    if refused is not None:
+        assert str(path) in str(refused)
+        assert fuzz.state_of(step) == before
+        raise refused
+
+
+def swap(header: dict[str, Any]) -> None:
+    one, other = "model.graph.weight", "average.graph.weight"
+    header[one], header[other] = header[other], header[one]
+
+
+def dtype(header: dict[str, Any]) -> None:
+    header["model.graph.weight"]["dtype"] = "I32"
+
+
+def shape(header: dict[str, Any]) -> None:
+    header["model.graph.weight"]["shape"].reverse()
+    header["model.graph.weight"]["shape"].append(1)
+
+
+def name(header: dict[str, Any]) -> None:
+    header["optimizer.99.momentum_buffer"] = header.pop("optimizer.0.momentum_buffer")
+
+
+def text(header: dict[str, Any]) -> None:
+    header["__metadata__"]["about"] = header["__metadata__"]["about"].replace('"batch": 2,', '"batch": 1,')
+
+
+@pytest.mark.parametrize("change", [swap, dtype, shape, name, text])
+def test_the_checksum_covers_all_that_a_file_says(
+    change: Callable[[dict[str, Any]], None], written: bytes, tmp_path: Path
+) -> None:
+    path = tmp_path / "last.safetensors"
+    path.write_bytes(written)
+    resume(path)
+    (length,) = struct.unpack_from("<Q", written)
+    header = json.loads(written[8 : 8 + length])
+    change(header)
+    changed = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(changed)) + changed + written[8 + length :])
+    with pytest.raises(WiringError, match="its checksum is wrong"):
+        resume(path)
+
+
+CASES: list[tuple[str, Callable[[dict[str, Any], dict[str, Any]], Any], str]] = [
+    ("no progress", lambda t, a: a.pop("progress"), "'progress' should be dict, but is NoneType"),
+    ("more progress", lambda t, a: a["progress"].update(more=1), "its progress has other entries"),
+    ("epoch", lambda t, a: a["progress"].update(epoch="1"), "a wrong 'epoch'"),
+    ("step", lambda t, a: a["progress"].update(steps=9), "its progress is none: epoch 1, batch 2, step 9"),
+    ("totals", lambda t, a: a["progress"].update(totals=[0.0]), "wrong 'totals'"),
+    ("log", lambda t, a: a["progress"]["history"][0].pop("lr"), "other lines than a run's log"),
+    ("recipe", lambda t, a: a.update(recipe=3), "'recipe' should be str, but is int"),
+    ("settings", lambda t, a: a["settings"].update(batch="x"), "batch must be a whole number"),
+    ("scaler", lambda t, a: a.update(scaler={"scale": 1.0}), "its loss scale is another one's"),
+    ("no wiring", lambda t, a: a.update(wiring=None), "its wiring is missing"),
+    ("model", lambda t, a: t.pop("model.graph.weight"), r"model.graph.weight should be float32 \(.*\), but is missing"),
+    ("more", lambda t, a: t.update(more=torch.zeros(1)), r"more should be missing, but is float32 \(1,\)"),
+    ("double", lambda t, a: t.update({"seen.0": t["seen.0"].double()}), "seen.0 should be uint8 .*, but is float64"),
+    (
+        "shape",
+        lambda t, a: t.update({"random.cpu": t["random.cpu"][:9].clone()}),
+        r"random.cpu should be uint8 \(5056,\)",
+    ),
+    ("random", lambda t, a: t.update({"random.cpu": torch.zeros(5056, dtype=torch.uint8)}), "its random numbers: "),
+    ("optimizer", lambda t, a: t.update({"optimizer.0": torch.zeros(1)}), "the optimizer has no 'optimizer.0'"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_a_file_with_a_right_checksum_is_checked_before_anything_changes(
+    change: Callable[[dict[str, Any], dict[str, Any]], Any], message: str, written: bytes, tmp_path: Path
+) -> None:
+    path = tmp_path / "last.safetensors"
+    tensors, about = fuzz.Mutator(written).read()
+    change(tensors, about)
+    checkpoint.write_tensors(path, tensors, about)
+    with pytest.raises(WiringError, match=message):
+        resume(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("steps", -1),
+        ("steps", "5"),
+        ("edges", 3),
+        ("edges", ["x"]),
+        ("planned", "6"),
+        ("planned", 0),
+        ("ranked", [1, 2]),
+    ],
+)
+def test_a_wirings_state_of_the_wrong_types(key: str, value: Any) -> None:
+    wiring = models.get("digits_static", rule="dnw").wiring
+    before = wiring.state_dict()
+    with pytest.raises(WiringError, match=f"this is no state of a wiring: its '{key}' are "):
+        wiring.load_state_dict({**before, key: value})
+    assert wiring.state_dict() == before
+
+
+def test_foreign_files(tmp_path: Path) -> None:
+    path = tmp_path / "last.safetensors"
+    for data in (b"", b"{}", b"\xff" * 100, struct.pack("<Q", 2**63), struct.pack("<Q", 2) + b"{}"):
+        path.write_bytes(data)
+        with pytest.raises(WiringError, match="is damaged or no checkpoint of wirings"):
+            checkpoint.read(path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(WiringError, match=r"no checkpoint of wirings \(it is no file\)"):
+        checkpoint.read(path)
+
+
+def test_a_trained_network_that_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors, about = checkpoint.read(bundled.path_of("table1/static-dnw"))
+    (tmp_path / "table1").mkdir()
+    path = tmp_path / "table1" / "static-dnw.safetensors"
+    monkeypatch.setattr(trained, "FOLDER", tmp_path)
+    places = next(name for name in tensors if name.endswith(".places"))
+    sparse = places.removesuffix(".places")
+    for changed, more in [
+        ({places: tensors[places] + 2**30}, {}),
+        ({places: tensors[places].float()}, {}),
+        ({places: tensors[places][1:].clone()}, {}),
+        ({}, {"sparse": {sparse: [2**40]}}),
+        ({}, {"sparse": 3}),
+        ({}, {"classes": "10"}),
+        ({}, {"settings": None}),
+    ]:
+        checkpoint.write_tensors(path, {**tensors, **changed}, {**about, **more})
+        with pytest.raises(WiringError, match=r"static-dnw\.safetensors is damaged"):
+            runs.open_run("table1/static-dnw", device="cpu")
+
+
+def test_damaged_checkpoints_are_refused_or_resume_to_the_same_state() -> None:
+    ended = fuzz.run(120)
+    assert sum(ended.values()) == 120
+    assert sum(count for how, count in ended.items() if how.endswith("refused")) > 80
