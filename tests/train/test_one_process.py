@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from breaking import Heard
 
 from wirings import WiringError
@@ -87,3 +89,24 @@ def test_a_run_that_starts_from_another_locks_both_folders(tmp_path: Path, monke
     assert phases.train("second", settings, out, device="cpu", overrides=overrides) is not None
     assert seen == [("seed0", True, True), ("second", True, False)]
     assert not list(tmp_path.rglob(LOCK))
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+@pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this PyTorch has no gloo")
+def test_all_ranks_end_if_the_first_is_refused(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with held(tmp_path, print):
+        ranks = [
+            subprocess.Popen(command(tmp_path, 1), env={**common, "RANK": str(i), "LOCAL_RANK": str(i)}, **piped)
+            for i in range(2)
+        ]
+        said = [" ".join(rank.communicate(timeout=120)[0].split()) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [1, 1]
+    assert f"is in use by process {os.getpid()} on " in said[0]
+    assert f"Error: process 1 of 2 ends: the first one cannot use {tmp_path}." in said[1]
+    assert not list(tmp_path.iterdir())
