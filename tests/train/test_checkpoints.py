@@ -143,7 +143,7 @@ def test_a_trained_network_that_is_damaged(tmp_path: Path, monkeypatch: pytest.M
     tensors, about = checkpoint.read(bundled.path_of("table1/static-dnw"))
     (tmp_path / "table1").mkdir()
     path = tmp_path / "table1" / "static-dnw.safetensors"
-    monkeypatch.setattr(trained, "FOLDER", tmp_path)
+    monkeypatch.setattr(bundled, "FOLDER", tmp_path)
     places = next(name for name in tensors if name.endswith(".places"))
     sparse = places.removesuffix(".places")
     for changed, more in [
