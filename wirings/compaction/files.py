@@ -122,7 +122,7 @@ def readable(path: str | Path) -> Iterator[None]:
         raise WiringError(str(error)) from error.__cause__
     except Exception as error:  # a damaged file may break anything on the way
         text = " ".join(str(error).split())[:300] if isinstance(error, WiringError) else repr(error)[:200]
-        raise WiringError(f"{path} cannot be read: {text}. Export the model again.") from error
+        raise WiringError(f"{path} cannot be read: {text.rstrip('.')}. Export the model again.") from error
 
 
 def checksum(tensors: dict[str, Tensor], header: dict[str, str]) -> str:
