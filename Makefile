@@ -13,6 +13,7 @@ test: lint types unit
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m tools.check_imports
 
 types: $(VENV)/.installed
 	$(BIN)/mypy

@@ -1,0 +1,1 @@
+"""Checks of the code that `make lint` runs."""
