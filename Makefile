@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types unit browser bench clean
+.PHONY: demo test lint types unit package browser bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m wirings demo
@@ -20,6 +20,17 @@ types: $(VENV)/.installed
 
 unit: $(VENV)/.installed
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# The source and binary distributions, and a trial of the wheel in an empty environment, outside of the checkout.
+package: $(VENV)/.installed
+	rm -rf build/package
+	mkdir -p build/package/empty
+	$(BIN)/python -m build --outdir build/package .
+	$(PYTHON) -m venv build/package/venv
+	build/package/venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		"$$(echo build/package/wirings-*.whl)[train]"
+	cp tools/smoke_test.py build/package/empty/
+	cd build/package/empty && ../venv/bin/python smoke_test.py
 
 # A browser for the tests of the HTML page, which are skipped without one. Installed only where nobody has to be asked.
 browser:
