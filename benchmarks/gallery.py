@@ -19,7 +19,7 @@ from PIL import Image
 from benchmarks import readme
 from benchmarks.seen import histories, moment
 from wirings import draw, models
-from wirings.history import History, still
+from wirings.history import History, snapshot_of
 from wirings.train import recipes
 from wirings.train.run_history import look_at
 
@@ -82,12 +82,12 @@ def others() -> None:
     """Pictures of networks that have no history: the trained one of the package, and networks before training."""
     of_state("trained", look_at("table1/static-dnw").history, "table1/static-dnw")
     torch.manual_seed(0)
-    discrete = still(models.get("tiny_discrete", rule="dnw", edges=2_000))
+    discrete = snapshot_of(models.get("tiny_discrete", rule="dnw", edges=2_000))
     title = "discrete time, before training"
     draw.save(IMAGES / "discrete-circle.png", draw.circle, discrete, size=(6.5, 5), title=title)
     draw.save(IMAGES / "discrete-spring.png", draw.spring, discrete, size=(5.5, 5), title=title)
     draw.save(IMAGES / "discrete-adjacency.png", draw.adjacency, discrete, size=(5, 5), title=title)
-    residual = still(models.get("resnet18", rule="dnw", density=0.1))
+    residual = snapshot_of(models.get("resnet18", rule="dnw", density=0.1))
     title = "ResNet-18, 10 % of the weights, before training"
     draw.save(IMAGES / "resnet-layers.png", draw.layers, residual, size=(8, 5.5), title=title)
     large = models.get("mobilenetv1_dnw", rule="dnw")

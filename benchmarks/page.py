@@ -23,7 +23,7 @@ import torch
 from benchmarks.common import machine, save
 from wirings import models
 from wirings.draw.html import write_page
-from wirings.history import History
+from wirings.history import History, Recorder
 
 RECORDS, EVERY, NOISE = 100, 78, 0.05
 
@@ -32,7 +32,7 @@ def history() -> History:
     """A static graph of Table 1 whose weights change by about 5 % of their size from record to record."""
     torch.manual_seed(0)
     graph: Any = models.get("tiny_static", rule="dnw").graph
-    recorder, weight = graph.wiring.history(every=EVERY), graph.all_weights()
+    recorder, weight = Recorder(graph.wiring, every=EVERY), graph.all_weights()
     for i in range(1, RECORDS):
         with torch.no_grad():
             weight.add_(torch.randn_like(weight) * weight.abs().mean() * NOISE)

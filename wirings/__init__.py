@@ -7,6 +7,7 @@ from wirings.compaction.export import load_compact
 from wirings.compaction.semi_structured import semi_structured_
 from wirings.errors import WiringError
 from wirings.graph import Blocks, Complete, ContinuousGraph, Dag, DiscreteGraph, Graph, Matrix, StaticGraph
+from wirings.history import History, Recorder
 from wirings.profiling import profile
 from wirings.selection.functional import choose, real_edges, straight_through
 from wirings.version import __version__
@@ -24,9 +25,11 @@ __all__ = [
     "Dag",
     "DiscreteGraph",
     "Graph",
+    "History",
     "LayerReport",
     "LinearSchedule",
     "Matrix",
+    "Recorder",
     "StaticGraph",
     "Wiring",
     "WiringError",

@@ -7,7 +7,7 @@ import torch
 
 import wirings
 from wirings.graph import ConvNode, Graph
-from wirings.history import History, State
+from wirings.history import History, WiringState
 
 
 def five() -> History:
@@ -21,7 +21,7 @@ def five() -> History:
         [-1.0, 0.1, 0.1, -1.0, 0.95, 0.1, 0.9, -0.2],  # 2←0 changes its sign
     ]
     _put(graph, rows[0])
-    recorder = graph.wiring.history(every=10)
+    recorder = wirings.Recorder(graph.wiring, every=10)
     for i, row in enumerate(rows[1:], 1):
         _put(graph, row)
         recorder.step(10 * i, loss=1 / i)
@@ -36,7 +36,7 @@ def _put(graph: Graph, row: list[float]) -> None:
 
 def drifting(graph: Any, records: int, noise: float = 0.1, every: int = 10) -> History:
     """A graph whose weights wander."""
-    recorder = graph.wiring.history(every=every)
+    recorder = wirings.Recorder(graph.wiring, every=every)
     weight = graph.all_weights()
     for i in range(1, records):
         with torch.no_grad():
@@ -50,11 +50,11 @@ def small() -> History:
     return drifting(wirings.StaticGraph([4, 12, 10, 5], edges=70, node=ConvNode()), 12, noise=0.3)
 
 
-def tables(history: History) -> list[State]:
+def tables(history: History) -> list[WiringState]:
     return list(history.states())
 
 
-def edges_of(state: State, node: int) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
+def edges_of(state: WiringState, node: int) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
     """The real edges into and out of a node: the other node and the weight, the strongest first."""
     into, out_of = np.flatnonzero(state.targets == node), np.flatnonzero(state.sources == node)
     strength = np.abs(state.codes.astype(int))

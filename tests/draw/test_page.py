@@ -16,7 +16,7 @@ import wirings
 from wirings import WiringError
 from wirings.draw.coarse import coarse
 from wirings.draw.html import page as page_of
-from wirings.history import History, still
+from wirings.history import History, snapshot_of
 
 pytest.importorskip("PIL")
 from PIL import Image
@@ -117,7 +117,7 @@ def test_what_the_page_reads_is_what_was_recorded(open_page: Open) -> None:
         torch.nn.Linear(24, 5),
     )
     wirings.wire_(network, density=0.3)
-    for history in [*histories, still(network), coarse(histories[0], 9)]:
+    for history in [*histories, snapshot_of(network), coarse(histories[0], 9)]:
         page = open_page(history)
         states = list(history.states())
         for record in [*range(len(states)), *np.random.default_rng(0).permutation(len(states)).tolist()]:
@@ -127,12 +127,12 @@ def test_what_the_page_reads_is_what_was_recorded(open_page: Open) -> None:
                 record,
             )
             state = states[record]
-            wanted = [state.places, state.codes, state.targets, state.sources]
+            wanted = [state.indices, state.codes, state.targets, state.sources]
             assert found[:4] == [array.tolist() for array in wanted]
             assert found[4] == history.deaths[record]
         page.evaluate("wirings.view.nodesOf(wirings.film.seek(wirings.film.length - 1))")
         used = page.evaluate("[...wirings.view.used]")
-        if history.structure.walk is None:
+        if history.structure.discrete_time is None:
             assert used == history.state().alive.astype(int).tolist()
 
 
@@ -346,7 +346,7 @@ def test_nothing_in_a_name_is_markup(open_page: Open) -> None:
     model = torch.nn.Module()
     model.add_module("<i>layer<", torch.nn.Linear(4, 3))
     wirings.wire_(model, k=5)
-    page = open_page(still(model, {"rule": evil, "note": evil}), title=evil)
+    page = open_page(snapshot_of(model, {"rule": evil, "note": evil}), title=evil)
     assert page.locator("img, b:not(.node)").count() == 0
     assert page.title() == evil
     assert page.locator("#note").inner_text() == evil

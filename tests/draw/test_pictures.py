@@ -20,7 +20,7 @@ import wirings
 from wirings import WiringError, draw
 from wirings.draw.common import NEGATIVE, POSITIVE, strengths
 from wirings.draw.nodes import spring_layout
-from wirings.history import History, still
+from wirings.history import History, snapshot_of
 
 
 def network() -> nn.Module:
@@ -103,7 +103,7 @@ def cut_off(figure: Figure) -> list[str]:
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_every_picture_can_be_drawn_and_read(subject: str, size: tuple[float, float]) -> None:
     history = SUBJECTS[subject]()
-    history = history if isinstance(history, History) else still(history)
+    history = history if isinstance(history, History) else snapshot_of(history)
     for name, function in PICTURES.items():
         size = (12, 9) if subject == "61 layers" else size
         figure = drawn(function, history, title=f"{name} of {subject}", size=size)
@@ -188,7 +188,7 @@ def test_accuracy_against_multiply_adds() -> None:
 
 def test_springs_bring_together_what_is_joined() -> None:
     graph = wirings.DiscreteGraph(40, inputs=2, outputs=2, steps=2, edges=60)
-    state = still(graph).state()
+    state = snapshot_of(graph).state()
     places = spring_layout(state)
     apart = np.hypot(*(places[:, None] - places[None]).transpose(2, 0, 1))
     other = state.sources != state.targets
@@ -216,12 +216,12 @@ def test_files(tmp_path: Path) -> None:
 
 def test_what_cannot_be_drawn() -> None:
     ax = Figure().add_subplot()
-    with pytest.raises(WiringError, match="takes a State, a History or a model, not str"):
+    with pytest.raises(WiringError, match="takes a WiringState, a History or a model, not str"):
         draw.blocks(ax, "a graph")  # type: ignore[arg-type]
     with pytest.raises(WiringError, match="needs a History"):
         draw.births_and_deaths(ax, network())  # type: ignore[arg-type]
     with pytest.raises(WiringError, match="between two records, but this history has one"):
-        draw.births_and_deaths(ax, still(network()))
+        draw.births_and_deaths(ax, snapshot_of(network()))
     with pytest.raises(WiringError, match="of='edges' or of='nodes', not 'layers'"):
         draw.births_and_deaths(ax, five(), of="layers")
     with pytest.raises(WiringError, match="no notes of 'top5'; it has accuracy, loss"):

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from wirings import WiringError
 from wirings.cli.app import app
 from wirings.draw.terminal import sparkline, summary
-from wirings.history import History, still
+from wirings.history import History, snapshot_of
 from wirings.models import get
 
 TINY = ["epochs=2", "data.name=synthetic", "batch=20"]
@@ -70,10 +70,10 @@ def test_a_damaged_history(run: Path) -> None:
     assert "history.wirings is damaged: it ends inside chunk" in said
     assert "What you see is good, up to step 6." in said
     path.write_bytes(good[:40])
-    with pytest.raises(WiringError, match="is damaged, and nothing of it can be read: it ends inside chunk 1"):
+    with pytest.raises(WiringError, match="is damaged and cannot be read: it ends inside chunk 1"):
         call("show", "run")
     path.write_bytes(b"")
-    with pytest.raises(WiringError, match="is no history of a wiring"):
+    with pytest.raises(WiringError, match="is not a history of a wiring"):
         call("show", "run")
 
 
@@ -96,7 +96,7 @@ def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(WiringError, match=r"the page could not be written to five\.wirings/x\.html"):
         call("show", "five.wirings", "--html", "-o", "five.wirings/x.html")
     (tmp_path / "some.txt").write_text("text")
-    with pytest.raises(WiringError, match="is no history"):
+    with pytest.raises(WiringError, match="is not a history"):
         call("show", "some.txt")
 
 
@@ -112,6 +112,6 @@ def test_summaries() -> None:
     assert "accuracy                         " in summary(five())  # nothing is known before half of the time
     with pytest.raises(WiringError, match="no record yet"):
         summary(History(small().structure, {}))
-    layers = summary(still(get("resnet18", rule="dnw", density=0.05)))
+    layers = summary(snapshot_of(get("resnet18", rule="dnw", density=0.05)))
     assert "no edge" in layers  # of layers in a row nobody knows what is dead
     assert "dead" not in layers

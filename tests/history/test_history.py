@@ -1,4 +1,4 @@
-"""Histories: what is recorded is what was real, a file is whole or says so, and nothing else changes."""
+"""Histories: records match the wiring, damaged files are detected, and recording has no side effects."""
 
 import copy
 from pathlib import Path
@@ -15,26 +15,26 @@ from torch import nn
 import wirings
 from wirings import WiringError
 from wirings.graph import Complete, ConvNode, Dag
-from wirings.history import History, Recorder, State, file_format, still
-from wirings.history.from_model import Place, structure_of
+from wirings.history import History, Recorder, WiringState, file_format, snapshot_of
+from wirings.history.from_model import WiredWeight, structure_of
 from wirings.history.quantize import decode, encode
 from wirings.wire.targets import node_matrix
 
-# ---- what is recorded -----------------------------------------------------------------------------------------------
+# ---- records -----------------------------------------------------------------------------------------------
 
 
-def by_hand() -> tuple[nn.Linear, Recorder]:
+def two_by_two() -> tuple[nn.Linear, Recorder]:
     layer = nn.Linear(2, 2, bias=False)
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([[1.0, -0.5], [0.25, 0.1]]))
-    return layer, wirings.wire_(layer, "dnw", k=2).history(every=1)
+    return layer, Recorder(wirings.wire_(layer, "dnw", k=2), every=1)
 
 
-def test_a_matrix_by_hand() -> None:
-    layer, recorder = by_hand()
+def test_records_of_a_two_by_two_matrix() -> None:
+    layer, recorder = two_by_two()
     original = layer.parametrizations.weight.original
     with torch.no_grad():
-        original[1, 0] = -2.0  # takes the place of -0.5
+        original[1, 0] = -2.0  # replaces -0.5
     recorder.step(loss=torch.tensor(0.5), accuracy=10)
     with torch.no_grad():
         original[1, 0] = -1.5
@@ -42,7 +42,7 @@ def test_a_matrix_by_hand() -> None:
     history = recorder.history()
     first, second, third = history.states()
     assert history.steps == [0, 1, 2]
-    assert [state.places.tolist() for state in (first, second, third)] == [[0, 1], [0, 2], [0, 2]]
+    assert [state.indices.tolist() for state in (first, second, third)] == [[0, 1], [0, 2], [0, 2]]
     assert (second.targets.tolist(), second.sources.tolist()) == ([2, 3], [0, 0])  # nodes 0 and 1 send, 2 and 3 receive
     assert (first.born.tolist(), third.born.tolist()) == ([0, 0], [0, 1])
     assert first.weights == pytest.approx([1.0, -0.5])
@@ -52,31 +52,31 @@ def test_a_matrix_by_hand() -> None:
     assert history.series("accuracy")[1].tolist() == [10.0]
     assert third.counts().tolist() == [2]
     assert [side.tolist() for side in third.degrees()] == [[0, 0, 1, 1], [2, 0, 0, 0]]
-    assert history.state(1).places.tolist() == [0, 2]
-    assert third.alive.tolist() == [True, False, True, True]  # nothing leaves node 1
+    assert history.state(1).indices.tolist() == [0, 2]
+    assert third.alive.tolist() == [True, False, True, True]  # node 1 has no outgoing edge
 
 
 @given(st.lists(st.lists(st.integers(-127, 127), min_size=6, max_size=6), min_size=1, max_size=6))
-def test_any_sequence_comes_back(codes: list[list[int]]) -> None:
-    structure = structure_of([Place("weight", nn.Linear(3, 2), "weight", torch.empty(2, 3))])
+def test_any_sequence_of_codes_survives_a_round_trip(codes: list[list[int]]) -> None:
+    structure = structure_of([WiredWeight("weight", nn.Linear(3, 2), "weight", torch.empty(2, 3))])
     before, chunks = np.zeros(6, np.int8), []
     for i, row in enumerate(codes):
         after = np.array(row, np.int8)
-        chunks.append(file_format.difference(i, before, after))
+        chunks.append(file_format.pack_record(i, before, after))
         before = after
     states = list(History(structure, {}, chunks).states())
     for state, row in zip(states, codes, strict=True):
         full = np.zeros(6, int)
-        full[state.places] = state.codes
+        full[state.indices] = state.codes
         assert full.tolist() == row
 
 
-def test_strengths_are_known_to_six_percent() -> None:
+def test_quantized_weights_are_within_six_percent() -> None:
     weight = torch.cat([torch.logspace(-4.7, 1.5, 500), -torch.logspace(-4.7, 1.5, 500)])
     values = decode(encode(weight, None).numpy())
     assert np.abs(values / weight.numpy() - 1).max() < 0.0595
     odd = torch.tensor([0.0, 1e-20, 1e9, float("inf"), float("nan"), -1e-20])
-    assert encode(odd, None).tolist() == [1, 1, 127, 127, 127, -1]  # real, whatever its weight
+    assert encode(odd, None).tolist() == [1, 1, 127, 127, 127, -1]  # a real edge never gets code 0
     assert encode(odd, torch.zeros(6, dtype=torch.bool)).tolist() == [0] * 6
     for dtype in (torch.float16, torch.bfloat16, torch.float64):
         assert encode(torch.tensor([-1.0, 0.5], dtype=dtype), None).tolist() == [-97, 91]
@@ -94,39 +94,41 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("kind", LAYERS)
-def test_ends_are_the_nodes_that_the_table_counts(kind: str) -> None:
+def test_endpoints_agree_with_node_matrix(kind: str) -> None:
     module, attribute = LAYERS[kind]
     weight = getattr(module, attribute)
-    structure = structure_of([Place("x", module, attribute, weight)])
-    for place in range(weight.numel()):
+    structure = structure_of([WiredWeight("x", module, attribute, weight)])
+    for index in range(weight.numel()):
         real = torch.zeros(weight.numel(), dtype=torch.bool)
-        real[place] = True
+        real[index] = True
         pair = node_matrix(module, attribute, real.view(weight.shape)).nonzero()[0].tolist()
-        targets, sources = structure.ends(np.array([place]))
+        targets, sources = structure.endpoints(np.array([index]))
         assert [targets[0] - structure.groups[1].start, sources[0]] == pair
 
 
-def test_layers_in_a_row_share_nodes() -> None:
+def test_consecutive_layers_share_nodes() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 6, 3), nn.Flatten(), nn.Linear(6 * 4, 5))
-    places = [Place(str(i), model[i], "weight", model[i].weight) for i in (0, 2, 4)]
-    structure = structure_of(places)
+    weights = [WiredWeight(str(i), model[i], "weight", model[i].weight) for i in (0, 2, 4)]
+    structure = structure_of(weights)
     assert [group[1:] for group in structure.groups] == [(0, 3), (3, 11), (11, 17), (17, 22)]
-    assert not structure.sure
-    place = structure.layers[2].start + 1 * 24 + 4 * 4 + 3  # output 1, pixel 3 of channel 4
-    assert [side.tolist() for side in structure.ends(np.array([place]))] == [[18], [15]]
+    assert not structure.paths_known
+    index = structure.layers[2].start + 1 * 24 + 4 * 4 + 3  # output 1, pixel 3 of channel 4
+    assert [side.tolist() for side in structure.endpoints(np.array([index]))] == [[18], [15]]
     assert structure.inputs.tolist() == [0, 1, 2]
     assert structure.outputs.tolist() == [17, 18, 19, 20, 21]
-    places[1] = Place("2", nn.Conv2d(7, 6, 3), "weight", torch.empty(6, 7, 3, 3))  # no input that the first gives
-    assert [group.name for group in structure_of(places).groups] == ["0 in", "0", "2 in", "2", "4"]
+    weights[1] = WiredWeight(
+        "2", nn.Conv2d(7, 6, 3), "weight", torch.empty(6, 7, 3, 3)
+    )  # takes more inputs than the first layer gives
+    assert [group.name for group in structure_of(weights).groups] == ["0 in", "0", "2 in", "2", "4"]
 
 
-def test_units_of_a_recurrent_layer_feed_each_other() -> None:
+def test_recurrent_units_are_joined_to_each_other() -> None:
     lstm = nn.LSTM(3, 4)
-    places = [Place(name, lstm, name, getattr(lstm, name)) for name in ("weight_ih_l0", "weight_hh_l0")]
-    structure = structure_of(places)
+    weights = [WiredWeight(name, lstm, name, getattr(lstm, name)) for name in ("weight_ih_l0", "weight_hh_l0")]
+    structure = structure_of(weights)
     assert structure.nodes == 7
     last = structure.layers[1]
-    targets, sources = structure.ends(np.array([last.start + 1, last.stop - 1]))
+    targets, sources = structure.endpoints(np.array([last.start + 1, last.stop - 1]))
     assert (targets.tolist(), sources.tolist()) == ([3, 6], [4, 6])
 
 
@@ -140,17 +142,17 @@ GRAPHS: dict[str, Any] = {
     "sequence": lambda: wirings.DiscreteGraph(
         20, inputs=3, outputs=3, steps=4, edges=40, inflow="every", reads="every"
     ),
-    "sequence without end": lambda: wirings.DiscreteGraph(20, inputs=3, outputs=3, edges=25, inflow="every"),
+    "sequence of any length": lambda: wirings.DiscreteGraph(20, inputs=3, outputs=3, edges=25, inflow="every"),
     "topology": lambda: wirings.ContinuousGraph(topology=Complete(9), inputs=2, outputs=2, edges=12),
 }
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_graphs_are_seen_as_they_are(kind: str) -> None:
+def test_snapshot_of_a_graph_matches_the_graph(kind: str) -> None:
     graph = GRAPHS[kind]()
-    state = still(graph).state()
+    state = snapshot_of(graph).state()
     matrix = graph.matrix().numpy()
-    assert state.structure.sure
+    assert state.structure.paths_known
     assert len(state) == int(graph.real().sum())
     assert state.weights == pytest.approx(matrix[state.targets, state.sources], rel=0.0595)
     assert np.flatnonzero(~state.alive).tolist() == graph.dead_nodes()
@@ -163,47 +165,47 @@ def test_graphs_are_seen_as_they_are(kind: str) -> None:
         assert state.kernel(node) is None
 
 
-def test_graphs_one_after_the_other_share_nodes() -> None:
+def test_consecutive_graphs_share_nodes() -> None:
     from wirings import models
 
     model = models.get("mobilenetv1_dnw", rule="dnw", width=0.1)
-    state = still(model).state()
+    state = snapshot_of(model).state()
     blocks = [graph.nodes for graph in model.stages]
     assert state.structure.nodes == sum(blocks) - (64 + 128 + 256 + 512)
     assert len(state) == sum(report.edges for report in model.wiring.look())
     assert state.structure.groups[0].name == "stages.0 block 0"
 
 
-def test_tied_weights_and_a_shared_budget() -> None:
+def test_tied_weights_and_a_global_budget() -> None:
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 4))
     model[1].weight = model[0].weight
-    recorder = wirings.wire_(model, "dnw", k=20, share="global").history(every=1)
+    recorder = Recorder(wirings.wire_(model, "dnw", k=20, share="global"), every=1)
     state = recorder.history().state()
     assert len(state.structure.layers) == 2
     assert len(state) == 20
-    assert len(still(model).state()) == 20
+    assert len(snapshot_of(model).state()) == 20
 
 
-def test_a_finalized_model_looks_as_it_did() -> None:
+def test_finalizing_does_not_change_the_snapshot() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
     wirings.wire_(model, "dnw", density=0.3)
-    before = still(model).state()
-    after = still(wirings.finalize_(model)).state()
-    assert np.array_equal(before.places, after.places)
+    before = snapshot_of(model).state()
+    after = snapshot_of(wirings.finalize_(model)).state()
+    assert np.array_equal(before.indices, after.indices)
     assert np.array_equal(before.codes, after.codes)
-    with pytest.raises(WiringError, match="Linear has no wiring to look at"):
-        still(nn.Linear(2, 2))
+    with pytest.raises(WiringError, match="Linear has no wiring: none of its layers is wired"):
+        snapshot_of(nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize("rule", wirings.rules.names())
-def test_every_rule_is_recorded(rule: str) -> None:
+def test_every_rule_can_be_recorded(rule: str) -> None:
     torch.manual_seed(0)
     convolutions = [nn.Conv2d(4, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=2, padding=1)]
     model = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(128, 12), nn.Tanh(), nn.Linear(12, 4))
     wiring = wirings.wire_(model, rule, **({} if rule in ("dense", "nm") else {"density": 0.3}))
     wiring.plan(6)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    recorder, masks = wiring.history(every=1), [flat_masks(wiring)]
+    recorder, masks = Recorder(wiring, every=1), [flat_masks(wiring)]
     for _ in range(6):
         loss = nn.functional.cross_entropy(model(torch.randn(8, 4, 4, 4)), torch.randint(4, (8,)))
         optimizer.zero_grad()
@@ -213,20 +215,20 @@ def test_every_rule_is_recorded(rule: str) -> None:
         recorder.step()
         masks.append(flat_masks(wiring))
     for state, mask in zip(recorder.history().states(), masks, strict=True):
-        assert np.array_equal(state.places, np.flatnonzero(mask))
+        assert np.array_equal(state.indices, np.flatnonzero(mask))
 
 
 def flat_masks(wiring: Any) -> np.ndarray:
     return np.concatenate([mask.reshape(-1).numpy() for mask in wiring.masks().values()])
 
 
-def test_recording_changes_nothing() -> None:
+def test_recording_does_not_change_training() -> None:
     models = [nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))]
     models.append(copy.deepcopy(models[0]))
     x = torch.randn(5, 6)
     for model, records in zip(models, (False, True), strict=True):
         wiring = wirings.wire_(model, "dnw", density=0.3)
-        recorder = wiring.history(every=1) if records else None
+        recorder = Recorder(wiring, every=1) if records else None
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         for _ in range(5):
             optimizer.zero_grad()
@@ -241,13 +243,18 @@ def test_recording_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("every", [0, -1, 2.5, True, "often"])
-def test_how_often_is_a_number_of_steps(every: Any) -> None:
-    with pytest.raises(WiringError, match="every is a number of steps"):
-        wirings.wire_(nn.Linear(2, 2), k=2).history(every=every)
+def test_rejects_invalid_intervals(every: Any) -> None:
+    with pytest.raises(WiringError, match="every must be a number of steps, at least 1, got"):
+        Recorder(wirings.wire_(nn.Linear(2, 2), k=2), every=every)
 
 
-def test_numbers_that_are_none_are_not_noted() -> None:
-    _, recorder = by_hand()
+def test_rejects_a_model_instead_of_its_handle() -> None:
+    with pytest.raises(WiringError, match=r"expects the handle returned by wirings\.wire_\(model, …\), got Linear"):
+        Recorder(nn.Linear(2, 2))  # type: ignore[arg-type]
+
+
+def test_drops_values_that_are_not_finite() -> None:
+    _, recorder = two_by_two()
     recorder.step(loss=float("nan"), accuracy=torch.tensor(50.0))
     assert recorder.history().notes == [(1, {"accuracy": 50.0})]
 
@@ -256,7 +263,7 @@ def test_numbers_that_are_none_are_not_noted() -> None:
 
 
 def recorded(steps: int, path: Path | None = None, resume: History | None = None, start: int = 0) -> Recorder:
-    """A graph whose weights at a step are a function of the step."""
+    """Record a graph whose weights are a function of the step."""
     graph = wirings.StaticGraph([3, 6, 5, 2], edges=20, node=ConvNode())
     assert graph.wiring is not None
 
@@ -278,7 +285,7 @@ def recorded(steps: int, path: Path | None = None, resume: History | None = None
     return recorder
 
 
-def test_a_file_is_what_was_recorded(tmp_path: Path) -> None:
+def test_appended_and_saved_files_are_identical(tmp_path: Path) -> None:
     recorder = recorded(9, tmp_path / "history.wirings")
     recorder.close()
     appended = History.load(tmp_path / "history.wirings")
@@ -293,30 +300,30 @@ def test_a_file_is_what_was_recorded(tmp_path: Path) -> None:
         assert repr(history) == "<History: 5 records to step 8, 16 nodes, 91 possible edges>"
 
 
-def same(a: State, b: State) -> bool:
+def same(a: WiringState, b: WiringState) -> bool:
     return all(np.array_equal(x, y) for x, y in zip(a._all, b._all, strict=True))
 
 
 @pytest.mark.parametrize("stopped", [3, 6, 7])
-def test_a_run_that_goes_on_has_the_history_of_one_that_did_not_stop(stopped: int, tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_history_of_an_uninterrupted_one(stopped: int, tmp_path: Path) -> None:
     recorded(12, tmp_path / "whole").close()
-    recorded(9, tmp_path / "part").close()  # records up to 8: those after the checkpoint must go
+    recorded(9, tmp_path / "part").close()  # its records after the checkpoint must be dropped
     recorded(12, tmp_path / "part", History.load(tmp_path / "part"), start=stopped).close()
     assert (tmp_path / "whole").read_bytes() == (tmp_path / "part").read_bytes()
 
 
-def test_another_model_begins_a_history_of_its_own(tmp_path: Path) -> None:
-    _, other = by_hand()
+def test_resuming_with_another_model_begins_a_new_history(tmp_path: Path) -> None:
+    _, other = two_by_two()
     assert len(recorded(2, resume=other.history()).history()) == 2
 
 
-def test_any_damage_is_told(tmp_path: Path) -> None:
+def test_detects_any_damage(tmp_path: Path) -> None:
     path = recorded(4).save(tmp_path / "good.wirings")
     good, bad = path.read_bytes(), tmp_path / "bad.wirings"
     ends = [0]
     for at in range(0, len(good), 7):
         bad.write_bytes(good[:at] + bytes([good[at] ^ 16]) + good[at + 1 :])
-        with pytest.raises(WiringError, match=r"damaged|no history|version"):
+        with pytest.raises(WiringError, match=r"damaged|not a history|version"):
             History.load(bad)
     whole = History.load(path)
     for chunk in (whole.head(), *whole.chunks):
@@ -324,7 +331,7 @@ def test_any_damage_is_told(tmp_path: Path) -> None:
     ends = [end + len(file_format.MAGIC) for end in ends]
     for at in range(len(good)):
         bad.write_bytes(good[:at])
-        if at in ends[1:]:  # the end of a chunk: a history that is not so long
+        if at in ends[1:]:  # the end of a chunk: a valid, shorter history
             assert len(History.load(bad)) <= 3
         else:
             with pytest.raises(WiringError):
@@ -334,31 +341,33 @@ def test_any_damage_is_told(tmp_path: Path) -> None:
             assert part.steps == whole.steps[: len(part)]
             assert (part.damage is None) == (at in ends)
     bad.write_bytes(good[: ends[3] + 20])
-    with pytest.raises(WiringError, match=r"it ends inside chunk 4\. It is good up to step 2: .* --resume mends it"):
+    with pytest.raises(
+        WiringError, match=r"it ends inside chunk 4\. It is intact up to step 2\. .* --resume repairs the file"
+    ):
         History.load(bad)
 
 
-def test_files_that_are_no_history(tmp_path: Path) -> None:
-    with pytest.raises(WiringError, match=r"none\.wirings cannot be read: No such file"):
+def test_rejects_other_files(tmp_path: Path) -> None:
+    with pytest.raises(WiringError, match=r"cannot read the history .*none\.wirings: No such file"):
         History.load(tmp_path / "none.wirings")
     (tmp_path / "x").write_text("step,loss\n")
-    with pytest.raises(WiringError, match="is no history of a wiring"):
+    with pytest.raises(WiringError, match="is not a history of a wiring"):
         History.load(tmp_path / "x")
     (tmp_path / "y").write_bytes(b"WIRINGS\x07")
-    with pytest.raises(WiringError, match="a history of version 7; this version of wirings reads 1"):
+    with pytest.raises(WiringError, match="has format version 7, but this release of wirings reads version 1"):
         History.load(tmp_path / "y")
     (tmp_path / "z").write_bytes(
         file_format.MAGIC + file_format.pack_json(file_format.HEAD, {"structure": {}}).framed()
     )
-    with pytest.raises(WiringError, match="nothing of it can be read"):
+    with pytest.raises(WiringError, match="is damaged and cannot be read: 'nodes'"):
         History.load(tmp_path / "z")
-    with pytest.raises(WiringError, match="could not be written"):
+    with pytest.raises(WiringError, match="cannot write the history to"):
         recorded(1).save(tmp_path / "x" / "history.wirings")
-    with pytest.raises(WiringError, match="there is no record 9: this history has 2 of them"):
+    with pytest.raises(WiringError, match="record 9 is out of range: this history has 2 records"):
         recorded(2).history().state(9)
 
 
-def test_records_that_do_not_follow_each_other_are_told() -> None:
+def test_detects_records_that_do_not_follow_each_other() -> None:
     history = recorded(4).history()
     other = History(history.structure, {}, [history.chunks[0], history._records[2]])
     with pytest.raises(WiringError, match="record 2 of this history is damaged"):
@@ -369,14 +378,14 @@ def test_records_that_do_not_follow_each_other_are_told() -> None:
 
 
 @pytest.mark.gpu
-def test_nobody_waits_for_a_record_on_a_gpu() -> None:
+def test_recording_on_a_gpu_does_not_synchronize() -> None:
     graph = wirings.StaticGraph([8, 32, 32, 10], edges=300, node=ConvNode(), rule="dnw").cuda()
     assert graph.wiring is not None
-    recorder = graph.wiring.history(every=1)
+    recorder = Recorder(graph.wiring, every=1)
     recorder.history()
     with without_waiting():
         recorder.step(loss=torch.ones((), device="cuda"))
-    state, alone = recorder.history().state(), still(graph).state()
-    assert np.array_equal(state.places, alone.places)
+    state, alone = recorder.history().state(), snapshot_of(graph).state()
+    assert np.array_equal(state.indices, alone.indices)
     assert np.array_equal(state.codes, alone.codes)
     assert recorder.history().notes == [(1, {"loss": 1.0})]

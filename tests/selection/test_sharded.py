@@ -264,7 +264,10 @@ def layouts(rank: int, folder: str) -> None:
     with pytest.raises(WiringError, match=r"is sharded over processes: load the whole weights"):
         wirings.compact(model, torch.zeros(1, 5))
     refused("is the model's own tensor", lambda m: wirings.rewind_(fully_shard(m), m.state_dict()))
-    refused("a history is recorded in one process", lambda m: wirings.wire_(fully_shard(m), density=0.3).history())
+    refused(
+        "a history can only be recorded in one process",
+        lambda m: wirings.Recorder(wirings.wire_(fully_shard(m), density=0.3)),
+    )
 
     def later(model: nn.Sequential) -> None:  # wired first, sharded by columns then
         wiring = wirings.wire_(model, rules.get("random", seed=0), density=0.3)

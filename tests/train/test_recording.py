@@ -10,7 +10,7 @@ from breaking import BreakError, Heard, Stops, lines
 
 import wirings
 from wirings import models
-from wirings.history import History, still
+from wirings.history import History, snapshot_of
 from wirings.train import loop, recipes, runs
 from wirings.train.recording import DAMAGED, HISTORY, usual_every
 from wirings.train.settings import with_overrides
@@ -36,8 +36,8 @@ def test_a_run_records_its_wiring(tmp_path: Path) -> None:
         "data": "synthetic",
     }
     model = runs.open_run(tmp_path, device="cpu")[0]
-    assert np.array_equal(history.state().places, still(model).state().places)
-    assert np.array_equal(history.state().codes, still(model).state().codes)
+    assert np.array_equal(history.state().indices, snapshot_of(model).state().indices)
+    assert np.array_equal(history.state().codes, snapshot_of(model).state().codes)
     log = lines(tmp_path)
     assert history.series("accuracy")[1] == pytest.approx([float(line["accuracy"]) for line in log])
     assert history.series("test_loss")[1] == pytest.approx([float(line["loss"]) for line in log])
@@ -45,8 +45,8 @@ def test_a_run_records_its_wiring(tmp_path: Path) -> None:
     assert steps.tolist() == list(range(1, 13))
     assert loss[2::3] == pytest.approx([float(line["train_loss"]) for line in log])  # at the ends of epochs
     swapped = [int(line["swapped"]) for line in log]
-    places = [state.places for state in history.states()]
-    assert [len(np.setdiff1d(places[i + 3], places[i])) for i in (0, 3, 6, 9)] == swapped
+    indices = [state.indices for state in history.states()]
+    assert [len(np.setdiff1d(indices[i + 3], indices[i])) for i in (0, 3, 6, 9)] == swapped
 
 
 def test_how_often_is_a_setting_that_leaves_the_recipe_what_it_is(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from wirings.draw.common import POSITIVE, SOFT, Drawn, say, state_of
-from wirings.history import State
+from wirings.history import WiringState
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,15 +57,15 @@ def _short(name: str, most: int = 20) -> str:
     return f"…{end[max(end.find('.'), 0) :]}"
 
 
-def _table(state: State, i: int) -> np.ndarray:
+def _table(state: WiringState, i: int) -> np.ndarray:
     """The density of each cell of a layer: real edges over those that are possible."""
     structure = state.structure
     layer = structure.layers[i]
-    first, last = np.searchsorted(state.places, (layer.start, layer.stop))
+    first, last = np.searchsorted(state.indices, (layer.start, layer.stop))
     tiles = [tile for tile in structure.tiles if layer.start <= tile.start < layer.stop]
     bounds = []
     for tile in tiles:
-        ends = np.stack(tile.ends(np.array([tile.start, tile.start + tile.count - 1])))
+        ends = np.stack(tile.endpoints(np.array([tile.start, tile.start + tile.count - 1])))
         if tile.pairs is not None:
             ends = np.stack([[side.min(), side.max()] for side in tile.pairs])
         bounds.append(ends)
@@ -116,7 +116,7 @@ def density(ax: Axes, what: Drawn, title: str = "") -> None:
     say(ax, title)
 
 
-def _parts(state: State) -> tuple[list[str], np.ndarray, np.ndarray]:
+def _parts(state: WiringState) -> tuple[list[str], np.ndarray, np.ndarray]:
     """Names, real and possible edges: of layers, or, of one graph, of the groups that its edges lead to."""
     structure = state.structure
     if len(structure.layers) > 1:

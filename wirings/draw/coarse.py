@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from wirings.history import History, State, file_format
+from wirings.history import History, WiringState, file_format
 from wirings.history.quantize import encode
-from wirings.history.structure import Group, LayerOf, Structure, Tile
+from wirings.history.structure import EdgeTile, NodeGroup, RecordedLayer, WiringStructure
 
 MOST_EDGES, MOST_NODES = 60_000, 3_000
 """What is drawn node by node."""
@@ -19,7 +19,7 @@ DOTS = 320
 """About so many stand for a larger graph."""
 
 
-def too_large(state: State) -> bool:
+def too_large(state: WiringState) -> bool:
     """Whether a wiring should not be drawn node by node."""
     return len(state) > MOST_EDGES or state.structure.nodes > MOST_NODES
 
@@ -27,7 +27,7 @@ def too_large(state: State) -> bool:
 class Bins:
     """Which nodes of a structure are drawn as one dot: as many neighbours of a group as leave about ``dots`` dots."""
 
-    def __init__(self, structure: Structure, dots: int = DOTS) -> None:
+    def __init__(self, structure: WiringStructure, dots: int = DOTS) -> None:
         self.size = max(1, round(structure.nodes / dots))
         groups, names, self.of_node = [], [], np.empty(structure.nodes, np.int64)
         self.sizes: list[int] = []
@@ -38,21 +38,21 @@ class Bins:
                 self.of_node[start:stop] = len(self.sizes)
                 self.sizes.append(stop - start)
                 names.append(f"{start}–{stop - 1}" if stop - start > 1 else str(start))
-            groups.append(Group(group.name, first, len(self.sizes)))
+            groups.append(NodeGroup(group.name, first, len(self.sizes)))
         count = len(self.sizes)
         self.names = names
-        self.structure = Structure(
+        self.structure = WiringStructure(
             nodes=count,
             groups=groups,
-            layers=[LayerOf("all layers", 0, count * count, (count, count))],
-            tiles=[Tile(0, 0, count, 0, count)],
+            layers=[RecordedLayer("all layers", 0, count * count, (count, count))],
+            tiles=[EdgeTile(0, 0, count, 0, count)],
             inputs=np.unique(self.of_node[structure.inputs]),
             outputs=np.unique(self.of_node[structure.outputs]),
             layout=structure.layout,
-            sure=False,  # a path along dots need not be one along nodes
+            paths_known=False,  # a path along dots need not be one along nodes
         )
 
-    def codes(self, state: State) -> np.ndarray:
+    def codes(self, state: WiringState) -> np.ndarray:
         """A code for every pair of dots, (receives, sends), 0 where no edge joins them."""
         count, sizes = len(self.sizes), np.array(self.sizes)
         pairs = self.of_node[state.targets] * count + self.of_node[state.sources]
@@ -74,16 +74,16 @@ def coarse(history: History, dots: int = DOTS) -> History:
     bins = Bins(history.structure, dots)
     about = {**history.about, "note": bins.note(), "grouped": bins.names, "nodes": history.structure.nodes}
     about["edges"] = [len(history.state()), history.structure.edges]
-    chunks, before = [], np.zeros(bins.structure.places, np.int8)
+    chunks, before = [], np.zeros(bins.structure.size, np.int8)
     for state in history.states():
         after = bins.codes(state)
-        chunks.append(file_format.difference(state.step, before, after))
+        chunks.append(file_format.pack_record(state.step, before, after))
         before = after
     chunks += [chunk for chunk in history.chunks if chunk.kind == file_format.NOTE]
     return History(bins.structure, about, chunks)
 
 
-def drawable(state: State) -> tuple[State, str]:
+def drawable(state: WiringState) -> tuple[WiringState, str]:
     """A state that can be drawn node by node, and what to say of it: itself and nothing, or a coarser one."""
     if not too_large(state):
         return state, ""
@@ -91,4 +91,4 @@ def drawable(state: State) -> tuple[State, str]:
     codes = bins.codes(state)
     places = np.flatnonzero(codes)
     steps = np.full(len(places), state.step)
-    return State(bins.structure, state.step, places, codes[places], steps), bins.note()
+    return WiringState(bins.structure, state.step, places, codes[places], steps), bins.note()

@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from wirings.errors import WiringError
-from wirings.history import History, State, still
+from wirings.history import History, WiringState, snapshot_of
 from wirings.utils.files import whole_file
 
 if TYPE_CHECKING:
@@ -22,19 +22,21 @@ POSITIVE, NEGATIVE = "#0068a8", "#c85200"
 ALIVE, DEAD, SOFT = "#2a2c30", "#c4c7cb", "#66696e"
 BORN, DIED = POSITIVE, "#8c25f4"
 
-Drawn = State | History | nn.Module
+Drawn = WiringState | History | nn.Module
 """What pictures take: a wiring at one moment, a history (its last record counts), or a model, wired or finalized."""
 
 
-def state_of(what: Drawn) -> State:
+def state_of(what: Drawn) -> WiringState:
     """The wiring to draw."""
-    if isinstance(what, State):
+    if isinstance(what, WiringState):
         return what
     if isinstance(what, History):
         return what.state()
     if isinstance(what, nn.Module):
-        return still(what).state()
-    raise WiringError(f"a picture takes a State, a History or a model, not {type(what).__name__}; see wirings.history.")
+        return snapshot_of(what).state()
+    raise WiringError(
+        f"a picture takes a WiringState, a History or a model, not {type(what).__name__}; see wirings.history."
+    )
 
 
 def history_of(what: Any) -> History:
@@ -101,7 +103,7 @@ def say(ax: Axes, title: str, note: str = "") -> None:
         ).set_color(SOFT)
 
 
-def strengths(state: State) -> np.ndarray:
+def strengths(state: WiringState) -> np.ndarray:
     """The part of the edges that each is at least as strong as, from 0 to 1, whatever the weights are."""
     sizes = np.abs(state.codes.astype(int))
     return np.searchsorted(np.sort(sizes), sizes, side="right") / max(len(sizes), 1)

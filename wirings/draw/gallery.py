@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wirings import draw
 from wirings.draw.common import figure_of, save
 from wirings.errors import WiringError
-from wirings.history import History, State
+from wirings.history import History, WiringState
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,7 +19,7 @@ class Picture(NamedTuple):
     """A function that draws, what it draws, and how large in inches."""
 
     function: Callable[..., Any]
-    what: State | History
+    what: WiringState | History
     size: tuple[float, float]
     how: dict[str, str] = {}  # noqa: RUF012 - never changed
 

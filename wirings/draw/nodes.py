@@ -10,7 +10,7 @@ from matplotlib.colors import to_rgba
 
 from wirings.draw.coarse import Bins, drawable
 from wirings.draw.common import ALIVE, DEAD, NEGATIVE, POSITIVE, SOFT, Drawn, say, state_of, strengths
-from wirings.history import State
+from wirings.history import WiringState
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,7 +59,7 @@ def circle(ax: Axes, what: Drawn, title: str = "") -> None:
     say(ax, title, note)
 
 
-def _around(ax: Axes, state: State, names: list[str]) -> None:
+def _around(ax: Axes, state: WiringState, names: list[str]) -> None:
     """The names of groups around a circle, on each side one below the other; what finds no room is left out."""
     middles = [np.pi - np.pi * (group.start + group.stop) / state.structure.nodes for group in state.structure.groups]
     # A line's height, where the whole, 2.24, has three fifths of the figure's.
@@ -85,7 +85,7 @@ def spring(ax: Axes, what: Drawn, title: str = "", rounds: int = 60) -> None:
     say(ax, title, note)
 
 
-def spring_layout(state: State, rounds: int = 60) -> np.ndarray:
+def spring_layout(state: WiringState, rounds: int = 60) -> np.ndarray:
     """Places of the nodes, (nodes, 2): all repel each other, edges pull by their strength; inputs start on the left."""
     structure = state.structure
     nodes, random = structure.nodes, np.random.default_rng(0)  # the same picture every time
@@ -146,13 +146,13 @@ def adjacency(ax: Axes, what: Drawn, title: str = "") -> None:
     say(ax, title)
 
 
-def _names(state: State, note: str, between: str) -> list[str]:
+def _names(state: WiringState, note: str, between: str) -> list[str]:
     """Names of groups with their numbers of nodes, which are not those of the dots that stand for them."""
     groups = state.structure.groups
     return [group.name if note else f"{group.name}{between}{group.stop - group.start:,}" for group in groups]
 
 
-def _network(ax: Axes, state: State, places: np.ndarray, roles: bool = False) -> None:
+def _network(ax: Axes, state: WiringState, places: np.ndarray, roles: bool = False) -> None:
     """Edges as lines, the strongest on top, and nodes as dots."""
     strength, count = strengths(state), len(state)
     alive = state.alive

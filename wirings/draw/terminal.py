@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from wirings.errors import WiringError
-from wirings.history import History, State
+from wirings.history import History, WiringState
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 48
@@ -51,7 +51,7 @@ def summary(history: History, title: str = "") -> str:
     return "\n".join(line.rstrip() for line in lines).strip("\n")
 
 
-def _curves(history: History, states: list[State]) -> list[str]:
+def _curves(history: History, states: list[WiringState]) -> list[str]:
     rows, steps = [], np.array(history.steps)
     for name, unit in (("accuracy", " %"), ("loss", "")):
         at, values = history.series(name)
@@ -60,7 +60,7 @@ def _curves(history: History, states: list[State]) -> list[str]:
     births = history.births[1:]
     rows.append(("swapped", steps[1:], births, f"{births.sum():,} edges in all"))
     alive = np.array([np.count_nonzero(state.alive) for state in states])
-    name = "alive" if history.structure.sure else "joined"
+    name = "alive" if history.structure.paths_known else "joined"
     rows.append((name, steps, alive, f"{alive[0]:,} → {alive[-1]:,} of {history.structure.nodes:,} nodes"))
     return [f"{name:9} {_in_time(at, values, steps)}  {said}" for name, at, values, said in rows]
 
@@ -74,11 +74,11 @@ def _in_time(at: np.ndarray, values: np.ndarray, steps: np.ndarray) -> str:
     return " " * int(known[0]) + sparkline(means[last])
 
 
-def _table(state: State) -> list[str]:
+def _table(state: WiringState) -> list[str]:
     """A line for each group of nodes: how many, how many are dead, their edges, and how those are spread."""
     into, out_of = state.degrees()
     structure = state.structure
-    word = "dead" if structure.sure else "no edge"
+    word = "dead" if structure.paths_known else "no edge"
     head = ["", "nodes", word, "edges in", "edges out", "edges in, node by node"]
     rows = []
     groups = structure.groups
@@ -100,7 +100,7 @@ def _table(state: State) -> list[str]:
     return lines
 
 
-def _ages(state: State) -> str:
+def _ages(state: WiringState) -> str:
     """How old the edges are, and of which sign."""
     positive = 100 * np.count_nonzero(state.codes > 0) / max(len(state), 1)
     text = f"{positive:.0f} % of the edges are positive"

@@ -1,7 +1,7 @@
-"""Histories of wirings: recorded while a model trains, kept in one small file, replayed."""
+"""Histories of wirings: recorded while a model trains, stored in one small file, and replayed."""
 
 from wirings.history.record import Recorder
-from wirings.history.replay import History, State
-from wirings.history.snapshot import still
+from wirings.history.replay import History, WiringState
+from wirings.history.snapshot import snapshot_of
 
-__all__ = ["History", "Recorder", "State", "still"]
+__all__ = ["History", "Recorder", "WiringState", "snapshot_of"]

@@ -1,20 +1,20 @@
-"""The file of a history: chunks one after the other, each with its length and checksum; nothing in it can execute.
+"""The file format of histories: a sequence of chunks with lengths and checksums. Nothing in a file can execute.
 
     8 bytes     "WIRINGS" and the version of the format
-    chunks      4 bytes of kind, the length and the CRC-32 of kind and content as little-endian numbers of 4 bytes, then
-                the content, compressed by zlib
+    chunks      kind (4 bytes), length and CRC-32 of kind and content (little-endian uint32 each), then the content,
+                compressed with zlib
 
-    HEAD        JSON: the structure, and what the caller says about the run
-    STEP        one record: what the wiring is at a step, as the difference from the record before
-    NOTE        JSON: a step and numbers that belong to it, such as the loss
+    HEAD        JSON: the structure of the wiring, and what the caller says about the run
+    STEP        one record: the wiring at a step, as the difference from the previous record
+    NOTE        JSON: a step, and values that belong to it, such as the loss
 
-A record, uncompressed: the step, the number of places that were real at the record before and the number that are new,
-as numbers of 4 bytes; for each place that was real the difference of its code, modulo 256 (a code of 0 is an edge that
-is no longer real); the codes of the new places; the gaps between the new places, as four planes of bytes, the low ones
-first. Places are in ascending order.
+A record, uncompressed, consists of the step, the number of edges that were real at the previous record and the number
+of new edges (uint32 each); for each edge that was real, the change of its code, modulo 256 (a code of 0 means that the
+edge is no longer real); the codes of the new edges; and the gaps between the flat indices of the new edges, as four
+planes of bytes, low bytes first. Indices ascend.
 
-A chunk is written in one go at the end of the file, so a run that is killed leaves whole chunks, and at worst a part of
-one, which is told apart from a damaged file by the file's end.
+Each chunk is appended with a single write. A run that is killed therefore leaves complete chunks and at most one
+partial chunk at the end of the file, which can be told apart from damage elsewhere.
 """
 
 from __future__ import annotations
@@ -33,46 +33,60 @@ VERSION = 1
 MAGIC = b"WIRINGS" + bytes([VERSION])
 HEAD, STEP, NOTE = b"HEAD", b"STEP", b"NOTE"
 _CHUNK, _RECORD = struct.Struct("<4sII"), struct.Struct("<III")
-LONGEST = 1 << 30
-"""Bytes that a chunk may have uncompressed: a damaged one must not fill the memory."""
+MAX_CHUNK_BYTES = 1 << 30
+"""The largest uncompressed size of a chunk: a damaged file must not fill the memory."""
 
 
 class Chunk(NamedTuple):
-    """A kind, and a content as it is in the file, compressed."""
+    """One chunk of a history file; the content is compressed."""
 
     kind: bytes
     content: bytes
 
     def framed(self) -> bytes:
+        """The bytes of the chunk in a file, with length and checksum."""
         return _CHUNK.pack(self.kind, len(self.content), zlib.crc32(self.kind + self.content)) + self.content
 
 
 def pack(kind: bytes, content: bytes) -> Chunk:
+    """Compress a chunk."""
     return Chunk(kind, zlib.compress(content, 6))
 
 
 def unpack(chunk: Chunk) -> bytes:
-    """A chunk's content, uncompressed; raises ValueError if it is none."""
-    opened = zlib.decompressobj()
+    """Decompress a chunk's content.
+
+    Raises:
+        ValueError: the content is damaged.
+    """
+    decompressor = zlib.decompressobj()
     try:
-        content = opened.decompress(chunk.content, LONGEST)
+        content = decompressor.decompress(chunk.content, MAX_CHUNK_BYTES)
     except zlib.error as error:
         raise ValueError(str(error)) from error
-    if not opened.eof:
-        raise ValueError("it is cut off, or too long")
+    if not decompressor.eof:
+        raise ValueError("the content is truncated or too long")
     return content
 
 
 def pack_json(kind: bytes, value: Any) -> Chunk:
+    """Store a value as JSON in a chunk."""
     return pack(kind, json.dumps(value, allow_nan=False, separators=(",", ":")).encode())
 
 
 def unpack_json(chunk: Chunk) -> Any:
+    """Read the JSON value of a chunk."""
     return json.loads(unpack(chunk))
 
 
-def difference(step: int, before: np.ndarray, after: np.ndarray) -> Chunk:
-    """A record: from the codes of all places before to those after, int8."""
+def pack_record(step: int, before: np.ndarray, after: np.ndarray) -> Chunk:
+    """Store a record as the difference between two wirings.
+
+    Args:
+        step: the optimizer step of the record.
+        before: int8 codes of all possible edges at the previous record, 0 for edges that are not real.
+        after: int8 codes at this record.
+    """
     was = np.flatnonzero(before)
     delta = after[was].view(np.uint8) - before[was].view(np.uint8)
     new = np.flatnonzero((before == 0) & (after != 0))
@@ -82,57 +96,64 @@ def difference(step: int, before: np.ndarray, after: np.ndarray) -> Chunk:
     return pack(STEP, b"".join(parts))
 
 
-class Difference(NamedTuple):
-    """A record, read again."""
+class RecordDelta(NamedTuple):
+    """The content of a record: the difference from the previous one."""
 
     step: int
     delta: np.ndarray
-    """For each place that was real: the difference of its code, modulo 256."""
+    """For each edge that was real, the change of its code, modulo 256."""
     new: np.ndarray
-    """The places that are real now and were not."""
+    """Flat indices of the edges that became real."""
     codes: np.ndarray
-    """Theirs."""
+    """The int8 codes of the new edges."""
 
 
 def step_of(chunk: Chunk) -> int:
-    """The step of a record, without reading the rest of it."""
+    """The step of a record, without decompressing all of it."""
     try:
         start = zlib.decompressobj().decompress(chunk.content, _RECORD.size)
     except zlib.error as error:
         raise ValueError(str(error)) from error
     if len(start) < _RECORD.size:
-        raise ValueError("a record is cut off")
+        raise ValueError("the record is truncated")
     return int(_RECORD.unpack(start)[0])
 
 
-def read_difference(chunk: Chunk) -> Difference:
+def unpack_record(chunk: Chunk) -> RecordDelta:
+    """Read a record.
+
+    Raises:
+        ValueError: the record is damaged.
+    """
     content = unpack(chunk)
     if len(content) < _RECORD.size:
-        raise ValueError("it is cut off")
+        raise ValueError("the record is truncated")
     step, was, new = _RECORD.unpack_from(content)
     at = _RECORD.size
     if len(content) != at + was + 5 * new:
-        raise ValueError(f"it has {len(content)} bytes instead of {at + was + 5 * new}")
+        raise ValueError(f"expected {at + was + 5 * new} bytes, got {len(content)}")
     delta = np.frombuffer(content, np.uint8, was, at)
     codes = np.frombuffer(content, np.int8, new, at + was)
     planes = np.frombuffer(content, np.uint8, 4 * new, at + was + new).reshape(4, new)
     gaps = np.ascontiguousarray(planes.T).view("<u4").reshape(-1)
-    return Difference(step, delta, np.cumsum(gaps, dtype=np.int64), codes)
+    return RecordDelta(step, delta, np.cumsum(gaps, dtype=np.int64), codes)
 
 
-def read(path: Path) -> tuple[list[Chunk], str | None]:
-    """All whole chunks of a file, and what is wrong with the rest of it, if anything is."""
+def read_chunks(path: Path) -> tuple[list[Chunk], str | None]:
+    """Read a history file.
+
+    Returns:
+        All complete chunks, and a description of the damage that follows them, None if there is none.
+    """
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise WiringError(f"the history {path} cannot be read: {error.strerror}.") from error
+        raise WiringError(f"cannot read the history {path}: {error.strerror}.") from error
     if data[:7] != MAGIC[:7]:
-        raise WiringError(
-            f"{path} is no history of a wiring: it does not begin as one. Give a file that History.save wrote."
-        )
+        raise WiringError(f"{path} is not a history of a wiring. Expected a file written by Recorder or History.save.")
     if data[7:8] != MAGIC[7:]:
-        came = str(data[7]) if len(data) > 7 else "none"
-        raise WiringError(f"{path} is a history of version {came}; this version of wirings reads {VERSION}.")
+        got = str(data[7]) if len(data) > 7 else "missing"
+        raise WiringError(f"{path} has format version {got}, but this release of wirings reads version {VERSION}.")
     chunks: list[Chunk] = []
     at = len(MAGIC)
     while at < len(data):
@@ -142,11 +163,11 @@ def read(path: Path) -> tuple[list[Chunk], str | None]:
         at += _CHUNK.size
         content = data[at : at + length]
         if kind not in (HEAD, STEP, NOTE):
-            return chunks, f"chunk {len(chunks) + 1} is of an unknown kind"
+            return chunks, f"chunk {len(chunks) + 1} has an unknown kind"
         if len(content) < length:
             return chunks, f"it ends inside chunk {len(chunks) + 1}"
         if zlib.crc32(kind + content) != checksum:
-            return chunks, f"the checksum of chunk {len(chunks) + 1} is wrong"
+            return chunks, f"chunk {len(chunks) + 1} has a wrong checksum"
         chunks.append(Chunk(kind, content))
         at += length
     return chunks, None

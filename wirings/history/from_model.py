@@ -1,29 +1,27 @@
-"""The structure of a wired model, found in its layers and graphs.
+"""The structure of a wired model, derived from its layers and graphs.
 
-A layer does not say where its inputs come from. Where it has as many as the layer before has outputs (or a multiple, as
-after flattening maps), the two are taken to be the same nodes, which is right for layers in a row and a guess where
-there are branches: then `Structure.sure` is false, and nobody should conclude from paths across layers that a node is
-dead. Graphs are known by what they name, as on the rest of the ground floor, which imports none.
+A layer does not know where its inputs come from. If it has as many inputs as the previous layer has outputs (or a
+multiple, as after flattening maps), the two are taken to be the same nodes. That is right for layers in a row and a
+guess for models with branches: `WiringStructure.paths_known` is then False, and paths across layers must not be used to
+conclude that a node is dead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
 
 from wirings.errors import WiringError
-from wirings.history.structure import Group, Kernels, LayerOf, Structure, Tile, Walk
+from wirings.history.structure import DiscreteTime, EdgeTile, NodeGroup, NodeKernels, RecordedLayer, WiringStructure
+from wirings.wire.handle import Wiring
 from wirings.wire.targets import _CONVOLUTIONS, is_turned, sends_first
 
-if TYPE_CHECKING:
-    from wirings.wire.handle import Wiring
 
-
-class Place(NamedTuple):
-    """One weight that is wired, or was."""
+class WiredWeight(NamedTuple):
+    """A weight that is wired, or was before its model was finalized."""
 
     name: str
     module: nn.Module
@@ -31,49 +29,50 @@ class Place(NamedTuple):
     weight: Tensor
 
 
-def places_of(wiring: Wiring) -> list[Place]:
-    """The wired weights of a handle."""
-    return [Place(layer.name, layer.module, layer.attribute, layer.weight) for layer in wiring.layers]
+def wired_weights_of(wiring: Wiring) -> list[WiredWeight]:
+    """The weights that a handle wires, in the order of the model."""
+    return [WiredWeight(layer.name, layer.module, layer.attribute, layer.weight) for layer in wiring.layers]
 
 
-def structure_of(places: Sequence[Place]) -> Structure:
-    """The structure of wired weights, in the order of the model."""
-    if not places:
-        raise WiringError("a history needs at least one wired layer, but the wiring has none.")
-    made = _Builder()
-    for place in places:
-        if place.attribute in getattr(place.module, "wired_weights", ()):
-            made.graph(place)
+def structure_of(weights: Sequence[WiredWeight]) -> WiringStructure:
+    """The structure of wired weights, which are given in the order of the model."""
+    if not weights:
+        raise WiringError("a history needs at least one wired layer, got none.")
+    builder = _StructureBuilder()
+    for weight in weights:
+        if weight.attribute in getattr(weight.module, "wired_weights", ()):
+            builder.add_graph(weight)
         else:
-            made.layer(place)
-    return made.done()
+            builder.add_layer(weight)
+    return builder.build()
 
 
-def kernel_weights(places: Sequence[Place]) -> list[Tensor]:
-    """The kernels of graphs' nodes, (nodes, …) each, in the order of `Structure.kernels`."""
-    return [weight for place in places for _, weight in _kernels(place.module)]
+def kernel_weights(weights: Sequence[WiredWeight]) -> list[Tensor]:
+    """The kernels of graphs' nodes, each of shape (nodes, …), in the order of `WiringStructure.kernels`."""
+    return [kernel for weight in weights for _, kernel in _kernels(weight.module)]
 
 
-class _Builder:
-    """Takes layers one by one and numbers their nodes and places."""
+class _StructureBuilder:
+    """Takes wired weights one by one and numbers their nodes and possible edges."""
 
     def __init__(self) -> None:
-        self.groups: list[Group] = []
-        self.layers: list[LayerOf] = []
-        self.tiles: list[Tile] = []
+        self.groups: list[NodeGroup] = []
+        self.layers: list[RecordedLayer] = []
+        self.tiles: list[EdgeTile] = []
         self.kernels: list[tuple[list[int], tuple[int, ...]]] = []
         self.inputs: list[np.ndarray] = []
         self.outputs: list[np.ndarray] = []
-        self.nodes = self.place = 0
+        self.nodes = self.index = 0
         self.before: range | None = None
-        """The nodes that the layer before gives, if they come last."""
+        """The outputs of the previous layer, if they are the last nodes."""
         self.units: dict[int, range] = {}
-        """By recurrent module: the nodes that its units are."""
-        self.circles: list[bool] = []
-        self.walks: list[Walk | None] = []
+        """The nodes of each recurrent module's units, by the id of the module."""
+        self.unordered: list[bool] = []
+        """For each weight, whether its nodes have no order."""
+        self.times: list[DiscreteTime | None] = []
 
-    def graph(self, place: Place) -> None:
-        graph: Any = place.module
+    def add_graph(self, weight: WiredWeight) -> None:
+        graph: Any = weight.module
         inputs, outputs = np.asarray(graph.inputs), np.asarray(graph.outputs)
         first = len(inputs) if np.array_equal(inputs, np.arange(len(inputs))) else 0
         joins = self.before is not None and len(self.before) == first and first > 0
@@ -81,42 +80,44 @@ class _Builder:
         if not joins:
             self.inputs.append(inputs + offset)
         sizes = getattr(graph.topology, "sizes", None)
-        self.circles.append(sizes is None)
+        self.unordered.append(sizes is None)
         discrete = hasattr(graph, "inflow")
-        self.walks.append(Walk(graph.steps or 0, graph.inflow == "every", graph.reads == "every") if discrete else None)
-        prefix = place.name.rpartition(".")[0]
+        time = DiscreteTime(graph.steps or 0, graph.inflow == "every", graph.reads == "every") if discrete else None
+        self.times.append(time)
+        prefix = weight.name.rpartition(".")[0]
         for name, start, stop in _graph_groups(sizes, graph.nodes, inputs, outputs):
             if not (joins and start < first):
                 self.groups.append(
-                    Group(f"{prefix} {name}" if self._several(place) else name, offset + start, offset + stop)
+                    NodeGroup(f"{prefix} {name}" if self._needs_prefix(weight) else name, offset + start, offset + stop)
                 )
         for tile in graph.tiles:
-            self._graph_tile(tile, offset)
-        for nodes, weight in _kernels(graph):
-            self.kernels.append(([v + offset for v in nodes], tuple(weight.shape[2:])))
+            self._add_graph_tile(tile, offset)
+        for nodes, kernel in _kernels(graph):
+            self.kernels.append(([v + offset for v in nodes], tuple(kernel.shape[2:])))
         self.nodes = offset + graph.nodes
         self.outputs.append(outputs + offset)
         last = np.array_equal(outputs, np.arange(graph.nodes - len(outputs), graph.nodes))
         self.before = range(self.nodes - len(outputs), self.nodes) if last else None
-        self._add_layer(place)
+        self._finish_weight(weight)
 
-    def _several(self, place: Place) -> bool:
-        return "." in place.name.rpartition(".")[0] or bool(self.layers)
+    def _needs_prefix(self, weight: WiredWeight) -> bool:
+        """Whether group names must say which graph of the model they belong to."""
+        return "." in weight.name.rpartition(".")[0] or bool(self.layers)
 
-    def _graph_tile(self, tile: Any, offset: int) -> None:
+    def _add_graph_tile(self, tile: Any, offset: int) -> None:
         targets, sources = np.asarray(tile.targets), np.asarray(tile.sources)
-        start = self.place + tile.start
+        start = self.index + tile.start
         if tile.places is None and _is_range(targets) and _is_range(sources):
             first = (int(targets[0]) + offset, len(targets), int(sources[0]) + offset, len(sources))
-            self.tiles.append(Tile(start, *first))
+            self.tiles.append(EdgeTile(start, *first))
         else:
             into, out_of = tile.edge_list()
-            self.tiles.append(Tile(start, pairs=(into.astype(np.int64) + offset, out_of.astype(np.int64) + offset)))
+            self.tiles.append(EdgeTile(start, pairs=(into.astype(np.int64) + offset, out_of.astype(np.int64) + offset)))
 
-    def layer(self, place: Place) -> None:
-        module, shape = place.module, tuple(place.weight.shape)
-        self.circles.append(False)
-        recurrent = isinstance(module, (nn.RNNBase, nn.RNNCellBase)) and not place.attribute.startswith("weight_hr")
+    def add_layer(self, weight: WiredWeight) -> None:
+        module, shape = weight.module, tuple(weight.weight.shape)
+        self.unordered.append(False)
+        recurrent = isinstance(module, (nn.RNNBase, nn.RNNCellBase)) and not weight.attribute.startswith("weight_hr")
         if isinstance(module, _CONVOLUTIONS) or is_turned(module):
             inner, groups, flip = int(np.prod(shape[2:])), getattr(module, "groups", 1), sends_first(module)
             rows, cols = shape[0] // groups, shape[1]
@@ -126,14 +127,14 @@ class _Builder:
             gives = module.hidden_size if recurrent else shape[0]  # type: ignore[assignment]
             rows, cols = gives, int(np.prod(shape[1:]))
             takes = cols
-        own = self.units.get(id(module)) if recurrent and "_hh" in place.attribute else None
-        if own is not None:  # what the units send to one another
+        own = self.units.get(id(module)) if recurrent and "_hh" in weight.attribute else None
+        if own is not None:  # edges between the units of one layer
             sources = targets = own
         else:
-            sources, shared = self._sources(place, takes)
-            if shared > 1:  # maps were flattened: several inputs are one node
+            sources, shared = self._sources(weight, takes)
+            if shared > 1:  # maps were flattened: each node supplies several inputs
                 inner, cols = shared, cols // shared
-            targets = self._column(place.name.removesuffix(".weight"), gives)
+            targets = self._add_group(weight.name.removesuffix(".weight"), gives)
             self.before = targets
         if recurrent:
             self.units[id(module)] = targets
@@ -143,38 +144,38 @@ class _Builder:
             into, out_of = (cols if flip else rows) * i, (rows if flip else cols) * i
             into, out_of = (0, 0) if recurrent else (into, out_of)
             where = (targets.start + into, rows, sources.start + out_of, cols)
-            self.tiles.append(Tile(self.place + i * step, *where, inner=inner, flip=flip))
-        self._add_layer(place)
+            self.tiles.append(EdgeTile(self.index + i * step, *where, inner=inner, flip=flip))
+        self._finish_weight(weight)
 
-    def _sources(self, place: Place, takes: int) -> tuple[range, int]:
-        """The nodes that a layer takes its inputs from, and how many inputs each of them is."""
+    def _sources(self, weight: WiredWeight, takes: int) -> tuple[range, int]:
+        """The nodes that a layer gets its inputs from, and the number of inputs that each of them supplies."""
         before = self.before
         if before is not None and takes == len(before):
             return before, 1
-        if before is not None and isinstance(place.module, nn.Linear) and takes % len(before) == 0:
+        if before is not None and isinstance(weight.module, nn.Linear) and takes % len(before) == 0:
             return before, takes // len(before)
-        nodes = self._column(f"{place.name.removesuffix('.weight')} in", takes)
+        nodes = self._add_group(f"{weight.name.removesuffix('.weight')} in", takes)
         self.inputs.append(np.asarray(nodes))
         return nodes, 1
 
-    def _column(self, name: str, count: int) -> range:
+    def _add_group(self, name: str, count: int) -> range:
         nodes = range(self.nodes, self.nodes + count)
-        self.groups.append(Group(name, nodes.start, nodes.stop))
+        self.groups.append(NodeGroup(name, nodes.start, nodes.stop))
         self.nodes += count
         return nodes
 
-    def _add_layer(self, place: Place) -> None:
-        stop = self.place + place.weight.numel()
-        self.layers.append(LayerOf(place.name, self.place, stop, tuple(place.weight.shape)))
-        self.place = stop
+    def _finish_weight(self, weight: WiredWeight) -> None:
+        stop = self.index + weight.weight.numel()
+        self.layers.append(RecordedLayer(weight.name, self.index, stop, tuple(weight.weight.shape)))
+        self.index = stop
 
-    def done(self) -> Structure:
+    def build(self) -> WiringStructure:
         outputs = np.asarray(self.before) if self.before is not None else self.outputs[-1]
-        kernels, start = [], self.place
+        kernels, start = [], self.index
         for nodes, shape in self.kernels:
-            kernels.append(Kernels(nodes, start, shape))
+            kernels.append(NodeKernels(nodes, start, shape))
             start += len(nodes) * int(np.prod(shape))
-        return Structure(
+        return WiringStructure(
             nodes=self.nodes,
             groups=self.groups,
             layers=self.layers,
@@ -182,9 +183,9 @@ class _Builder:
             inputs=np.concatenate(self.inputs) if self.inputs else np.arange(0),
             outputs=outputs,
             kernels=kernels,
-            layout="circle" if self.circles == [True] else "columns",
-            sure=len(self.layers) == 1,
-            walk=self.walks[0] if len(self.walks) == 1 else None,
+            layout="circle" if self.unordered == [True] else "columns",
+            paths_known=len(self.layers) == 1,
+            discrete_time=self.times[0] if len(self.times) == 1 else None,
         )
 
 
@@ -195,29 +196,32 @@ def _is_range(nodes: np.ndarray) -> bool:
 def _graph_groups(
     sizes: list[int] | None, nodes: int, inputs: np.ndarray, outputs: np.ndarray
 ) -> list[tuple[str, int, int]]:
-    """A graph's blocks; without blocks its inputs and outputs, where they come first and last, and the others."""
+    """The groups of a graph's nodes as (name, start, stop).
+
+    These are its blocks. A graph without blocks has inputs, inner nodes and outputs, if numbered in that order.
+    """
     if sizes is not None:
         ends = np.cumsum(sizes).tolist()
         return [(f"block {i}", end - size, end) for i, (size, end) in enumerate(zip(sizes, ends, strict=True))]
     first, last = len(inputs), nodes - len(outputs)
-    apart = np.array_equal(inputs, np.arange(first)) and np.array_equal(outputs, np.arange(last, nodes))
-    if not apart or first > last:
+    in_order = np.array_equal(inputs, np.arange(first)) and np.array_equal(outputs, np.arange(last, nodes))
+    if not in_order or first > last:
         return [("nodes", 0, nodes)]
     parts = [("inputs", 0, first), ("inner nodes", first, last), ("outputs", last, nodes)]
     return [part for part in parts if part[1] < part[2]]
 
 
 def _kernels(graph: Any) -> list[tuple[list[int], Tensor]]:
-    """The convolution kernels of a graph's nodes: which nodes, and the weights, (nodes, 1, …)."""
+    """The convolution kernels of a graph: pairs of nodes and a tensor of shape (nodes, 1, …)."""
     if not hasattr(graph, "functions"):  # a dynamic graph has one function for all nodes
-        whole = [(getattr(graph, "function", None), list(range(getattr(graph, "nodes", 0))))]
-    else:  # a static one has some for each level of its nodes
+        functions = [(getattr(graph, "function", None), list(range(getattr(graph, "nodes", 0))))]
+    else:  # a static graph has functions for each level of its nodes
         nodes: dict[int, list[int]] = {}
         levels = [level for group in graph.groups for level in group.levels]
         for (function, _), (start, stop) in zip(graph._function_of, levels, strict=True):
             nodes.setdefault(function, []).extend(int(v) for v in graph.order[start:stop])
-        whole = [(graph.functions[function], list_of) for function, list_of in nodes.items()]
-    return [found for function, list_of in whole for found in _kernels_within(function, list_of)]
+        functions = [(graph.functions[i], of) for i, of in nodes.items()]
+    return [found for function, of in functions for found in _kernels_within(function, of)]
 
 
 def _kernels_within(function: Any, nodes: list[int]) -> list[tuple[list[int], Tensor]]:

@@ -1,8 +1,8 @@
 """Recording a history while a model trains, at little cost.
 
-A record is taken on the device: which edges are real and how strong, a byte each. From a GPU it is copied to the host
-while the next steps run, and nobody waits for it; a thread of its own finds what has changed since the record before,
-and compresses it.
+A record is computed on the model's device: which edges are real and how strong they are, one byte each. On a GPU it is
+copied to the host while the next steps run, so training never waits for it, and a worker thread computes and compresses
+the difference from the previous record.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,26 +18,40 @@ from torch import Tensor
 
 from wirings.errors import WiringError
 from wirings.history import file_format
-from wirings.history.from_model import kernel_weights, places_of, structure_of
+from wirings.history.from_model import kernel_weights, structure_of, wired_weights_of
 from wirings.history.quantize import encode
 from wirings.history.replay import History
-
-if TYPE_CHECKING:
-    from wirings.wire.handle import Wiring
+from wirings.wire import fsdp
+from wirings.wire.handle import Wiring
 
 Number = float | int | Tensor
 
 
 class Recorder:
-    """Records the history of a wiring. Call `step` after every optimizer step; `save` it, or give it a file to add to.
+    """Records which edges of a model are real, and how strong they are, while it trains.
+
+    Call `step` after every optimizer step, and at the end `save`, or pass ``path`` and call `close`::
+
+        wiring = wirings.wire_(model, "dnw", density=0.1)
+        recorder = wirings.Recorder(wiring, every=100, path="model.wirings")
+        for x, y in loader:
+            ...
+            optimizer.step()
+            wiring.step()
+            recorder.step(loss=loss)
+        recorder.close()  # `wirings show model.wirings --html` plays it
 
     Args:
-        wiring: the handle of the wiring.
-        every: steps from one record to the next. What happens in between is not seen.
-        path: a file that the records go to at every `flush`; None: they are kept in memory alone.
-        about: what the file is to say of itself; whatever JSON can hold.
-        resume: a history to go on from; what it has of later steps than ``step`` is left out.
-        step: where training stands. A history that begins has its first record here.
+        wiring: the handle returned by `wirings.wire_`.
+        every: optimizer steps between two records. Changes in between are not seen.
+        path: a file to append records to at every `flush`. By default records stay in memory until `save`.
+        about: metadata to store in the file; any JSON value.
+        resume: a history to continue. Its records after ``step`` are dropped. If it belongs to another model, a new
+            history begins.
+        step: the number of optimizer steps done so far. A new history has its first record here.
+
+    Raises:
+        WiringError: an argument is invalid, or the model is sharded over several processes.
     """
 
     def __init__(
@@ -50,24 +64,21 @@ class Recorder:
         resume: History | None = None,
         step: int = 0,
     ) -> None:
+        _check_wiring(wiring)
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise WiringError(
-                f"history: every is a number of steps from one record to the next, at least 1, not {every!r}."
-            )
+            raise WiringError(f"Recorder: every must be a number of steps, at least 1, got {every!r}.")
         self.wiring, self.every, self.steps = wiring, every, step
         self.path = None if path is None else Path(path)
-        structure = structure_of(places_of(self.wiring))
-        self._kernels = kernel_weights(places_of(self.wiring))
-        self._codes = np.zeros(structure.places, np.int8)
+        structure = structure_of(wired_weights_of(wiring))
+        self._kernels = kernel_weights(wired_weights_of(wiring))
+        self._codes = np.zeros(structure.size, np.int8)
         self._worker: ThreadPoolExecutor | None = None
         self._pending: list[Future[None]] = []
         self._written = self._size = 0
         if resume is not None and resume.structure.to_json() == structure.to_json():
             self._history = resume.until(step)
             if len(self._history):
-                last = self._history.state()
-                places, codes, _ = last._all
-                self._codes[places] = codes
+                self._codes = self._history.state().all_codes()
         else:
             self._history = History(structure, {"rule": wiring.rule.name, **(about or {})})
         if self.path is not None:
@@ -77,11 +88,12 @@ class Recorder:
             self.record()
 
     def step(self, number: int | None = None, **values: Number) -> None:
-        """A step of the optimizer is done: number ``number``, or one more than the last. Records if one is due.
+        """Count an optimizer step, and record the wiring if a record is due.
 
         Args:
-            number: the step's number, from 1, for those who count themselves.
-            values: numbers to be noted if a record is due, such as ``loss=loss``; tensors are not waited for.
+            number: the number of the step, from 1; by default, one more than the last.
+            values: values to store with the record if one is due, such as ``loss=loss``. Tensors on a GPU are read
+                asynchronously; values that are not finite are dropped.
         """
         self.steps = self.steps + 1 if number is None else number
         if self.steps % self.every == 0:
@@ -89,32 +101,31 @@ class Recorder:
 
     @torch.no_grad()
     def record(self, **values: Number) -> None:
-        """Record the wiring as it is now."""
-        places = places_of(self.wiring)
-        parts = [encode(p.weight, real).reshape(-1) for p, real in zip(places, self.wiring._real(), strict=True)]
+        """Record the current wiring. ``values`` are stored with the record, as in `step`."""
+        weights, masks = wired_weights_of(self.wiring), self.wiring.masks()
+        parts = [encode(one.weight, masks[one.name]).reshape(-1) for one in weights]
         if self._kernels:
             kernels = torch.cat([kernel.reshape(-1).to(parts[0].device) for kernel in self._kernels])
             parts.append(encode(kernels, None))
         noted = {name: v.detach().reshape(()) if isinstance(v, Tensor) else v for name, v in values.items()}
-        if not parts[0].is_cuda:  # nobody to wait for, and a thread would cost more than it saves
+        if not parts[0].is_cuda:  # nothing to wait for, and a thread would cost more than it saves
             self._add(self.steps, np.concatenate([part.cpu().numpy() for part in parts]), noted)
             return
         codes = torch.cat([part.to(parts[0].device) for part in parts])
-        copies = {name: _copied(v) if isinstance(v, Tensor) and v.is_cuda else v for name, v in noted.items()}
-        on_host, event = _copied(codes), torch.cuda.Event(blocking=True)  # the worker sleeps until then
+        copies = {name: _copy_to_host(v) if isinstance(v, Tensor) and v.is_cuda else v for name, v in noted.items()}
+        on_host, event = _copy_to_host(codes), torch.cuda.Event(blocking=True)  # the worker sleeps until it is done
         event.record()
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, "history")
         self._pending.append(self._worker.submit(self._wait_and_add, self.steps, on_host, copies, event))
 
     def _wait_and_add(self, step: int, codes: Tensor, values: Mapping[str, Number], copied: torch.cuda.Event) -> None:
-        """In the worker: once the codes are here."""
+        """Add a record once its copy is complete; runs in the worker."""
         copied.synchronize()
-        self._add(step, codes.numpy().copy(), values)  # the pinned memory is needed for the next ones
+        self._add(step, codes.numpy().copy(), values)  # frees the pinned memory for the next record
 
     def _add(self, step: int, codes: np.ndarray, values: Mapping[str, Number]) -> None:
-        """What has changed since the record before."""
-        self._history.add(file_format.difference(step, self._codes, codes))
+        self._history.add(file_format.pack_record(step, self._codes, codes))
         self._codes = codes
         self._add_note(step, {name: float(value) for name, value in values.items()})
 
@@ -124,22 +135,23 @@ class Recorder:
             self._history.add(file_format.pack_json(file_format.NOTE, [step, finite]))
 
     def note(self, **values: float) -> None:
-        """Numbers that belong to this step, such as the accuracy after an epoch."""
+        """Store values that belong to the current step, such as the accuracy after an epoch."""
         self._settle()
         self._add_note(self.steps, values)
 
     def _settle(self) -> None:
+        """Wait until all records are in the history."""
         for pending in self._pending:
             pending.result()
         self._pending.clear()
 
     def history(self) -> History:
-        """What was recorded up to now."""
+        """Everything recorded so far."""
         self._settle()
         return self._history
 
     def flush(self) -> None:
-        """Add to the file what it does not have yet."""
+        """Append the records to the file at ``path`` that are not in it yet."""
         self._settle()
         if self.path is None:
             return
@@ -154,22 +166,35 @@ class Recorder:
             size = self._history.save(self.path).stat().st_size
         except OSError as error:
             raise WiringError(
-                f"the history could not be written to {self.path}: {error.strerror}. Make room."
+                f"cannot write the history to {self.path}: {error.strerror}. Free some disk space."
             ) from error
         self._written, self._size = self._written + len(new), size
 
     def save(self, path: str | Path) -> Path:
-        """Write all of it to a file, whole or not at all."""
+        """Write the whole history to a file, atomically."""
         return self.history().save(path)
 
     def close(self) -> None:
-        """Write the rest and end the worker."""
+        """Flush, and stop the worker thread."""
         self.flush()
         if self._worker is not None:
             self._worker.shutdown()
             self._worker = None
 
 
-def _copied(tensor: Tensor) -> Tensor:
-    """A copy on the host, which is on its way: nobody waits for it here."""
+def _check_wiring(wiring: object) -> None:
+    """Raise unless a wiring can be recorded in this process."""
+    if not isinstance(wiring, Wiring):
+        raise WiringError(
+            f"Recorder expects the handle returned by wirings.wire_(model, …), got {type(wiring).__name__}."
+        )
+    if any(fsdp.manages(layer.module) for layer in wiring.layers):
+        raise WiringError(
+            "a history can only be recorded in one process, but this model is sharded over several. Train it without "
+            "fully_shard, or store wiring.masks(full=True) yourself."
+        )
+
+
+def _copy_to_host(tensor: Tensor) -> Tensor:
+    """Start an asynchronous copy to pinned host memory."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

@@ -1,4 +1,4 @@
-"""A history of a wiring: what was real at every record, and numbers such as the loss beside it."""
+"""Histories of wirings: which edges were real at every record, and values such as the loss beside them."""
 
 from __future__ import annotations
 
@@ -12,45 +12,53 @@ import numpy as np
 from wirings.errors import WiringError
 from wirings.history import file_format
 from wirings.history.quantize import decode
-from wirings.history.structure import Structure, alive
+from wirings.history.structure import WiringStructure, alive
 from wirings.utils.files import whole_file
 
 
-class State:
-    """A wiring at one moment: its real edges in the order of their places, their strengths and steps of birth."""
+class WiringState:
+    """A wiring at one moment: its real edges, in ascending order of their flat indices.
+
+    Args:
+        structure: the nodes and possible edges.
+        step: the optimizer step.
+        indices: flat indices of the real edges and of kernel entries, ascending.
+        codes: their quantized weights, int8; see `wirings.history.quantize`.
+        born: the step of the record at which each became real.
+    """
 
     def __init__(
-        self, structure: Structure, step: int, places: np.ndarray, codes: np.ndarray, born: np.ndarray
+        self, structure: WiringStructure, step: int, indices: np.ndarray, codes: np.ndarray, born: np.ndarray
     ) -> None:
         self.structure, self.step = structure, step
-        self._all = places, codes, born
-        edges = int(np.searchsorted(places, structure.edges))
-        self.places, self.codes, self.born = places[:edges], codes[:edges], born[:edges]
+        self._all = indices, codes, born
+        edges = int(np.searchsorted(indices, structure.edges))
+        self.indices, self.codes, self.born = indices[:edges], codes[:edges], born[:edges]
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.indices)
 
     @cached_property
-    def _ends(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.structure.ends(self.places)
+    def _endpoints(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.structure.endpoints(self.indices)
 
     @property
     def targets(self) -> np.ndarray:
         """The node that each edge leads to."""
-        return self._ends[0]
+        return self._endpoints[0]
 
     @property
     def sources(self) -> np.ndarray:
         """The node that each edge comes from."""
-        return self._ends[1]
+        return self._endpoints[1]
 
     @cached_property
     def weights(self) -> np.ndarray:
-        """The edges' weights, to 6 %."""
+        """The weight of each edge, to within 6 %."""
         return decode(self.codes)
 
     def kernel(self, node: int) -> np.ndarray | None:
-        """A node's kernel, to 6 %; None if it has none."""
+        """The convolution kernel of a node, to within 6 %; None if it has none."""
         for kernels in self.structure.kernels:
             if node in kernels.nodes:
                 size = int(np.prod(kernels.shape))
@@ -59,69 +67,80 @@ class State:
                 return decode(self._all[1][at : at + size]).reshape(kernels.shape)
         return None
 
+    def all_codes(self) -> np.ndarray:
+        """The codes of all possible edges and kernel entries, int8, 0 for edges that are not real."""
+        indices, codes, _ = self._all
+        everything = np.zeros(self.structure.size, np.int8)
+        everything[indices] = codes
+        return everything
+
     def counts(self) -> np.ndarray:
         """The number of real edges of each layer."""
         bounds = [self.structure.layers[0].start, *(layer.stop for layer in self.structure.layers)]
-        return np.diff(np.searchsorted(self.places, bounds))
+        return np.diff(np.searchsorted(self.indices, bounds))
 
     def degrees(self) -> tuple[np.ndarray, np.ndarray]:
-        """For each node the number of real edges that lead to it, and of those that leave it."""
+        """The number of real edges into each node, and out of each node."""
         nodes = self.structure.nodes
         return np.bincount(self.targets, minlength=nodes), np.bincount(self.sources, minlength=nodes)
 
     @cached_property
     def alive(self) -> np.ndarray:
-        """The nodes that are not dead; where paths across layers are a guess, those that have a real edge."""
+        """Boolean mask of the live nodes; if paths across layers are unknown, of the nodes with a real edge."""
         structure = self.structure
-        if not structure.sure:
+        if not structure.paths_known:
             into, out_of = self.degrees()
             return (into + out_of) > 0
         return alive(structure, self.sources, self.targets)
 
-    def then(self, record: file_format.Difference) -> State:
-        """The state after one more record; raises ValueError if the record does not follow this state."""
-        places, codes, born = self._all
-        if len(record.delta) != len(places):
-            raise ValueError(f"it changes {len(record.delta)} edges of {len(places)}")
+    def then(self, record: file_format.RecordDelta) -> WiringState:
+        """The state after one more record.
+
+        Raises:
+            ValueError: the record does not follow this state.
+        """
+        indices, codes, born = self._all
+        if len(record.delta) != len(indices):
+            raise ValueError(f"it changes {len(record.delta)} edges, but {len(indices)} were real before it")
         after = (codes.view(np.uint8) + record.delta).view(np.int8)
         kept = after != 0
-        places, after, born = places[kept], after[kept], born[kept]
+        indices, after, born = indices[kept], after[kept], born[kept]
         if len(record.new):
-            where = np.searchsorted(places, record.new)
-            twice = places[np.minimum(where, len(places) - 1)] == record.new if len(places) else np.zeros(1, bool)
-            if (np.diff(record.new) <= 0).any() or record.new[-1] >= self.structure.places or twice.any():
-                raise ValueError("its new edges are none")
-            places, after = np.insert(places, where, record.new), np.insert(after, where, record.codes)
+            where = np.searchsorted(indices, record.new)
+            repeated = indices[np.minimum(where, len(indices) - 1)] == record.new if len(indices) else np.zeros(1, bool)
+            if (np.diff(record.new) <= 0).any() or record.new[-1] >= self.structure.size or repeated.any():
+                raise ValueError("its new edges are unsorted, duplicate or out of range")
+            indices, after = np.insert(indices, where, record.new), np.insert(after, where, record.codes)
             born = np.insert(born, where, record.step)
-        return State(self.structure, record.step, places, after, born)
+        return WiringState(self.structure, record.step, indices, after, born)
 
 
 class History:
-    """What a wiring was, record by record. `Wiring.history` records one; `load` reads one from a file.
+    """The history of a wiring, record by record. `Recorder` creates one; `History.load` reads one from a file.
 
     Args:
-        structure: what the edges join.
-        about: whatever JSON can hold, such as the recipe's name.
-        chunks: the records and notes.
+        structure: the nodes and possible edges.
+        about: metadata such as the name of the recipe; any JSON value.
+        chunks: records and notes.
     """
 
     def __init__(
-        self, structure: Structure, about: Mapping[str, Any], chunks: Sequence[file_format.Chunk] = ()
+        self, structure: WiringStructure, about: Mapping[str, Any], chunks: Sequence[file_format.Chunk] = ()
     ) -> None:
         self.structure, self.about = structure, dict(about)
         self.chunks: list[file_format.Chunk] = []
         self.steps: list[int] = []
-        """The step of each record."""
+        """The optimizer step of each record."""
         self.notes: list[tuple[int, dict[str, float]]] = []
-        """Numbers that belong to a step, such as the loss."""
+        """Values that belong to a step, such as the loss."""
         self.damage: str | None = None
-        """What is wrong with the rest of the file, if only its good part was loaded."""
+        """What is wrong with the rest of the file, if only its intact part was loaded."""
         self._records: list[file_format.Chunk] = []
         for chunk in chunks:
             self.add(chunk)
 
     def add(self, chunk: file_format.Chunk) -> None:
-        """One more record or note."""
+        """Append a record or a note."""
         if chunk.kind == file_format.NOTE:
             step, values = file_format.unpack_json(chunk)
             self.notes.append((int(step), {str(name): float(value) for name, value in values.items()}))
@@ -129,53 +148,55 @@ class History:
             self.steps.append(file_format.step_of(chunk))
             self._records.append(chunk)
         self.chunks.append(chunk)
-        for made in ("births", "deaths", "_changes"):
-            self.__dict__.pop(made, None)
+        for cached in ("births", "deaths", "_changes"):
+            self.__dict__.pop(cached, None)
 
     def __len__(self) -> int:
         return len(self.steps)
 
-    def states(self) -> Iterator[State]:
-        """The wiring at every record, one after the other."""
+    def states(self) -> Iterator[WiringState]:
+        """Iterate over the wiring at every record."""
         empty = np.empty(0, np.int64)
-        state = State(self.structure, -1, empty, np.empty(0, np.int8), empty)
+        state = WiringState(self.structure, -1, empty, np.empty(0, np.int8), empty)
         for i, chunk in enumerate(self._records):
             try:
-                state = state.then(file_format.read_difference(chunk))
+                state = state.then(file_format.unpack_record(chunk))
             except ValueError as error:
                 raise WiringError(
-                    f"record {i + 1} of this history is damaged: {error}. `until` takes what is before it."
+                    f"record {i + 1} of this history is damaged: {error}. Use History.until(step) to get the records "
+                    "before it."
                 ) from error
             yield state
 
-    def state(self, record: int = -1) -> State:
-        """The wiring at a record, counted as in a list."""
+    def state(self, record: int = -1) -> WiringState:
+        """The wiring at a record; negative numbers count from the end, as in a list."""
         if not -len(self) <= record < len(self):
-            raise WiringError(f"there is no record {record}: this history has {len(self)} of them.")
+            raise WiringError(f"record {record} is out of range: this history has {len(self)} records.")
         wanted = record % len(self)
         return next(state for i, state in enumerate(self.states()) if i == wanted)
 
     @cached_property
     def births(self) -> np.ndarray:
-        """For each record the edges that are real and were not at the record before."""
+        """For each record, the number of edges that became real since the previous record."""
         return np.array([self._changes[i][0] for i in range(len(self))], int)
 
     @cached_property
     def deaths(self) -> np.ndarray:
-        """For each record the edges that were real at the record before and are not."""
+        """For each record, the number of edges that are no longer real since the previous record."""
         return np.array([self._changes[i][1] for i in range(len(self))], int)
 
     @cached_property
     def _changes(self) -> list[tuple[int, int]]:
+        """Births and deaths at each record."""
         changes, before, edges = [], 0, self.structure.edges
         for chunk, state in zip(self._records, self.states(), strict=True):
-            born = int(np.count_nonzero(file_format.read_difference(chunk).new < edges))
+            born = int(np.count_nonzero(file_format.unpack_record(chunk).new < edges))
             changes.append((born, before + born - len(state)))
             before = len(state)
         return changes
 
     def series(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """The steps at which a number was noted, and the numbers."""
+        """The steps at which a value was noted, and the values."""
         found = [(step, values[name]) for step, values in self.notes if name in values]
         return np.array([step for step, _ in found], int), np.array([value for _, value in found], float)
 
@@ -195,7 +216,7 @@ class History:
         """
         kept = History(self.structure, self.about)
         empty = np.empty(0, np.int64)
-        state = State(self.structure, -1, empty, np.empty(0, np.int8), empty)
+        state = WiringState(self.structure, -1, empty, np.empty(0, np.int8), empty)
         for chunk in self.chunks:
             is_note = chunk.kind == file_format.NOTE
             at = int(file_format.unpack_json(chunk)[0]) if is_note else file_format.step_of(chunk)
@@ -204,50 +225,57 @@ class History:
             try:
                 if at < state.step + (not is_note):
                     raise ValueError("it does not come after the record before it")
-                state = state if is_note else state.then(file_format.read_difference(chunk))
+                state = state if is_note else state.then(file_format.unpack_record(chunk))
             except ValueError as error:
                 return kept, f"{'a note' if is_note else f'record {len(kept) + 1}'} is wrong: {error}"
             kept.add(chunk)
         return kept, self.damage
 
     def head(self) -> file_format.Chunk:
+        """The first chunk of a file: the structure and the metadata."""
         return file_format.pack_json(file_format.HEAD, {"structure": self.structure.to_json(), "about": self.about})
 
     def to_bytes(self) -> bytes:
-        """The history as a file holds it."""
+        """The content of a file that holds this history."""
         return b"".join([file_format.MAGIC, *(chunk.framed() for chunk in (self.head(), *self.chunks))])
 
     def save(self, path: str | Path) -> Path:
-        """Write it to a file, whole or not at all."""
+        """Write the history to a file, atomically."""
         try:
             with whole_file(Path(path)) as part:
                 part.write_bytes(self.to_bytes())
         except OSError as error:
             raise WiringError(
-                f"the history could not be written to {path}: {error.strerror}. Make room, or give another path."
+                f"cannot write the history to {path}: {error.strerror}. Free some disk space or choose another path."
             ) from error
         return Path(path)
 
     @classmethod
     def load(cls, path: str | Path, *, whole: bool = True) -> History:
-        """Read a history from a file. With ``whole=False`` the good part of a damaged one will do."""
+        """Read a history from a file.
+
+        Args:
+            path: the file.
+            whole: whether to raise if the file is damaged. If False, the intact part is loaded, and `damage` describes
+                what is wrong with the rest.
+        """
         path = Path(path)
-        chunks, damage = file_format.read(path)
+        chunks, damage = file_format.read_chunks(path)
         try:
             if not chunks or chunks[0].kind != file_format.HEAD:
-                raise ValueError("it has no head" if damage is None else damage)
+                raise ValueError("the head is missing" if damage is None else damage)
             head = file_format.unpack_json(chunks[0])
-            history = cls(Structure.from_json(head["structure"]), head["about"], chunks[1:])
+            history = cls(WiringStructure.from_json(head["structure"]), head["about"], chunks[1:])
         except (ValueError, KeyError, TypeError, IndexError, AttributeError, ArithmeticError, RecursionError) as error:
             raise WiringError(
-                f"{path} is damaged, and nothing of it can be read: {error}. Restore it, or train again."
+                f"{path} is damaged and cannot be read: {error}. Restore it from a backup, or train again."
             ) from error
         history.damage = damage
         if damage is not None and whole:
             good = f"up to step {history.steps[-1]:,}" if len(history) else "before the first record"
             raise WiringError(
-                f"{path} is damaged: {damage}. It is good {good}: History.load(…, whole=False) takes that part; a run "
-                "that goes on with --resume mends it."
+                f"{path} is damaged: {damage}. It is intact {good}. Load that part with History.load(path, "
+                "whole=False); resuming the run with --resume repairs the file."
             )
         return history
 

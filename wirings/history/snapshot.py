@@ -1,4 +1,4 @@
-"""A history of one record: the wiring that a model has now, wired or finalized."""
+"""A history with a single record: the current wiring of a model, wired or finalized."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from wirings.errors import WiringError
 from wirings.history import file_format
-from wirings.history.from_model import Place, kernel_weights, structure_of
+from wirings.history.from_model import WiredWeight, kernel_weights, structure_of
 from wirings.history.quantize import encode
 from wirings.history.replay import History
 from wirings.rules.base import held
@@ -20,29 +20,33 @@ from wirings.wire.targets import find
 
 
 @torch.no_grad()
-def still(model: nn.Module, about: Mapping[str, Any] | None = None, step: int = 0) -> History:
-    """The wiring of a model as it is now, as a history of one record.
+def snapshot_of(model: nn.Module, about: Mapping[str, Any] | None = None, step: int = 0) -> History:
+    """Record the current wiring of a model, as a history with one record.
 
     Args:
-        model: a wired model, or a plain one with zeros for the edges that it has not, as `finalize_` leaves it.
-        about: what the history is to say of itself.
-        step: the record's.
+        model: a wired model, or a finalized one, whose missing edges have weight zero.
+        about: metadata to store in the history; any JSON value.
+        step: the optimizer step to give the record.
+
+    Raises:
+        WiringError: the model is neither wired nor sparse.
     """
-    found = _wired(model) or _plain(model)
+    found = _wired_weights(model) or _sparse_weights(model)
     if not found:
         raise WiringError(
-            f"{type(model).__name__} has no wiring to look at: no layer of it is wired, and none has zeros for edges "
-            "that it has not. Wire it with wirings.wire_."
+            f"{type(model).__name__} has no wiring: none of its layers is wired or has weights that are zero. "
+            "Wire it with wirings.wire_()."
         )
-    places = [place for place, _ in found]
-    parts = [encode(place.weight, real) for place, real in found] + [encode(k, None) for k in kernel_weights(places)]
-    history = History(structure_of(places), about or {})
+    weights = [weight for weight, _ in found]
+    parts = [encode(one.weight, real) for one, real in found] + [encode(k, None) for k in kernel_weights(weights)]
+    history = History(structure_of(weights), about or {})
     codes = np.concatenate([part.cpu().numpy().reshape(-1) for part in parts])
-    history.add(file_format.difference(step, np.zeros_like(codes), codes))
+    history.add(file_format.pack_record(step, np.zeros_like(codes), codes))
     return history
 
 
-def _wired(model: nn.Module) -> list[tuple[Place, Tensor]]:
+def _wired_weights(model: nn.Module) -> list[tuple[WiredWeight, Tensor]]:
+    """The wired weights of a model, each with the mask of its real edges."""
     found, seen = [], set()
     for name, module, attribute, edges in wired(model):
         weight = held(module)[attribute].original
@@ -50,13 +54,13 @@ def _wired(model: nn.Module) -> list[tuple[Place, Tensor]]:
             edges.pool.forget()
         if id(weight) not in seen:  # tied weights have one wiring
             seen.add(id(weight))
-            found.append((Place(name, module, attribute, weight), edges.real(weight)))
+            found.append((WiredWeight(name, module, attribute, weight), edges.real(weight)))
     return found
 
 
-def _plain(model: nn.Module) -> list[tuple[Place, Tensor]]:
-    """Graphs, if there are any; else the layers that have zeros."""
-    places = [Place(*target.places[0], target.weight) for target in find(model, None, ())]
-    found = [(place, place.weight != 0) for place in places]
+def _sparse_weights(model: nn.Module) -> list[tuple[WiredWeight, Tensor]]:
+    """The weights of a model's graphs, if it has any; otherwise those of layers with zeros."""
+    weights = [WiredWeight(*target.places[0], target.weight) for target in find(model, None, ())]
+    found = [(weight, weight.weight != 0) for weight in weights]
     graphs = [pair for pair in found if pair[0].attribute in getattr(pair[0].module, "wired_weights", ())]
     return graphs or [pair for pair in found if not pair[1].all()]

@@ -1,8 +1,8 @@
-"""What a wiring's edges join: all nodes of a model, numbered through, and the tiles that its weights are laid out in.
+"""Which nodes the edges of a wiring join.
 
-Every weight of every wired layer has a **place**, numbered through the layers in their order; so has every entry of a
-graph's node kernels, after them. A **tile** says which nodes the edges of a run of places join. Nodes are numbered
-through as well, in **groups**: the blocks of a graph, or the inputs and outputs of layers.
+Every weight entry of every wired layer is a possible edge and has a **flat index**, counted through all layers in their
+order; the entries of node kernels follow. A **tile** says which nodes the edges of a range of indices join. Nodes are
+numbered through the model as well, in **groups**: the blocks of a graph, or the inputs and outputs of layers.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import numpy as np
 
 
 @dataclass(frozen=True, eq=False)
-class Tile:
-    """Places from ``start`` on: row by row, in each row column by column, ``inner`` weights for each pair of nodes.
+class EdgeTile:
+    """The nodes joined by a range of possible edges, from flat index ``start`` on.
 
-    Rows receive and columns send, unless ``flip``. Instead of a rectangle a tile may have ``pairs``, the node that
-    receives and the node that sends for each of its places.
+    Edges are laid out row by row and, within a row, column by column, with ``inner`` edges for each pair of nodes (the
+    entries of a kernel). Rows receive and columns send; with ``flip``, the other way round. Instead of a rectangle, a
+    tile may list ``pairs``: the receiving and the sending node of each of its edges.
     """
 
     start: int
@@ -32,11 +33,12 @@ class Tile:
 
     @property
     def count(self) -> int:
+        """The number of possible edges."""
         return self.rows * self.cols * self.inner if self.pairs is None else len(self.pairs[0])
 
-    def ends(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The nodes that receive and those that send, for places of this tile."""
-        within = places - self.start
+    def endpoints(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The receiving and the sending node of each edge, for flat indices within this tile."""
+        within = indices - self.start
         if self.pairs is not None:
             return self.pairs[0][within], self.pairs[1][within]
         row, col = np.divmod(within // self.inner, self.cols)
@@ -51,7 +53,7 @@ class Tile:
         return {name: getattr(self, name) for name in names}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Tile:
+    def from_json(cls, data: dict[str, Any]) -> EdgeTile:
         if "pairs" in data:
             into, out_of = (np.asarray(side, np.int64) for side in data["pairs"])
             return cls(int(data["start"]), pairs=(into, out_of))
@@ -60,16 +62,16 @@ class Tile:
         return cls(start, targets, rows, sources, cols, inner, bool(data["flip"]))
 
 
-class Group(NamedTuple):
-    """Nodes ``start`` to ``stop``: a block, or a layer's inputs or outputs."""
+class NodeGroup(NamedTuple):
+    """Nodes ``start`` to ``stop``: a block of a graph, or the inputs or outputs of a layer."""
 
     name: str
     start: int
     stop: int
 
 
-class LayerOf(NamedTuple):
-    """A wired weight: its places are ``start`` to ``stop``."""
+class RecordedLayer(NamedTuple):
+    """A wired weight, whose possible edges have flat indices ``start`` to ``stop``."""
 
     name: str
     start: int
@@ -77,65 +79,69 @@ class LayerOf(NamedTuple):
     shape: tuple[int, ...]
 
 
-class Kernels(NamedTuple):
-    """The kernels of ``nodes``, whose entries have places from ``start`` on."""
+class NodeKernels(NamedTuple):
+    """The convolution kernels of ``nodes``, whose entries have flat indices from ``start`` on."""
 
     nodes: list[int]
     start: int
     shape: tuple[int, ...]
 
 
-class Walk(NamedTuple):
-    """A discrete-time graph's steps (0: as many as its input has), and when its inputs come in and outputs are read."""
+class DiscreteTime(NamedTuple):
+    """How a discrete-time graph runs: the number of steps, and when it reads inputs and gives outputs."""
 
     steps: int
+    """0 if it runs for as many steps as its input has."""
     every_in: bool
+    """Whether inputs are fed in at every step, not only at the first."""
     every_out: bool
+    """Whether outputs are read at every step, not only at the last."""
 
 
 @dataclass(frozen=True, eq=False)
-class Structure:
-    """The nodes, the layers and the tiles of a wiring. See the module's text."""
+class WiringStructure:
+    """The nodes and the possible edges of a wiring."""
 
     nodes: int
-    groups: list[Group]
-    layers: list[LayerOf]
-    tiles: list[Tile]
+    groups: list[NodeGroup]
+    layers: list[RecordedLayer]
+    tiles: list[EdgeTile]
     inputs: np.ndarray
     outputs: np.ndarray
-    kernels: list[Kernels] = field(default_factory=list)
+    kernels: list[NodeKernels] = field(default_factory=list)
     layout: str = "columns"
-    """``"columns"``, a column for each group, or ``"circle"``, for graphs that have no order."""
-    sure: bool = True
-    """Whether paths across layers are known to be the model's."""
-    walk: Walk | None = None
-    """How a discrete-time graph runs, which says which nodes come too late to count."""
+    """How to draw it: ``"columns"``, one for each group, or ``"circle"``, for graphs without an order."""
+    paths_known: bool = True
+    """Whether paths across layers are those of the model, not a guess."""
+    discrete_time: DiscreteTime | None = None
+    """How a discrete-time graph runs, which decides which nodes act too late to matter."""
 
     @property
     def edges(self) -> int:
-        """How many edges are possible, that is the first place that is none."""
+        """The number of possible edges."""
         return self.layers[-1].stop
 
     @property
-    def places(self) -> int:
-        """All places, those of kernels included."""
+    def size(self) -> int:
+        """The number of flat indices: possible edges and kernel entries."""
         last = self.kernels[-1:]
         return last[0].start + len(last[0].nodes) * int(np.prod(last[0].shape)) if last else self.edges
 
-    def ends(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The nodes that receive and those that send, for sorted places of edges."""
-        targets, sources = np.empty(len(places), np.int64), np.empty(len(places), np.int64)
-        bounds = np.searchsorted(places, [tile.start for tile in self.tiles] + [self.edges])
+    def endpoints(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The receiving and the sending node of each edge, for ascending flat indices."""
+        targets, sources = np.empty(len(indices), np.int64), np.empty(len(indices), np.int64)
+        bounds = np.searchsorted(indices, [tile.start for tile in self.tiles] + [self.edges])
         for tile, first, last in zip(self.tiles, bounds[:-1], bounds[1:], strict=True):
             if first < last:
-                targets[first:last], sources[first:last] = tile.ends(places[first:last])
+                targets[first:last], sources[first:last] = tile.endpoints(indices[first:last])
         return targets, sources
 
     def group_of(self) -> np.ndarray:
-        """The number of each node's group."""
+        """The index of each node's group."""
         return np.repeat(np.arange(len(self.groups)), [group.stop - group.start for group in self.groups])
 
     def to_json(self) -> dict[str, Any]:
+        """The structure as it is stored in files; these keys are part of the file format."""
         return {
             "nodes": self.nodes,
             "groups": [list(group) for group in self.groups],
@@ -145,63 +151,65 @@ class Structure:
             "outputs": self.outputs.tolist(),
             "kernels": [[kernel.nodes, kernel.start, list(kernel.shape)] for kernel in self.kernels],
             "layout": self.layout,
-            "sure": self.sure,
-            "walk": None if self.walk is None else list(self.walk),
+            "sure": self.paths_known,
+            "walk": None if self.discrete_time is None else list(self.discrete_time),
         }
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Structure:
+    def from_json(cls, data: dict[str, Any]) -> WiringStructure:
         return cls(
             nodes=int(data["nodes"]),
-            groups=[Group(str(name), int(start), int(stop)) for name, start, stop in data["groups"]],
-            layers=[LayerOf(str(n), int(a), int(b), tuple(map(int, shape))) for n, a, b, shape in data["layers"]],
-            tiles=[Tile.from_json(tile) for tile in data["tiles"]],
+            groups=[NodeGroup(str(name), int(start), int(stop)) for name, start, stop in data["groups"]],
+            layers=[RecordedLayer(str(n), int(a), int(b), tuple(map(int, shape))) for n, a, b, shape in data["layers"]],
+            tiles=[EdgeTile.from_json(tile) for tile in data["tiles"]],
             inputs=np.asarray(data["inputs"], np.int64),
             outputs=np.asarray(data["outputs"], np.int64),
-            kernels=[Kernels([int(v) for v in nodes], int(a), tuple(s)) for nodes, a, s in data["kernels"]],
+            kernels=[NodeKernels([int(v) for v in nodes], int(a), tuple(s)) for nodes, a, s in data["kernels"]],
             layout=str(data["layout"]),
-            sure=bool(data["sure"]),
-            walk=None if data["walk"] is None else Walk(*data["walk"]),
+            paths_known=bool(data["sure"]),
+            discrete_time=None if data["walk"] is None else DiscreteTime(*data["walk"]),
         )
 
 
-def alive(structure: Structure, sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """The nodes that are not dead with these edges; what `Graph.dead_nodes` leaves."""
-    if structure.walk is not None and structure.walk.steps:
-        return _alive_in_time(structure, structure.walk, sources, targets)
-    fed = _reached(structure.inputs, sources, targets, structure.nodes)
-    leads = _reached(structure.outputs, targets, sources, structure.nodes)
-    if structure.walk is None:
+def alive(structure: WiringStructure, sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Boolean mask of the nodes that are not dead, given the real edges; agrees with `Graph.dead_nodes`."""
+    time = structure.discrete_time
+    if time is not None and time.steps:
+        return _alive_in_time(structure, time, sources, targets)
+    fed = _reachable(structure.inputs, sources, targets, structure.nodes)
+    leads = _reachable(structure.outputs, targets, sources, structure.nodes)
+    if time is None:
         return fed & leads
     once, onward, outputs = (np.zeros(structure.nodes, bool) for _ in range(3))
     once[targets[fed[sources]]] = onward[sources[leads[targets]]] = outputs[structure.outputs] = True
-    return (fed & onward) | (once & outputs)  # what goes from an input takes an edge at least to be read
+    return (fed & onward) | (once & outputs)  # a signal must pass at least one edge before it is read
 
 
-def _alive_in_time(structure: Structure, walk: Walk, sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """The same where what starts at an input must be at an output when it is read."""
-    last, shape = walk.steps, (walk.steps + 1, structure.nodes)
-    here, ahead = (
-        np.zeros(shape, bool),
-        np.zeros(shape, bool),
-    )  # by edges, to here from an input, from here to an output
-    for time in range(last):
-        sending = here[time].copy()
-        if time == 0 or walk.every_in:
+def _alive_in_time(
+    structure: WiringStructure, time: DiscreteTime, sources: np.ndarray, targets: np.ndarray
+) -> np.ndarray:
+    """`alive` for a fixed number of steps: a signal must reach an output at a step at which it is read."""
+    last, shape = time.steps, (time.steps + 1, structure.nodes)
+    reached = np.zeros(shape, bool)  # whether a path of edges leads from an input to the node at this step
+    leads = np.zeros(shape, bool)  # whether a path of edges leads from the node at this step to an output
+    for step in range(last):
+        sending = reached[step].copy()
+        if step == 0 or time.every_in:
             sending[structure.inputs] = True
-        here[time + 1, targets[sending[sources]]] = True
-    for time in range(last, 0, -1):
-        wanted = ahead[time].copy()
-        if time == last or walk.every_out:
+        reached[step + 1, targets[sending[sources]]] = True
+    for step in range(last, 0, -1):
+        wanted = leads[step].copy()
+        if step == last or time.every_out:
             wanted[structure.outputs] = True
-        ahead[time - 1, sources[wanted[targets]]] = True
-    started, read = here.copy(), ahead.copy()
-    started[: last if walk.every_in else 1, structure.inputs] = True
-    read[1 if walk.every_out else last :, structure.outputs] = True
-    return np.asarray(((started & ahead) | (here & read)).any(0))
+        leads[step - 1, sources[wanted[targets]]] = True
+    started, read = reached.copy(), leads.copy()
+    started[: last if time.every_in else 1, structure.inputs] = True
+    read[1 if time.every_out else last :, structure.outputs] = True
+    return np.asarray(((started & leads) | (reached & read)).any(0))
 
 
-def _reached(start: np.ndarray, sources: np.ndarray, targets: np.ndarray, nodes: int) -> np.ndarray:
+def _reachable(start: np.ndarray, sources: np.ndarray, targets: np.ndarray, nodes: int) -> np.ndarray:
+    """Boolean mask of the nodes that can be reached from ``start`` along edges."""
     seen = np.zeros(nodes, bool)
     seen[start] = True
     while len(found := targets[seen[sources] & ~seen[targets]]):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wirings.errors import WiringError
-from wirings.history import History, still
+from wirings.history import History, snapshot_of
 from wirings.train.checkpoint import write
 from wirings.train.data.base import Data
 from wirings.train.recording import HISTORY
@@ -129,7 +129,7 @@ def figures(wiring: Wiring, recorded: Path) -> dict[str, Figure]:
     """The pictures that `wirings show --pictures` makes: of a wiring as it is now, and of what is recorded of it."""
     from wirings.draw.gallery import over_time, pictures
 
-    found = pictures(still(wiring.model))
+    found = pictures(snapshot_of(wiring.model))
     if recorded.exists():
         found |= over_time(History.load(recorded, whole=False))
     return {name: picture.figure() for name, picture in found.items()}

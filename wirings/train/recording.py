@@ -10,7 +10,7 @@ import torch
 
 from wirings.errors import WiringError
 from wirings.history import History, Recorder
-from wirings.history.from_model import places_of, structure_of
+from wirings.history.from_model import structure_of, wired_weights_of
 from wirings.train.settings import Settings
 from wirings.train.step import Step
 from wirings.train.summary import Progress
@@ -104,7 +104,7 @@ def _before(path: Path, wiring: Wiring, done: int, records: int, say: Callable[[
     aside = path.with_name(DAMAGED)
     try:
         found = History.load(path, whole=False)
-        if found.structure.to_json() != structure_of(places_of(wiring)).to_json():
+        if found.structure.to_json() != structure_of(wired_weights_of(wiring)).to_json():
             raise WiringError(f"{path} is of another network.")
         kept, damage = found.sound(done)
         if not len(kept):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wirings.errors import WiringError
-from wirings.history import History, still
+from wirings.history import History, snapshot_of
 from wirings.train import bundled, checkpoint
 from wirings.train.recording import HISTORY
 from wirings.train.runs import open_run
@@ -44,8 +44,8 @@ def look_at(run: str | Path) -> Shown:
     about = {"rule": settings.rule.name, "recipe": name, "seed": settings.seed}
     if (last := path / checkpoint.LAST).is_file():
         step = int(checkpoint.read(last)[1]["progress"]["steps"])
-        return Shown(still(model, about, step), _title(about), note)
-    return Shown(still(model, about), _title(about), note)
+        return Shown(snapshot_of(model, about, step), _title(about), note)
+    return Shown(snapshot_of(model, about), _title(about), note)
 
 
 def _load(path: Path) -> Shown:

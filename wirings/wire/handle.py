@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 
 from wirings.budgets.budget import Budget, Size
 from wirings.errors import WiringError
-from wirings.history import Recorder
 from wirings.rules import Layer, Rule
 from wirings.rules.base import held
 from wirings.selection import sharded
@@ -240,20 +238,6 @@ class Wiring:
             )
         self._seen = seen
         return reports
-
-    def history(self, every: int = 100, *, path: str | Path | None = None) -> Recorder:
-        """Begin to record which edges are real, and how strong: call the recorder's ``step()`` after optimizer steps.
-
-        Args:
-            every: steps from one record to the next.
-            path: a file that records are added to whenever the recorder's ``flush()`` is called; else ``save(path)``.
-        """
-        if self._sharded():
-            raise WiringError(
-                "a history is recorded in one process, but this model is sharded over several; train it without "
-                "fully_shard, or keep wiring.masks(full=True) yourself."
-            )
-        return Recorder(self, every, path=path)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip the gradients of the model that was wired by the norm that the network has which is used.
