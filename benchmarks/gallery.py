@@ -29,7 +29,7 @@ EXAMPLE = "digits/static-dnw"
 """The history of which there is a picture of every kind."""
 SHOTS = {  # name: width, height, scale, dark, what happens before it
     "desktop": (1280, 760, 1, False, ""),
-    "dark": (1280, 760, 1, True, "wirings.pick({node})"),
+    "dark": (1280, 760, 1, True, "wirings.select({node})"),
     "phone": (390, 844, 2, False, ""),
 }
 

@@ -1,4 +1,4 @@
-"""A real Chromium, without a window, for the tests of the page; they are skipped where there is none."""
+"""A headless Chromium for the tests of the page, which are skipped if none is installed."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ Open = Callable[..., Any]
 def browser() -> Iterator[Any]:
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if found is None:
-        pytest.skip("no Chromium here; `make browser` installs one where it can")
+        pytest.skip("Chromium is not installed; run `make browser`")
     playwright = pytest.importorskip("playwright.sync_api")
     with playwright.sync_playwright() as driver:
         started = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
@@ -27,9 +27,9 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def open_page(browser: Any, tmp_path: Path) -> Iterator[Open]:
-    """Open the page of a history. At the end of the test: no error in the console, no request but for the page."""
-    said: list[str] = []
-    asked: list[str] = []
+    """Open the page of a history. Fails the test if the page logs to the console or requests anything but itself."""
+    messages: list[str] = []
+    requests: list[str] = []
     contexts: list[Any] = []
 
     def open_one(history: History, title: str = "a test", whole: bool = False, **options: Any) -> Any:
@@ -38,9 +38,9 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Open]:
         context = browser.new_context(**options)
         contexts.append(context)
         page = context.new_page()
-        page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
+        page.on("console", lambda message: messages.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: messages.append(str(error)))
+        page.on("request", lambda request: requests.append(request.url))
         page.goto(path.as_uri())
         page.wait_for_function("() => window.wirings && window.wirings.drawn")
         return page
@@ -48,6 +48,6 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Open]:
     yield open_one
     for context in contexts:
         context.close()
-    assert said == []
-    assert all(url.startswith("file:") and url.endswith("/page.html") for url in asked), asked
-    assert len(asked) == len(contexts)
+    assert messages == []
+    assert all(url.startswith("file:") and url.endswith("/page.html") for url in requests), requests
+    assert len(requests) == len(contexts)

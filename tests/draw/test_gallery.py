@@ -1,4 +1,4 @@
-"""What the gallery shows is what the code makes of the committed histories."""
+"""The pages in the gallery are up to date with the committed histories."""
 
 import base64
 import re
@@ -18,7 +18,7 @@ DATA = re.compile(r'(?<=<script type="text/plain" id="data">)[^<]*')
 
 
 @pytest.mark.parametrize("recipe", HISTORIES)
-def test_a_history_is_that_of_a_whole_run(recipe: str) -> None:
+def test_histories_cover_whole_runs(recipe: str) -> None:
     path = HISTORIES[recipe]
     history, title, note = look_at(path)
     assert (note, history.damage) == ("", None)
@@ -34,18 +34,18 @@ def test_a_history_is_that_of_a_whole_run(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", HISTORIES)
-def test_the_pages_are_up_to_date(recipe: str) -> None:
+def test_pages_are_up_to_date(recipe: str) -> None:
     history, title, _ = look_at(HISTORIES[recipe])
     name = recipe.replace("/", "-")
     committed = (ROOT / "docs" / "pages" / f"{name}.html").read_text()
     made = page(history, title)
     assert DATA.sub("", made) == DATA.sub("", committed), "run python -m benchmarks.gallery"
-    carried = [zlib.decompress(base64.b64decode(DATA.search(text)[0])) for text in (made, committed)]  # type: ignore[index]
-    assert carried[0] == carried[1]
+    data = [zlib.decompress(base64.b64decode(DATA.search(text)[0])) for text in (made, committed)]  # type: ignore[index]
+    assert data[0] == data[1]
     assert len(committed) < 5_000_000
     for shot in ("desktop", "dark", "phone", "edges", "nodes"):
         assert (ROOT / "docs" / "images" / f"{name}-{shot}.png").exists()
 
 
-def test_there_is_one() -> None:
+def test_histories_are_committed() -> None:
     assert HISTORIES

@@ -1,4 +1,4 @@
-"""The page, in a real browser: what it draws, lists and hides is what the history says."""
+"""The HTML page in a real browser: what it draws, lists and hides matches the history."""
 
 import io
 import itertools
@@ -14,7 +14,7 @@ from histories import drifting, edges_of, five, small
 
 import wirings
 from wirings import WiringError
-from wirings.draw.coarse import coarse
+from wirings.draw.coarsen import coarsen
 from wirings.draw.html import page as page_of
 from wirings.history import History, snapshot_of
 
@@ -26,52 +26,52 @@ LIGHT = {"positive": (0, 104, 168), "negative": (200, 82, 0), "ground": (252, 25
 DARK = {"positive": (92, 184, 242), "negative": (240, 160, 67), "ground": (19, 21, 25)}
 
 
-def picture(page: Any) -> np.ndarray:
+def screenshot(page: Any) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(page.screenshot())).convert("RGB")).astype(int)
 
 
 def settled(page: Any) -> np.ndarray:
-    """The page once everything is drawn that was asked for."""
+    """A screenshot once everything is drawn."""
     page.wait_for_function("() => wirings.resting")
     page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-    return picture(page)
+    return screenshot(page)
 
 
-def place(page: Any, node: int) -> tuple[float, float]:
-    """Where a node is on the screen."""
+def position(page: Any, node: int) -> tuple[float, float]:
+    """The position of a node on the screen."""
     x, y = page.evaluate(
-        "(v) => { const b = wirings.view.over.getBoundingClientRect(), r = wirings.view.ratio;"
+        "(v) => { const b = wirings.view.overlay.getBoundingClientRect(), r = wirings.view.ratio;"
         " return [b.left + wirings.view.px[v] / r, b.top + wirings.view.py[v] / r] }",
         node,
     )
     return x, y
 
 
-def colour_along(page: Any, shot: np.ndarray, of: int, to: int, colours: dict[str, tuple[int, ...]]) -> str:
-    """The name of the colour nearest to what is a third of the way along an edge."""
-    (x0, y0), (x1, y1) = place(page, of), place(page, to)
+def colour_along(page: Any, shot: np.ndarray, source: int, target: int, colours: dict[str, tuple[int, ...]]) -> str:
+    """The name of the colour nearest to the pixel a third of the way along an edge."""
+    (x0, y0), (x1, y1) = position(page, source), position(page, target)
     pixel = shot[round(y0 + (y1 - y0) / 3), round(x0 + (x1 - x0) / 3)]
     return min(colours, key=lambda name: np.abs(pixel - np.array(colours[name])).sum())
 
 
 def seek(page: Any, record: int) -> None:
-    """Move the slider as a user does."""
+    """Move the slider with the keyboard."""
     page.locator("#slider").focus()
     page.keyboard.press("Home")
     for _ in range(record):
         page.keyboard.press("ArrowRight")
-    assert page.evaluate("wirings.film.at") == record
+    assert page.evaluate("wirings.replay.at") == record
 
 
 def rows(page: Any, which: str) -> list[tuple[int, float]]:
-    """What the panel lists."""
+    """The edges listed in the panel: the other node and the weight."""
     cells = page.locator(f"table[data-list={which}] tr").all_inner_texts()[1:]
     found = [re.split(r"\s+", text.strip().replace("−", "-")) for text in cells]
     return [(int(cell[0]), float(cell[1])) for cell in found]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_five_nodes_have_the_colours_of_their_edges(scheme: str, open_page: Open) -> None:
+def test_edges_have_the_colours_of_their_signs(scheme: str, open_page: Open) -> None:
     page, colours = open_page(five(), color_scheme=scheme), LIGHT if scheme == "light" else DARK
     shot = settled(page)
     wanted = {(0, 2): "positive", (1, 3): "negative", (2, 4): "positive", (3, 4): "negative"}
@@ -84,17 +84,17 @@ def test_five_nodes_have_the_colours_of_their_edges(scheme: str, open_page: Open
     assert colour_along(page, after, 3, 4, colours) == "ground"
 
 
-def test_new_and_dying_edges_stand_out(open_page: Open) -> None:
+def test_new_and_dying_edges_are_highlighted(open_page: Open) -> None:
     page = open_page(five())
     seek(page, 1)
     shot = settled(page)
-    (x0, y0), (x1, y1) = place(page, 0), place(page, 4)
+    (x0, y0), (x1, y1) = position(page, 0), position(page, 4)
     column = round(x0 + (x1 - x0) / 3)
     line = shot[round(y0 + (y1 - y0) / 3) - 5 : round(y0 + (y1 - y0) / 3) + 6, column]
     grey = line.max(1) - line.min(1) < 15
     assert (grey & (line.sum(1) < 300)).sum() >= 2  # the dark outline of a new edge, on both sides
-    assert (line[:, 2] - line[:, 0] > 100).any()  # around its own colour
-    (x0, y0), (x1, y1) = place(page, 3), place(page, 4)
+    assert (line[:, 2] - line[:, 0] > 100).any()  # around the colour of its sign
+    (x0, y0), (x1, y1) = position(page, 3), position(page, 4)
     steps = np.linspace(0.2, 0.8, 200)
     dashes = np.array([shot[round(y0 + (y1 - y0) * s), round(x0 + (x1 - x0) * s)] for s in steps])
     purple = np.abs(dashes - np.array([140, 37, 244])).sum(1) < 100
@@ -103,7 +103,7 @@ def test_new_and_dying_edges_stand_out(open_page: Open) -> None:
     assert np.abs(settled(page) - shot).sum() > 0
 
 
-def test_what_the_page_reads_is_what_was_recorded(open_page: Open) -> None:
+def test_the_page_reads_what_was_recorded(open_page: Open) -> None:
     models = {
         "blocks": wirings.StaticGraph([4, 12, 10, 5], edges=70),
         "dag": wirings.StaticGraph(topology=wirings.Dag(50, inputs=3), outputs=4, edges=150),
@@ -117,32 +117,32 @@ def test_what_the_page_reads_is_what_was_recorded(open_page: Open) -> None:
         torch.nn.Linear(24, 5),
     )
     wirings.wire_(network, density=0.3)
-    for history in [*histories, snapshot_of(network), coarse(histories[0], 9)]:
+    for history in [*histories, snapshot_of(network), coarsen(histories[0], 9)]:
         page = open_page(history)
         states = list(history.states())
         for record in [*range(len(states)), *np.random.default_rng(0).permutation(len(states)).tolist()]:
             found = page.evaluate(
-                "(i) => { const s = wirings.film.seek(i), cut = (a) => Array.from(a.subarray(0, s.count));"
-                " return [cut(s.places), cut(s.codes), cut(s.to), cut(s.of), Array.from(s.died.codes).length] }",
+                "(i) => { const s = wirings.replay.seek(i), cut = (a) => Array.from(a.subarray(0, s.count));"
+                " return [cut(s.indices), cut(s.codes), cut(s.targets), cut(s.sources), s.died.codes.length] }",
                 record,
             )
             state = states[record]
             wanted = [state.indices, state.codes, state.targets, state.sources]
             assert found[:4] == [array.tolist() for array in wanted]
             assert found[4] == history.deaths[record]
-        page.evaluate("wirings.view.nodesOf(wirings.film.seek(wirings.film.length - 1))")
+        page.evaluate("wirings.view.findUsedNodes(wirings.replay.seek(wirings.replay.length - 1))")
         used = page.evaluate("[...wirings.view.used]")
         if history.structure.discrete_time is None:
             assert used == history.state().alive.astype(int).tolist()
 
 
-def test_a_picked_node_lists_exactly_its_edges(open_page: Open) -> None:
+def test_a_selected_node_lists_exactly_its_edges(open_page: Open) -> None:
     history = small()
     page, states = open_page(history), list(history.states())
     for record in (0, 5, 11):
         seek(page, record)
         for node in (0, 7, 18, 30):
-            page.mouse.click(*place(page, node))
+            page.mouse.click(*position(page, node))
             into, out_of = edges_of(states[record], node)
             assert page.locator("#node h2").inner_text().startswith(f"node {node} · block ")
             for which, wanted in (("inputs", into), ("outputs", out_of)):
@@ -155,12 +155,12 @@ def test_a_picked_node_lists_exactly_its_edges(open_page: Open) -> None:
             if kernel is not None:
                 shown = [float(cell.replace("−", "-")) for cell in cells]
                 assert shown == pytest.approx(kernel.reshape(-1).tolist(), abs=0.006)
-    page.keyboard.press("ArrowLeft")  # the list follows the film
+    page.keyboard.press("ArrowLeft")  # the list follows the record
     assert [v for v, _ in rows(page, "inputs")] == [v for v, _ in edges_of(states[10], 30)[0]]
     page.locator("table[data-list=inputs] button").first.click()
     assert page.locator("#node h2").inner_text().startswith(f"node {edges_of(states[10], 30)[0][0][0]} ")
     page.keyboard.press("Escape")
-    assert "Pick a node" in page.locator("#node").inner_text()
+    assert "Select a node" in page.locator("#node").inner_text()
 
 
 def test_paths_lead_from_an_input_to_an_output(open_page: Open) -> None:
@@ -169,9 +169,9 @@ def test_paths_lead_from_an_input_to_an_output(open_page: Open) -> None:
     real = set(zip(state.sources.tolist(), state.targets.tolist(), strict=True))
     inputs, outputs = history.structure.inputs.tolist(), history.structure.outputs.tolist()
     for node in range(4, 26):
-        page.evaluate("(v) => wirings.pick(v)", node)
+        page.evaluate("(v) => wirings.select(v)", node)
         text = page.locator("#node").inner_text()
-        paths = page.evaluate("wirings.view.picked.paths")
+        paths = page.evaluate("wirings.view.selected.paths")
         assert len(paths) + text.count("no path ") == 2
         for path in paths:
             assert all(pair in real for pair in itertools.pairwise(path))
@@ -180,7 +180,7 @@ def test_paths_lead_from_an_input_to_an_output(open_page: Open) -> None:
         assert ("no path" not in text) == bool(state.alive[node])
 
 
-def test_filters_hide_what_they_say(open_page: Open) -> None:
+def test_filters_hide_edges(open_page: Open) -> None:
     history = small()
     page, states = open_page(history), list(history.states())
     group = history.structure.group_of()
@@ -188,7 +188,7 @@ def test_filters_hide_what_they_say(open_page: Open) -> None:
     state = states[6]
     settled(page)
     amounts = (
-        "wirings.view.ink.amounts.map((side) => side.reduce((all, ink, i) => (31 * all + ink * (i % 977)) | 0, 7))"
+        "wirings.view.raster.amounts.map((side) => side.reduce((all, ink, i) => (31 * all + ink * (i % 977)) | 0, 7))"
     )
     everything = page.evaluate(amounts)
 
@@ -221,7 +221,7 @@ def test_filters_hide_what_they_say(open_page: Open) -> None:
         assert page.locator("#shown").inner_text() == f"{int(wanted.sum())} of 70 edges"
         page.locator("#clear").click()
     assert len(shown()) == 70
-    assert page.evaluate(amounts) == everything  # taken off and drawn again without a trace
+    assert page.evaluate(amounts) == everything  # removed and drawn again without a trace
     set_to("sign", "1")
     seek(page, 0)
     shot, box = settled(page), page.locator("#stage").bounding_box()
@@ -240,14 +240,14 @@ def test_filters_hide_what_they_say(open_page: Open) -> None:
 def test_keys_search_zoom_and_themes(open_page: Open) -> None:
     history = small()
     page = open_page(history)
-    at = lambda: page.evaluate("wirings.film.at")  # noqa: E731
-    page.locator("#over").click(position={"x": 3, "y": 3})
+    at = lambda: page.evaluate("wirings.replay.at")  # noqa: E731
+    page.locator("#overlay").click(position={"x": 3, "y": 3})
     for key, wanted in (("End", 11), ("ArrowLeft", 10), ("Home", 0), ("ArrowRight", 1)):
         page.keyboard.press(key)
         assert at() == wanted
-    assert page.locator("#where").inner_text() == "step 10 · 2 of 12"
+    assert page.locator("#position").inner_text() == "step 10 · 2 of 12"
     page.keyboard.press(" ")
-    page.wait_for_function("() => wirings.film.at === 11 && !wirings.playing", timeout=20_000)
+    page.wait_for_function("() => wirings.replay.at === 11 && !wirings.playing", timeout=20_000)
     page.keyboard.press("Home")
     page.keyboard.press("/")
     page.keyboard.type("17")
@@ -256,24 +256,24 @@ def test_keys_search_zoom_and_themes(open_page: Open) -> None:
     page.locator("#search").fill("Block 3")
     assert page.locator("#found button").all_inner_texts() == ["block 3: nodes 26 to 30"]
     page.locator("#search").fill("nobody")
-    assert "nodes are 0 to 30" in page.locator("#found").inner_text()
+    assert "nodes are numbered 0 to 30" in page.locator("#found").inner_text()
     page.locator("#search").fill("")
     page.keyboard.press("Escape")
     before = settled(page)
-    x, y = place(page, 9)
+    x, y = position(page, 9)
     page.mouse.move(x, y)
     page.mouse.wheel(0, -600)
     settled(page)
     assert page.evaluate("wirings.view.zoom.scale") > 2
-    assert place(page, 9) == pytest.approx((x, y), abs=1.5)  # what is under the mouse stays there
+    assert position(page, 9) == pytest.approx((x, y), abs=1.5)  # the point under the mouse stays in place
     page.mouse.down()
     page.mouse.move(x - 60, y - 40, steps=4)
     page.mouse.up()
     settled(page)
-    assert place(page, 9) == pytest.approx((x - 60, y - 40), abs=1.5)
+    assert position(page, 9) == pytest.approx((x - 60, y - 40), abs=1.5)
     page.locator("[data-zoom=all]").click()
     page.mouse.move(1, 1)
-    page.locator("#over").focus()
+    page.locator("#overlay").focus()
     settled(page)
     page.evaluate("document.activeElement.blur()")
     assert np.abs(settled(page) - before)[100:400, 20:700].sum() == 0
@@ -285,31 +285,31 @@ def test_keys_search_zoom_and_themes(open_page: Open) -> None:
     assert np.median(settled(page).sum(2)) < 100
     page.emulate_media(color_scheme="dark")
     page.wait_for_function("() => matchMedia('(prefers-color-scheme: dark)').matches")
-    settled(page)  # or the page would be told of no change at all
+    settled(page)  # otherwise the page would see no change
     page.emulate_media(color_scheme="light")
     page.wait_for_function("() => matchMedia('(prefers-color-scheme: light)').matches")
     assert np.median(settled(page).sum(2)) > 700
 
 
-def test_the_time_line_seeks(open_page: Open) -> None:
+def test_clicking_the_timeline_seeks(open_page: Open) -> None:
     page = open_page(small())
-    box = page.locator("#times").bounding_box()
+    box = page.locator("#timeline").bounding_box()
     left = page.evaluate("120")
     page.mouse.click(box["x"] + left + 0.5 * (box["width"] - left - 8), box["y"] + 40)
-    assert page.evaluate("wirings.film.at") in (5, 6)
+    assert page.evaluate("wirings.replay.at") in (5, 6)
 
 
-def test_a_phone_with_fingers(open_page: Open) -> None:
+def test_touch_on_a_phone(open_page: Open) -> None:
     history = small()
     phone = {"viewport": {"width": 390, "height": 844}, "device_scale_factor": 3, "has_touch": True, "is_mobile": True}
     page = open_page(history, **phone)
     settled(page)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    page.touchscreen.tap(*place(page, 7))
+    page.touchscreen.tap(*position(page, 7))
     wanted = edges_of(history.state(0), 7)[1]
     assert [v for v, _ in rows(page, "outputs")] == [v for v, _ in wanted]
     client = page.context.new_cdp_session(page)
-    box = page.locator("#over").bounding_box()
+    box = page.locator("#overlay").bounding_box()
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
 
     def touch(kind: str, apart: float) -> None:
@@ -328,20 +328,20 @@ def test_a_phone_with_fingers(open_page: Open) -> None:
     assert max(labels) <= 390
 
 
-def test_large_graphs_are_drawn_in_groups_and_say_so(open_page: Open) -> None:
+def test_large_graphs_are_coarsened_with_a_note(open_page: Open) -> None:
     graph = wirings.StaticGraph([100, 2000, 1500, 10], edges=5000)
     page = open_page(drifting(graph, 3))
     note = page.locator("#note").inner_text()
-    assert note.startswith("Too large to draw node by node: a dot stands for up to 11 neighbouring nodes of a block")
+    assert note.startswith("Too large to draw node by node: each dot stands for up to 11 neighbouring nodes of a block")
     assert "3,610 nodes as 330 dots · 5,000 of " in page.locator("#summary").inner_text()
-    page.evaluate("wirings.pick(20)")
+    page.evaluate("wirings.select(20)")
     assert page.locator("#node h2").inner_text() == "nodes 210–220 · block 1"
     whole = open_page(drifting(graph, 2), whole=True)
-    assert whole.evaluate("wirings.film.structure.nodes") == 3610
+    assert whole.evaluate("wirings.replay.structure.nodes") == 3610
     assert not whole.locator("#note").is_visible()
 
 
-def test_nothing_in_a_name_is_markup(open_page: Open) -> None:
+def test_names_are_not_interpreted_as_markup(open_page: Open) -> None:
     evil = "</script><img src=x onerror=alert(1)><b>"
     model = torch.nn.Module()
     model.add_module("<i>layer<", torch.nn.Linear(4, 3))
@@ -350,19 +350,19 @@ def test_nothing_in_a_name_is_markup(open_page: Open) -> None:
     assert page.locator("img, b:not(.node)").count() == 0
     assert page.title() == evil
     assert page.locator("#note").inner_text() == evil
-    page.evaluate("wirings.pick(0)")
+    page.evaluate("wirings.select(0)")
     assert "<i>layer< in" in page.locator("#node h2").inner_text()
-    assert not page.locator("#player").is_visible()  # one record: nothing to play
+    assert not page.locator("#player").is_visible()  # with one record there is nothing to play
 
 
-def test_a_history_without_records_has_no_page() -> None:
-    with pytest.raises(WiringError, match="no record yet"):
+def test_rejects_a_history_without_records() -> None:
+    with pytest.raises(WiringError, match="no records yet"):
         page_of(History(small().structure, {}), "empty")
 
 
 @pytest.mark.slow
-def test_it_is_smooth_with_800_nodes_and_32000_edges(open_page: Open) -> None:
-    """First drawing under 2 s, 30 frames a second while it plays; the best of some tries, since others compute, too."""
+def test_plays_smoothly_with_800_nodes_and_32000_edges(open_page: Open) -> None:
+    """Draws within 2 s and plays at 30 frames per second; the best of several tries on a machine that may be busy."""
     from wirings import models
 
     history = drifting(models.get("tiny_static", rule="dnw").graph, 60, noise=0.05, every=78)
@@ -375,14 +375,14 @@ def test_it_is_smooth_with_800_nodes_and_32000_edges(open_page: Open) -> None:
         page.evaluate("wirings.frames.length = 0; wirings.play(true)")
         page.wait_for_timeout(3000)
         frames = page.evaluate("wirings.frames")
-        assert page.evaluate("wirings.film.at") > 5
+        assert page.evaluate("wirings.replay.at") > 5
         rate.append(1000 * (len(frames) - 1) / (frames[-1] - frames[0]))
         page.context.close()
         if min(first) < 2000 and max(rate) >= 30:
             break
-    measured = f"first drawing {min(first):.0f} ms, {max(rate):.1f} frames a second"
+    measured = f"first drawing {min(first):.0f} ms, {max(rate):.1f} frames per second"
     print(measured)
     if (min(first) >= 2000 or max(rate) < 30) and os.getloadavg()[0] > 1.5 * (os.cpu_count() or 1):
-        pytest.skip(f"the machine is too busy to measure on: {measured} at a load of {os.getloadavg()[0]:.1f}")
+        pytest.skip(f"the machine is too busy to measure: {measured} at a load of {os.getloadavg()[0]:.1f}")
     assert min(first) < 2000
     assert max(rate) >= 30

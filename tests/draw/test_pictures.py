@@ -1,4 +1,4 @@
-"""Pictures: each can be drawn at 5, 100 and 5,000 nodes, shows what it should, and no two labels overlap."""
+"""Pictures: each can be drawn with 5 to 5,000 nodes, shows the right values, and has no overlapping labels."""
 
 import itertools
 from pathlib import Path
@@ -18,13 +18,13 @@ from matplotlib.text import Text
 
 import wirings
 from wirings import WiringError, draw
-from wirings.draw.common import NEGATIVE, POSITIVE, strengths
+from wirings.draw.common import NEGATIVE, POSITIVE, relative_strengths
 from wirings.draw.nodes import spring_layout
 from wirings.history import History, snapshot_of
 
 
 def network() -> nn.Module:
-    """A small residual network's layers."""
+    """Layers of several kinds, as in a residual network."""
     layers = [nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 3), nn.Conv2d(16, 32, 3, groups=2), nn.Conv2d(16, 32, 1)]
     model = nn.Sequential(*layers, nn.ConvTranspose2d(32, 64, 2), nn.Flatten(), nn.Linear(64, 10))
     wirings.wire_(model, density=0.2)
@@ -68,7 +68,7 @@ def drawn(function: Any, *what: Any, size: tuple[float, float] = (8, 5), **how: 
 
 
 def labels(figure: Figure) -> list[tuple[str, Any]]:
-    """Texts that are drawn and not turned, and where. Ticks outside of axes, or of axes that are off, are not."""
+    """Visible horizontal texts and their boxes, without ticks that are out of range or switched off."""
     renderer, found = figure.canvas.get_renderer(), []
     hidden = set()
     for ax in figure.axes:
@@ -83,7 +83,7 @@ def labels(figure: Figure) -> list[tuple[str, Any]]:
 
 
 def overlaps(figure: Figure) -> list[tuple[str, str]]:
-    """Labels that overlap by more than a pixel or two."""
+    """Pairs of labels that overlap by more than two pixels."""
     found = []
     for (a, x), (b, y) in itertools.combinations(labels(figure), 2):
         wide = min(x.x1, y.x1) - max(x.x0, y.x0)
@@ -94,14 +94,14 @@ def overlaps(figure: Figure) -> list[tuple[str, str]]:
 
 
 def cut_off(figure: Figure) -> list[str]:
-    """Labels that are not wholly in the picture."""
+    """Labels that extend beyond the picture."""
     wide, high = figure.canvas.get_width_height()
     return [text for text, box in labels(figure) if min(box.x0, box.y0) < -1 or box.x1 > wide + 1 or box.y1 > high + 1]
 
 
 @pytest.mark.parametrize("size", [(5, 4), (8, 5)], ids=["small", "usual"])
 @pytest.mark.parametrize("subject", SUBJECTS)
-def test_every_picture_can_be_drawn_and_read(subject: str, size: tuple[float, float]) -> None:
+def test_every_picture_is_readable(subject: str, size: tuple[float, float]) -> None:
     history = SUBJECTS[subject]()
     history = history if isinstance(history, History) else snapshot_of(history)
     for name, function in PICTURES.items():
@@ -113,18 +113,18 @@ def test_every_picture_can_be_drawn_and_read(subject: str, size: tuple[float, fl
         assert (pixels[..., :3].min(2) < 250).mean() > 0.004, f"{name} is empty"
         said = " ".join(" ".join(text.get_text() for text in figure.findobj(Text)).split())
         if subject.startswith("5,000") and name in ("blocks", "circle", "spring"):
-            assert "Too large to draw node by node: a dot stands for up to 16 neighbouring nodes" in said
+            assert "Too large to draw node by node: each dot stands for up to 16 neighbouring nodes" in said
         if subject.startswith("5,000") and name == "adjacency":
-            assert "a cell stands for up to 10 × 10 pairs of nodes" in said
+            assert "each cell stands for up to 10 × 10 pairs of nodes" in said
         if subject == "61 layers" and name == "density":
-            assert "a bar stands for 2 layers in a row" in said
+            assert "each bar stands for 2 consecutive layers" in said
 
 
 def near(pixel: np.ndarray, colour: str) -> bool:
     return bool(np.abs(pixel[:3] - 255 * np.array(to_rgb(colour))).sum() < 90)
 
 
-def test_the_edges_of_five_nodes_have_their_colours() -> None:
+def test_edges_have_the_colours_of_their_signs() -> None:
     figure = drawn(draw.blocks, five().state(0))
     pixels, ax = np.asarray(figure.canvas.buffer_rgba()).astype(int), figure.axes[0]
 
@@ -137,7 +137,7 @@ def test_the_edges_of_five_nodes_have_their_colours() -> None:
     assert near(along((0, 1), (1, 0)), "white")  # hallucinated
 
 
-def test_the_matrix_has_a_cell_for_every_edge() -> None:
+def test_the_matrix_has_one_cell_per_edge() -> None:
     state = five().state(0)
     image = drawn(draw.adjacency, state).axes[0].images[0].get_array()
     assert (image[..., 3] > 0).sum() == 4
@@ -145,7 +145,7 @@ def test_the_matrix_has_a_cell_for_every_edge() -> None:
     assert image[3, 1, :3].tolist() == pytest.approx(to_rgb(NEGATIVE))
 
 
-def test_a_layers_table_is_its_density() -> None:
+def test_the_matrix_of_a_layer_shows_its_density() -> None:
     model = nn.Linear(64, 100)
     wirings.wire_(model, density=0.25)
     table = draw.layers(figure := Figure(), model) or np.square(np.asarray(figure.axes[0].images[0].get_array()))
@@ -153,11 +153,11 @@ def test_a_layers_table_is_its_density() -> None:
     assert table.max() == pytest.approx(1)
 
 
-def test_degrees_and_densities_are_counted() -> None:
+def test_degrees_and_densities() -> None:
     state = five().state(0)
     figure = drawn(draw.degrees, state)
     labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-    assert labels == ["in: mean 1.3, none in 0 of 3 nodes", "out: mean 1.0, none in 0 of 4 nodes"]
+    assert labels == ["in: mean 1.3, zero for 0 of 3 nodes", "out: mean 1.0, zero for 0 of 4 nodes"]
     bars = drawn(draw.density, state).axes[0].patches
     assert [bar.get_width() for bar in bars] == [50.0, 50.0]
 
@@ -186,7 +186,7 @@ def test_accuracy_against_multiply_adds() -> None:
         drawn(draw.accuracy_against_mult_adds, [type("Result", (), {"recipe": "table9/x", "mult_adds": None})()])
 
 
-def test_springs_bring_together_what_is_joined() -> None:
+def test_the_spring_layout_pulls_joined_nodes_together() -> None:
     graph = wirings.DiscreteGraph(40, inputs=2, outputs=2, steps=2, edges=60)
     state = snapshot_of(graph).state()
     places = spring_layout(state)
@@ -197,34 +197,45 @@ def test_springs_bring_together_what_is_joined() -> None:
 
 
 def test_equally_strong_edges_look_the_same() -> None:
-    assert strengths(five().state(0)).tolist() == [1.0, 1.0, 0.5, 0.25]
+    assert relative_strengths(five().state(0)).tolist() == [1.0, 1.0, 0.5, 0.25]
 
 
-def test_files(tmp_path: Path) -> None:
+def test_names_are_not_interpreted_as_formulas(tmp_path: Path) -> None:
+    model = nn.Module()
+    model.add_module("$x_{", nn.Linear(4, 3))
+    model.add_module("cost: 5$\x07", nn.Linear(3, 2))
+    wirings.wire_(model, k=9)
+    files = draw.save_pictures(snapshot_of(model), tmp_path, title="$1 and $2_{")
+    assert len(files) == 5
+    texts = [text.get_text() for text in drawn(draw.density, model).findobj(Text)]
+    assert r"cost: 5\$\x07" in texts
+
+
+def test_saves_files(tmp_path: Path) -> None:
     history = drifting(wirings.StaticGraph([4, 30, 30, 5], edges=70), 2)
     png = draw.save(tmp_path / "a.png", draw.blocks, history, title="x", size=(4, 3))
     assert png.read_bytes()[:4] == b"\x89PNG"
     for name in ("a.svg", "b.svg"):
         draw.save(tmp_path / name, draw.blocks, history)
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()  # the same picture, the same file
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()  # files are reproducible
     assert draw.save(tmp_path / "c.png", draw.layers, history).exists()
-    with pytest.raises(WiringError, match=r"a \.png or an \.svg file, but a\.gif came"):
+    with pytest.raises(WiringError, match=r"ends in \.png or \.svg, got a\.gif"):
         draw.save(tmp_path / "a.gif", draw.blocks, history)
-    with pytest.raises(WiringError, match="could not be written"):
+    with pytest.raises(WiringError, match=r"cannot write .*b\.png"):
         draw.save(tmp_path / "a.png" / "b.png", draw.blocks, history)
 
 
-def test_what_cannot_be_drawn() -> None:
+def test_rejects_what_cannot_be_drawn() -> None:
     ax = Figure().add_subplot()
-    with pytest.raises(WiringError, match="takes a WiringState, a History or a model, not str"):
+    with pytest.raises(WiringError, match="expects a WiringState, a History or a model, got str"):
         draw.blocks(ax, "a graph")  # type: ignore[arg-type]
-    with pytest.raises(WiringError, match="needs a History"):
+    with pytest.raises(WiringError, match="expects a History, got Sequential"):
         draw.births_and_deaths(ax, network())  # type: ignore[arg-type]
-    with pytest.raises(WiringError, match="between two records, but this history has one"):
+    with pytest.raises(WiringError, match="a history with at least two records, got one"):
         draw.births_and_deaths(ax, snapshot_of(network()))
-    with pytest.raises(WiringError, match="of='edges' or of='nodes', not 'layers'"):
+    with pytest.raises(WiringError, match="of must be 'edges' or 'nodes', got 'layers'"):
         draw.births_and_deaths(ax, five(), of="layers")
-    with pytest.raises(WiringError, match="no notes of 'top5'; it has accuracy, loss"):
+    with pytest.raises(WiringError, match="no values of 'top5'; it has accuracy, loss"):
         draw.progress(ax, five(), of="top5")
-    with pytest.raises(AttributeError, match="no attribute 'film'"):
-        _ = draw.film
+    with pytest.raises(AttributeError, match="no attribute 'movie'"):
+        _ = draw.movie

@@ -1,12 +1,14 @@
-"""`wirings show`: a summary in the terminal, a page, pictures; and what it says where there is no history."""
+"""`wirings show`: a summary in the terminal, a page and pictures, with or without a history."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from histories import five, small
 from typer.testing import CliRunner
 
+import wirings
 from wirings import WiringError
 from wirings.cli.app import app
 from wirings.draw.terminal import sparkline, summary
@@ -33,25 +35,25 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "run"
 
 
-def test_a_run_in_the_terminal_as_a_page_and_as_pictures(run: Path) -> None:
+def test_shows_a_run_in_the_terminal_as_a_page_and_as_pictures(run: Path) -> None:
     said = call("show", "run").splitlines()
     assert said[0] == "digits/static-dnw, seed 0"
     assert said[1] == "rule dnw, 114 nodes, 200 of 4,880 possible edges real (4.1 %)"
     assert said[2] == "7 records, steps 0 to 6"
     assert [line.split()[0] for line in said[4:8]] == ["accuracy", "loss", "swapped", "alive"]
     assert [line.split("  ")[0] for line in said[10:15]] == [f"block {i}" for i in range(5)]
-    assert said[-1].endswith("were real from the beginning.")
+    assert said[-1].endswith("have been real since the start.")
     assert "wrote run/history.html (0." in call("show", "run", "--html")
     page = (run / "history.html").read_text()
     assert "<title>digits/static-dnw, seed 0</title>" in page
-    call("show", run / "history.wirings", "--html", "-o", "film.html")
-    assert Path("film.html").read_text() == page
+    call("show", run / "history.wirings", "--html", "-o", "page.html")
+    assert Path("page.html").read_text() == page
     said_files = call("show", "run", "--pictures", "pictures", "--svg").splitlines()
     names = ["accuracy", "adjacency", "births-and-deaths-edges", "births-and-deaths-nodes", "blocks", "degrees"]
     assert said_files == [f"wrote pictures/{name}.svg" for name in [*names, "density", "loss"]]
 
 
-def test_a_run_without_history(run: Path) -> None:
+def test_shows_a_run_without_history(run: Path) -> None:
     (run / "history.wirings").unlink()
     said = call("show", "run")
     assert "run has no history (history.wirings): what you see is its wiring at the end." in said
@@ -62,7 +64,7 @@ def test_a_run_without_history(run: Path) -> None:
     assert "wrote run/history.html" in said
 
 
-def test_a_damaged_history(run: Path) -> None:
+def test_shows_the_intact_part_of_a_damaged_history(run: Path) -> None:
     path = run / "history.wirings"
     good = path.read_bytes()
     path.write_bytes(good[:-10])
@@ -77,14 +79,14 @@ def test_a_damaged_history(run: Path) -> None:
         call("show", "run")
 
 
-def test_a_network_that_comes_with_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shows_a_bundled_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     said = call("show", "table1/static-dnw")
     assert "900 nodes, 32,000 of 325,760 possible edges real" in said
     assert "wrote table1-static-dnw.html (" in call("show", "table1/static-dnw", "--html")
 
 
-def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejects_invalid_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(WiringError, match="nothing is no folder of a run"):
         call("show", "nothing")
@@ -93,7 +95,7 @@ def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(WiringError, match="give --pictures FOLDER as well"):
         call("show", "nothing", "--svg")
     five().save("five.wirings")
-    with pytest.raises(WiringError, match=r"the page could not be written to five\.wirings/x\.html"):
+    with pytest.raises(WiringError, match=r"cannot write the page to five\.wirings/x\.html"):
         call("show", "five.wirings", "--html", "-o", "five.wirings/x.html")
     (tmp_path / "some.txt").write_text("text")
     with pytest.raises(WiringError, match="is not a history"):
@@ -107,11 +109,21 @@ def test_sparklines() -> None:
     assert len(sparkline(range(1000))) == 48
 
 
-def test_summaries() -> None:
-    assert "block 0      2     1         0          3" in summary(five(), "five")  # node 1 leads nowhere
-    assert "accuracy                         " in summary(five())  # nothing is known before half of the time
-    with pytest.raises(WiringError, match="no record yet"):
+def test_summary() -> None:
+    assert "block 0      2     1         0          3" in summary(five(), "five")  # node 1 has no live outgoing edge
+    assert "accuracy                         " in summary(five())  # there is no value in the first half
+    with pytest.raises(WiringError, match="no records yet"):
         summary(History(small().structure, {}))
     layers = summary(snapshot_of(get("resnet18", rule="dnw", density=0.05)))
-    assert "no edge" in layers  # of layers in a row nobody knows what is dead
+    assert "no edge" in layers  # dead nodes are unknown if paths across layers are a guess
     assert "dead" not in layers
+
+
+def test_control_characters_are_escaped() -> None:
+    model = torch.nn.Module()
+    model.add_module("a\x1b[2J\nb", torch.nn.Linear(4, 3))
+    wirings.wire_(model, k=5)
+    text = summary(snapshot_of(model, {"rule": "\x07"}), "title\r")
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert text.startswith("title\\r\nrule \\x07, 7 nodes")
+    assert "a\\x1b[2J\\nb in" in text

@@ -293,7 +293,7 @@ def show(
         path = draw.write_page(history, out or usual, title, whole)
         typer.echo(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB): open it in a browser")
     if pictures is not None:
-        for path in draw.album(history, pictures, "svg" if svg else "png", title):
+        for path in draw.save_pictures(history, pictures, "svg" if svg else "png", title):
             typer.echo(f"wrote {path}")
 
 

@@ -1,7 +1,8 @@
-"""Pictures of wirings (they need matplotlib: ``pip install "wirings[demo]"``), and a page that plays a history.
+"""Pictures of wirings (they need matplotlib: ``pip install "wirings[demo]"``), and an HTML page that plays a history.
 
-Every picture is a function that takes a matplotlib Axes (`layers`: a Figure) and what to draw: a state, a history, or a
-model. `save` makes a PNG or SVG file of one. `write_page` writes the HTML page, which needs nothing.
+Every picture is a function that takes a matplotlib Axes (`layers`: a Figure) and what to draw: a `WiringState`, a
+`History` or a model. `save` writes one to a PNG or SVG file, `save_pictures` writes all that suit a history.
+`write_page` writes the HTML page, and `summary` returns a summary for the terminal; neither needs matplotlib.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -14,14 +15,13 @@ if TYPE_CHECKING:
     from wirings.draw.by_layer import density, layers
     from wirings.draw.columns import layered
     from wirings.draw.curves import Point, accuracy_against_mult_adds, births_and_deaths, degrees, progress
-    from wirings.draw.gallery import album
+    from wirings.draw.gallery import save_pictures
     from wirings.draw.nodes import adjacency, blocks, circle, spring
 
 __all__ = [
     "Point",
     "accuracy_against_mult_adds",
     "adjacency",
-    "album",
     "births_and_deaths",
     "blocks",
     "circle",
@@ -32,13 +32,14 @@ __all__ = [
     "page",
     "progress",
     "save",
+    "save_pictures",
     "spring",
     "summary",
     "write_page",
 ]
 
-_WHERE = {
-    "gallery": ("album",),
+_MODULES = {
+    "gallery": ("save_pictures",),
     "curves": ("Point", "accuracy_against_mult_adds", "births_and_deaths", "degrees", "progress"),
     "columns": ("layered",),
     "by_layer": ("density", "layers"),
@@ -47,10 +48,10 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    """Pictures are imported when they are asked for: the page needs no matplotlib."""
+    """Import pictures on first use, so that the page and the summary do not need matplotlib."""
     from importlib import import_module
 
-    for module, names in _WHERE.items():
+    for module, names in _MODULES.items():
         if name in names:
             return getattr(import_module(f"wirings.draw.{module}"), name)
     raise AttributeError(f"module 'wirings.draw' has no attribute {name!r}")

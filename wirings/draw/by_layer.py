@@ -1,4 +1,4 @@
-"""A wired model layer by layer: small matrices, and how dense each layer is."""
+"""Pictures of a wired model layer by layer: a small matrix for each layer, and the density of each."""
 
 from __future__ import annotations
 
@@ -6,26 +6,31 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wirings.draw.common import POSITIVE, SOFT, Drawn, say, state_of
+from wirings.draw.common import POSITIVE, SOFT, Drawable, add_title, as_label, state_of
 from wirings.history import WiringState
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CELLS = 48
-"""Rows and columns that a layer's matrix is drawn with at most."""
-BARS = 60
-"""Layers that have a bar and a name of their own."""
+MAX_CELLS = 48
+"""The most rows and columns that a layer's matrix is drawn with."""
+MAX_BARS = 60
+"""The most layers that get a bar of their own."""
 
 
-def layers(figure: Figure, what: Drawn, title: str = "") -> None:
-    """A wired network layer by layer: for each layer a matrix, rows receive and columns send, the darker the denser.
+def layers(figure: Figure, what: Drawable, title: str = "") -> None:
+    """Draw a matrix for each layer: rows receive, columns send, and darker cells are denser.
 
-    Takes a whole matplotlib Figure. A cell is a pair of nodes, or of groups of neighbouring ones in wide layers.
+    A cell is a pair of nodes, or of groups of neighbouring nodes in wide layers.
+
+    Args:
+        figure: an empty matplotlib Figure, all of which is used.
+        what: the wiring to draw.
+        title: shown above the picture.
     """
     state = state_of(what)
-    tables = [_table(state, i) for i in range(len(state.structure.layers))]
+    tables = [_density_table(state, i) for i in range(len(state.structure.layers))]
     columns = min(len(tables), max(4, int(np.ceil(np.sqrt(1.6 * len(tables))))))
     rows = -(-len(tables) // columns)
     axes = figure.subplots(rows, columns, squeeze=False)
@@ -36,7 +41,7 @@ def layers(figure: Figure, what: Drawn, title: str = "") -> None:
         ax.imshow(np.sqrt(table / most), cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="none")
         ax.set_xticks([])
         ax.set_yticks([])
-        name = _short(layer.name.removesuffix(".weight"))
+        name = as_label(_shorten(layer.name.removesuffix(".weight")))
         ax.set_title(f"{name}\n{100 * count / (layer.stop - layer.start):.3g} %", fontsize=7, color=SOFT, pad=3)
     if title:
         figure.suptitle(title, fontsize=11)
@@ -45,10 +50,10 @@ def layers(figure: Figure, what: Drawn, title: str = "") -> None:
 layers.whole_figure = True  # type: ignore[attr-defined]
 
 
-def _short(name: str, most: int = 20) -> str:
-    """The end of a long name, from a dot on if there is one.
+def _shorten(name: str, most: int = 20) -> str:
+    """The end of a long name, cut at a dot if there is one.
 
-    >>> _short("stages.1.0.shortcut.0"), _short("transformer_in_the_middle")
+    >>> _shorten("stages.1.0.shortcut.0"), _shorten("transformer_in_the_middle")
     ('….1.0.shortcut.0', '…ormer_in_the_middle')
     """
     if len(name) <= most:
@@ -57,8 +62,8 @@ def _short(name: str, most: int = 20) -> str:
     return f"…{end[max(end.find('.'), 0) :]}"
 
 
-def _table(state: WiringState, i: int) -> np.ndarray:
-    """The density of each cell of a layer: real edges over those that are possible."""
+def _density_table(state: WiringState, i: int) -> np.ndarray:
+    """The density of each cell of layer ``i``: real edges divided by possible edges."""
     structure = state.structure
     layer = structure.layers[i]
     first, last = np.searchsorted(state.indices, (layer.start, layer.stop))
@@ -70,41 +75,47 @@ def _table(state: WiringState, i: int) -> np.ndarray:
             ends = np.stack([[side.min(), side.max()] for side in tile.pairs])
         bounds.append(ends)
     low, high = np.min(bounds, axis=(0, 2)), np.max(bounds, axis=(0, 2)) + 1
-    sizes = np.minimum(high - low, CELLS)
+    sizes = np.minimum(high - low, MAX_CELLS)
     rows, cols = (
         (ends[first:last] - low[k]) * sizes[k] // (high[k] - low[k])
         for k, ends in enumerate((state.targets, state.sources))
     )
     counts = np.zeros(sizes)
     np.add.at(counts, (rows, cols), 1)
-    # Where the sizes do not divide, cells stand for one node more or less.
+    # If the number of cells does not divide the number of nodes, some cells stand for one node more than others.
     each = [np.bincount(np.arange(n) * size // n) for n, size in zip(high - low, sizes, strict=True)]
     return np.minimum(counts / (np.outer(*each) * max(tile.inner for tile in tiles)), 1.0)
 
 
-def density(ax: Axes, what: Drawn, title: str = "") -> None:
-    """How dense each layer is: a bar for each, real edges over possible ones, in percent; a graph's blocks by what
-    leads to them. Of more than 60 layers, neighbours are put together, and the picture says so.
+def density(ax: Axes, what: Drawable, title: str = "") -> None:
+    """Draw a bar for the density of each layer in percent; for a single graph, of the edges into each block.
+
+    Beyond 60 layers, each bar stands for several neighbouring layers, and the picture says so.
+
+    Args:
+        ax: the Axes to draw on.
+        what: the wiring to draw.
+        title: shown above the picture.
     """
     state = state_of(what)
-    names, real, possible = _parts(state)
+    names, real, possible = _edges_by_part(state)
     note = ""
-    if len(names) > BARS:
-        size = -(-len(names) // BARS)
+    if len(names) > MAX_BARS:
+        size = -(-len(names) // MAX_BARS)
         starts = np.arange(0, len(names), size)
         real, possible = np.add.reduceat(real, starts), np.add.reduceat(possible, starts)
         names = [f"{names[a]} … {names[min(a + size, len(names)) - 1]}" for a in starts.tolist()]
-        note = f"a bar stands for {size} layers in a row"
+        note = f"each bar stands for {size} consecutive layers"
     percent = 100 * real / possible
-    places = np.arange(len(names))
-    ax.barh(places, percent, color=POSITIVE, height=0.7)
-    ax.set_yticks(places, names, fontsize=min(9.0, 260 / len(names) + 2))
+    bars = np.arange(len(names))
+    ax.barh(bars, percent, color=POSITIVE, height=0.7)
+    ax.set_yticks(bars, [as_label(name) for name in names], fontsize=min(9.0, 260 / len(names) + 2))
     ax.invert_yaxis()
     if len(names) <= 25:
-        for place, value, count in zip(places, percent, real, strict=True):
+        for bar, value, count in zip(bars, percent, real, strict=True):
             ax.annotate(
                 f"{value:.3g} %, {count:,.0f} edge{'' if count == 1 else 's'}",
-                (value, place),
+                (value, bar),
                 (4, 0),
                 textcoords="offset points",
                 va="center",
@@ -113,11 +124,11 @@ def density(ax: Axes, what: Drawn, title: str = "") -> None:
     ax.set_xlim(0, 1.4 * percent.max() if len(names) <= 25 else 1.05 * percent.max())
     ax.set_xlabel("density, %" + (f" ({note})" if note else ""))
     ax.spines[["top", "right"]].set_visible(False)
-    say(ax, title)
+    add_title(ax, title)
 
 
-def _parts(state: WiringState) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Names, real and possible edges: of layers, or, of one graph, of the groups that its edges lead to."""
+def _edges_by_part(state: WiringState) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Names, real and possible edges of each layer; for a single graph, of the edges into each group of nodes."""
     structure = state.structure
     if len(structure.layers) > 1:
         sizes = np.array([layer.stop - layer.start for layer in structure.layers])
@@ -127,8 +138,8 @@ def _parts(state: WiringState) -> tuple[list[str], np.ndarray, np.ndarray]:
     for tile in structure.tiles:
         if tile.pairs is not None:
             np.add.at(possible, group[tile.pairs[0]], 1)
-        else:  # a graph's rows receive
+        else:  # in a graph, rows receive
             np.add.at(possible, group[tile.targets : tile.targets + tile.rows], tile.cols * tile.inner)
     real = np.bincount(group[state.targets], minlength=count)
-    there = np.flatnonzero(possible)
-    return [f"to {structure.groups[i].name}" for i in there], real[there], possible[there]
+    used = np.flatnonzero(possible)
+    return [f"to {structure.groups[i].name}" for i in used], real[used], possible[used]

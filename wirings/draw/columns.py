@@ -1,4 +1,4 @@
-"""A wired feed-forward network as a picture: columns of nodes, real edges between them."""
+"""A picture of a feed-forward network given by its weight matrices: columns of nodes with real edges between them."""
 
 from __future__ import annotations
 
@@ -16,28 +16,26 @@ if TYPE_CHECKING:
 
 
 def layered(ax: Axes, weights: Sequence[Tensor], title: str = "", outputs: Sequence[str] = ()) -> None:
-    """Draw the network that ``weights`` make, one after the other, on a matplotlib ``ax``.
+    """Draw a feed-forward network. Dead nodes and their edges are grey.
 
     Args:
-        ax: where to draw.
-        weights: matrices (nodes that receive, nodes that send), zero where there is no edge. An edge is drawn blue if
-            its weight is positive and orange if it is negative, the stronger in its layer the more opaque.
-        title: above the picture.
-        outputs: labels for the last nodes.
-
-    Nodes that cannot reach the output, or that nothing reaches, are grey, and so are their edges.
+        ax: the Axes to draw on.
+        weights: the weight matrices from the input on, each of shape (receiving nodes, sending nodes), zero where there
+            is no edge. Positive edges are blue, negative ones orange; the stronger within their layer, the more opaque.
+        title: shown above the picture.
+        outputs: labels of the output nodes.
     """
     matrices = [weight.detach().float().cpu().numpy() for weight in weights]
     alive = live_nodes([matrix != 0 for matrix in matrices])
-    places = [_column(i, len(nodes), square=i == 0) for i, nodes in enumerate(alive)]
+    positions = [_column_positions(i, len(nodes), square=i == 0) for i, nodes in enumerate(alive)]
     for i, matrix in enumerate(matrices):
-        heads, tails = np.nonzero(matrix)
-        values = matrix[heads, tails]
-        used = alive[i][tails] & alive[i + 1][heads]
+        targets, sources = np.nonzero(matrix)
+        values = matrix[targets, sources]
+        used = alive[i][sources] & alive[i + 1][targets]
         order = np.argsort(used * np.abs(values))  # the strongest on top
         strength = np.abs(values) / max(np.abs(values).max(initial=0.0), 1e-12)
         colours = np.where(used, np.where(values > 0, POSITIVE, NEGATIVE), DEAD)
-        segments = np.stack([places[i][tails], places[i + 1][heads]], axis=1)
+        segments = np.stack([positions[i][sources], positions[i + 1][targets]], axis=1)
         ax.add_collection(
             LineCollection(
                 list(segments[order]),
@@ -47,18 +45,18 @@ def layered(ax: Axes, weights: Sequence[Tensor], title: str = "", outputs: Seque
                 zorder=1,
             )
         )
-    for i, (nodes, place) in enumerate(zip(alive, places, strict=True)):
+    for i, (nodes, position) in enumerate(zip(alive, positions, strict=True)):
         size = 22 if i in (0, len(alive) - 1) else 9
         ax.scatter(
-            place[:, 0],
-            place[:, 1],
+            position[:, 0],
+            position[:, 1],
             s=size,
             c=np.where(nodes, ALIVE, DEAD),
             marker="s" if i == 0 else "o",
             zorder=2,
             linewidths=0,
         )
-    for label, (x, y) in zip(outputs, places[-1], strict=False):
+    for label, (x, y) in zip(outputs, positions[-1], strict=False):
         ax.annotate(label, (x, y), xytext=(7, 0), textcoords="offset points", va="center", fontsize=9)
     ax.set_title(title, fontsize=10)
     ax.set_axis_off()
@@ -66,23 +64,23 @@ def layered(ax: Axes, weights: Sequence[Tensor], title: str = "", outputs: Seque
     ax.set_ylim(-0.05, 1.05)
 
 
-def live_nodes(joined: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Which nodes of each column lie on a path from the first column to the last.
+def live_nodes(masks: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """For each column of nodes, which of them lie on a path from the first column to the last.
 
     Args:
-        joined: boolean matrices (nodes that receive, nodes that send), from the input on.
+        masks: boolean matrices of the real edges, each of shape (receiving nodes, sending nodes), from the input on.
     """
-    forth: list[np.ndarray] = [np.ones(joined[0].shape[1], dtype=bool)]
-    for matrix in joined:
-        forth.append(np.any(matrix & forth[-1], axis=1))
-    back: list[np.ndarray] = [np.ones(joined[-1].shape[0], dtype=bool)]
-    for matrix in reversed(joined):
-        back.append(np.any(matrix & back[-1][:, None], axis=0))
-    return [a & b for a, b in zip(forth, reversed(back), strict=True)]
+    forward: list[np.ndarray] = [np.ones(masks[0].shape[1], dtype=bool)]
+    for matrix in masks:
+        forward.append(np.any(matrix & forward[-1], axis=1))
+    backward: list[np.ndarray] = [np.ones(masks[-1].shape[0], dtype=bool)]
+    for matrix in reversed(masks):
+        backward.append(np.any(matrix & backward[-1][:, None], axis=0))
+    return [a & b for a, b in zip(forward, reversed(backward), strict=True)]
 
 
-def _column(i: int, count: int, square: bool) -> np.ndarray:
-    """Positions of a column's nodes: pixels as a square image, other nodes one above the other."""
+def _column_positions(i: int, count: int, square: bool) -> np.ndarray:
+    """Coordinates of the nodes of column ``i``: pixels as a square image, other nodes one above the other."""
     side = round(count**0.5)
     if square and side * side == count and side > 1:
         rows, columns = np.divmod(np.arange(count), side)

@@ -1,4 +1,4 @@
-"""What all pictures share: colours that all kinds of colour vision tell apart, what can be drawn, and files."""
+"""What all pictures share: colours that are safe for every kind of colour vision, inputs, captions and files."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import nn
 from wirings.errors import WiringError
 from wirings.history import History, WiringState, snapshot_of
 from wirings.utils.files import whole_file
+from wirings.utils.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,11 +23,11 @@ POSITIVE, NEGATIVE = "#0068a8", "#c85200"
 ALIVE, DEAD, SOFT = "#2a2c30", "#c4c7cb", "#66696e"
 BORN, DIED = POSITIVE, "#8c25f4"
 
-Drawn = WiringState | History | nn.Module
-"""What pictures take: a wiring at one moment, a history (its last record counts), or a model, wired or finalized."""
+Drawable = WiringState | History | nn.Module
+"""What pictures take: a wiring at one moment, a history (its last record is drawn), or a wired or finalized model."""
 
 
-def state_of(what: Drawn) -> WiringState:
+def state_of(what: Drawable) -> WiringState:
     """The wiring to draw."""
     if isinstance(what, WiringState):
         return what
@@ -34,65 +35,71 @@ def state_of(what: Drawn) -> WiringState:
         return what.state()
     if isinstance(what, nn.Module):
         return snapshot_of(what).state()
-    raise WiringError(
-        f"a picture takes a WiringState, a History or a model, not {type(what).__name__}; see wirings.history."
-    )
+    raise WiringError(f"a picture expects a WiringState, a History or a model, got {type(what).__name__}.")
 
 
 def history_of(what: Any) -> History:
-    if not isinstance(what, History) or not len(what):
+    """``what``, checked to be a history with records."""
+    if not isinstance(what, History):
         raise WiringError(
-            f"this picture needs a History with at least one record, but {what!r} came; Wiring.history records one."
+            f"this picture expects a History, got {type(what).__name__}. Record one with wirings.Recorder."
         )
+    check_has_records(what)
     return what
 
 
+def check_has_records(history: History) -> None:
+    """Raise if a history has nothing to show."""
+    if not len(history):
+        raise WiringError("this history has no records yet. Train for some steps first.")
+
+
 def save(
-    path: str | Path, draw: Callable[..., Any], *what: Any, size: tuple[float, float] = (8, 5), **how: Any
+    path: str | Path, picture: Callable[..., Any], *what: Any, size: tuple[float, float] = (8, 5), **options: Any
 ) -> Path:
-    """Draw one picture and write it to a PNG or SVG file, whole or not at all.
+    """Draw a picture and write it to a file, atomically.
 
     Args:
-        path: ends in .png or .svg.
-        draw: one of the functions of `wirings.draw` that take a matplotlib Axes.
-        what: what it draws.
-        size: in inches, of which a PNG has 120 pixels each.
-        how: further arguments of the function.
+        path: a file name that ends in .png or .svg.
+        picture: one of the functions of `wirings.draw` that take a matplotlib Axes.
+        what: what to draw.
+        size: width and height in inches; a PNG has 120 pixels per inch.
+        options: further arguments of the function.
     """
     from matplotlib import rc_context
 
     path = Path(path)
     if path.suffix not in (".png", ".svg"):
-        raise WiringError(f"a picture is a .png or an .svg file, but {path.name} came.")
-    figure = figure_of(draw, *what, size=size, **how)
-    # The same picture is the same file: no date in it, and no random names.
+        raise WiringError(f"expected a file name that ends in .png or .svg, got {path.name}.")
+    figure = figure_of(picture, *what, size=size, **options)
+    # The same picture gives the same file: no date and no random ids in it.
     with rc_context({"svg.hashsalt": "wirings"}):
         try:
             with whole_file(path) as part:
                 metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
                 figure.savefig(part, format=path.suffix[1:], dpi=120, metadata=metadata)
         except OSError as error:
-            raise WiringError(f"{path} could not be written: {error.strerror}. Give another path.") from error
+            raise WiringError(f"cannot write {path}: {error.strerror}. Choose another path.") from error
     return path
 
 
-def figure_of(draw: Callable[..., Any], *what: Any, size: tuple[float, float] = (8, 5), **how: Any) -> Figure:
-    """One picture as a matplotlib Figure. Arguments as for `save`."""
+def figure_of(picture: Callable[..., Any], *what: Any, size: tuple[float, float] = (8, 5), **options: Any) -> Figure:
+    """Draw a picture on a new matplotlib Figure. The arguments are those of `save`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")
-    draw(figure if getattr(draw, "whole_figure", False) else figure.add_subplot(), *what, **how)
+    picture(figure if getattr(picture, "whole_figure", False) else figure.add_subplot(), *what, **options)
     return figure
 
 
-def say(ax: Axes, title: str, note: str = "") -> None:
-    """A title, and below the picture what a reader must know."""
+def add_title(ax: Axes, title: str, note: str = "") -> None:
+    """Add a title above a picture, and a note below it."""
     if title:
         ax.set_title(title, fontsize=11)
     if note:
-        wide = int(15 * ax.figure.bbox.width / ax.figure.dpi)  # letters of this size in so many inches
+        characters = int(14 * ax.figure.bbox.width / ax.figure.dpi)  # about 14 of this size fit in an inch
         ax.annotate(
-            textwrap.fill(note, wide),
+            textwrap.fill(note, characters),
             (0.5, 0),
             (0, -6),
             "axes fraction",
@@ -103,7 +110,12 @@ def say(ax: Axes, title: str, note: str = "") -> None:
         ).set_color(SOFT)
 
 
-def strengths(state: WiringState) -> np.ndarray:
-    """The part of the edges that each is at least as strong as, from 0 to 1, whatever the weights are."""
+def as_label(name: str) -> str:
+    """A name as matplotlib text, in which ``$`` would otherwise begin a formula."""
+    return printable(name).replace("$", r"\$")
+
+
+def relative_strengths(state: WiringState) -> np.ndarray:
+    """For each edge the fraction of edges that are at most as strong, from 0 to 1."""
     sizes = np.abs(state.codes.astype(int))
     return np.searchsorted(np.sort(sizes), sizes, side="right") / max(len(sizes), 1)

@@ -1,4 +1,4 @@
-"""All pictures of a history that make sense for it."""
+"""All pictures that suit a history."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wirings import draw
-from wirings.draw.common import figure_of, save
+from wirings.draw.common import as_label, figure_of, save
 from wirings.errors import WiringError
 from wirings.history import History, WiringState
 
@@ -16,22 +16,24 @@ if TYPE_CHECKING:
 
 
 class Picture(NamedTuple):
-    """A function that draws, what it draws, and how large in inches."""
+    """A function that draws, what it draws, and the size in inches."""
 
     function: Callable[..., Any]
     what: WiringState | History
     size: tuple[float, float]
-    how: dict[str, str] = {}  # noqa: RUF012 - never changed
+    options: dict[str, str] = {}  # noqa: RUF012 - never changed
 
     def figure(self, title: str = "") -> Figure:
-        return figure_of(self.function, self.what, size=self.size, title=title, **self.how)
+        """Draw the picture on a new matplotlib Figure. The title is plain text."""
+        return figure_of(self.function, self.what, size=self.size, title=as_label(title), **self.options)
 
     def save(self, path: Path, title: str = "") -> Path:
-        return save(path, self.function, self.what, size=self.size, title=title, **self.how)
+        """Write the picture to a file. The title is plain text."""
+        return save(path, self.function, self.what, size=self.size, title=as_label(title), **self.options)
 
 
 def pictures(history: History) -> dict[str, Picture]:
-    """The pictures by name: of the wiring at the end, and, with several records, of how it came to be."""
+    """The pictures of a history by name: those of its last record and those of `over_time`."""
     state, structure = history.state(), history.structure
     found = {
         "adjacency": Picture(draw.adjacency, state, (6, 6)),
@@ -48,7 +50,7 @@ def pictures(history: History) -> dict[str, Picture]:
 
 
 def over_time(history: History) -> dict[str, Picture]:
-    """The pictures of what changed, as far as there is more than one record or note."""
+    """The pictures of how a wiring changed, as far as there are at least two records or values."""
     found = {}
     for of in ("edges", "nodes") if len(history) > 1 else ():
         found[f"births-and-deaths-{of}"] = Picture(draw.births_and_deaths, history, (8, 4), {"of": of})
@@ -58,8 +60,18 @@ def over_time(history: History) -> dict[str, Picture]:
     return found
 
 
-def album(history: History, folder: str | Path, kind: str = "png", title: str = "") -> list[Path]:
-    """Write the pictures of a history to a folder: as .png or, with ``kind="svg"``, as .svg files."""
+def save_pictures(history: History, folder: str | Path, kind: str = "png", title: str = "") -> list[Path]:
+    """Write all pictures that suit a history to a folder.
+
+    Args:
+        history: what to draw.
+        folder: where to write; created if it does not exist.
+        kind: ``"png"`` or ``"svg"``.
+        title: shown above each picture; plain text.
+
+    Returns:
+        The files.
+    """
     if kind not in ("png", "svg"):
-        raise WiringError(f"pictures are png or svg, not {kind!r}.")
+        raise WiringError(f"kind must be 'png' or 'svg', got {kind!r}.")
     return [picture.save(Path(folder) / f"{name}.{kind}", title) for name, picture in pictures(history).items()]

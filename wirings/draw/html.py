@@ -1,6 +1,6 @@
-"""One self-contained HTML page that plays a wiring's history: no server, no network, nothing to install.
+"""One self-contained HTML page that plays a history: no server, no network, nothing to install.
 
-Its parts are the files in ``page/``. The page carries the records as the history's file has them, in one piece.
+The page is assembled from the files in ``page/``. It contains the records in the format of history files.
 """
 
 from __future__ import annotations
@@ -17,30 +17,46 @@ from string import Template
 
 import numpy as np
 
-from wirings.draw.coarse import coarse, too_large
+from wirings.draw.coarsen import coarsen, too_large
+from wirings.draw.common import check_has_records
 from wirings.errors import WiringError
 from wirings.history import History, file_format
 from wirings.utils.files import whole_file
 
 SCRIPTS = (
-    *("film.js", "ink.js", "layout.js", "view.js", "zoom.js", "over.js", "panel.js"),
-    *("times.js", "finding.js", "controls.js", "main.js"),
+    "dom.js",
+    "replay.js",
+    "node_positions.js",
+    "edge_raster.js",
+    "view.js",
+    "zoom.js",
+    "draw_edges.js",
+    "draw_changes.js",
+    "draw_selection.js",
+    "draw_nodes.js",
+    "draw_labels.js",
+    "node_panel.js",
+    "timeline.js",
+    "filters.js",
+    "search.js",
+    "controls.js",
+    "main.js",
 )
+"""The files of the page's script, in order: those with methods of `View` come after view.js, and main.js starts it."""
 
 
 def page(history: History, title: str, whole: bool = False) -> str:
-    """The page that plays a history.
+    """The HTML page that plays a history.
 
     Args:
-        history: one record will do.
-        title: at the head of the page.
-        whole: draw node by node what is too large for it, too; else neighbouring nodes are drawn as one, and the page
-            says so.
+        history: a history with at least one record.
+        title: shown at the top of the page; plain text.
+        whole: whether to draw every node and edge even if there are many. By default, each dot of a page with more than
+            3,000 nodes or 60,000 edges stands for several nodes, and the page says so.
     """
-    if not len(history):
-        raise WiringError("this history has no record yet, so there is nothing to show. Train on.")
+    check_has_records(history)
     if not whole and too_large(history.state()):
-        history = coarse(history)
+        history = coarsen(history)
     folder = files("wirings.draw") / "page"
     style = (folder / "style.css").read_text(encoding="utf-8")
     parts = "".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS)
@@ -51,32 +67,35 @@ def page(history: History, title: str, whole: bool = False) -> str:
         script=script,
         style_hash=_hash(style),
         script_hash=_hash(script),
-        data=base64.b64encode(_carried(history)).decode(),
+        data=base64.b64encode(_page_data(history)).decode(),
     )
 
 
 def write_page(history: History, path: str | Path, title: str, whole: bool = False) -> Path:
-    """Write the page to a file, completely or not at all. Arguments as for `page`."""
+    """Write the page to a file, atomically. The arguments are those of `page`."""
     text = page(history, title, whole)
     try:
         with whole_file(Path(path)) as part:
             part.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise WiringError(f"the page could not be written to {path}: {error.strerror}. Give another path.") from error
+        raise WiringError(f"cannot write the page to {path}: {error.strerror}. Choose another path.") from error
     return Path(path)
 
 
-def _carried(history: History) -> bytes:
-    """All chunks, uncompressed and then compressed as one; the head says at which strengths the colours change."""
-    head = {"structure": history.structure.to_json(), "about": history.about, "bounds": _bounds(history)}
+def _page_data(history: History) -> bytes:
+    """All chunks, compressed together, which is smaller than each of them alone."""
+    head = {"structure": history.structure.to_json(), "about": history.about, "bounds": _level_bounds(history)}
     contents = [(file_format.HEAD, json.dumps(head).encode())]
     contents += [(chunk.kind, file_format.unpack(chunk)) for chunk in history.chunks]
     framed = (kind + struct.pack("<I", len(content)) + content for kind, content in contents)
     return zlib.compress(b"".join(framed), 9)
 
 
-def _bounds(history: History) -> list[int]:
-    """The sizes of codes that half, 80 % and 95 % of the last edges do not exceed; none if all are about as strong."""
+def _level_bounds(history: History) -> list[int]:
+    """The codes between the four levels of strength: the 50th, 80th and 95th percentile of the last edges.
+
+    Empty if there are few edges, or if all are about equally strong.
+    """
     sizes = np.abs(history.state().codes.astype(int))
     if len(sizes) < 8:
         return []
@@ -85,5 +104,5 @@ def _bounds(history: History) -> list[int]:
 
 
 def _hash(text: str) -> str:
-    """What the page's security policy names a script or style by, so that no other runs."""
+    """The hash by which the page's Content-Security-Policy admits a script or a style, and no other."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

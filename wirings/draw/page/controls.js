@@ -1,11 +1,11 @@
 // Buttons, keys, mouse and touch.
 
-function controls({ view, film, seek, play, pick, moved, zoomTo, otherTheme, isPlaying, at }) {
+function setUpControls({ view, replay, seek, play, select, redrawSoon, zoomTo, toggleTheme, isPlaying, at }) {
   get("play").addEventListener("click", () => play(!isPlaying()));
   get("back").addEventListener("click", () => seek(at() - 1));
-  get("forth").addEventListener("click", () => seek(at() + 1));
+  get("forward").addEventListener("click", () => seek(at() + 1));
   get("slider").addEventListener("input", () => seek(Number(get("slider").value)));
-  get("theme").addEventListener("click", otherTheme);
+  get("theme").addEventListener("click", toggleTheme);
   for (const button of document.querySelectorAll("[data-zoom]"))
     button.addEventListener("click", () => zoomTo(button.dataset.zoom));
 
@@ -14,67 +14,67 @@ function controls({ view, film, seek, play, pick, moved, zoomTo, otherTheme, isP
     ArrowLeft: () => seek(at() - 1),
     ArrowRight: () => seek(at() + 1),
     Home: () => seek(0),
-    End: () => seek(film.length - 1),
+    End: () => seek(replay.length - 1),
     "+": () => zoomTo("in"),
     "=": () => zoomTo("in"),
     "-": () => zoomTo("out"),
     0: () => zoomTo("all"),
     m: () => zoomTo("view"),
-    d: otherTheme,
+    d: toggleTheme,
     "/": () => get("search").focus(),
-    Escape: () => pick(-1),
+    Escape: () => select(-1),
   };
   document.addEventListener("keydown", (event) => {
     const typing = ["INPUT", "SELECT"].includes(event.target.tagName);
     if (event.ctrlKey || event.metaKey || event.altKey || (typing && event.key !== "Escape")) return;
-    if (event.target.tagName === "BUTTON" && event.key === " ") return; // a button is pressed by it
+    if (event.target.tagName === "BUTTON" && event.key === " ") return; // it presses the button
     if (event.shiftKey && event.key.startsWith("Arrow")) {
-      const way = { ArrowLeft: [40, 0], ArrowRight: [-40, 0], ArrowUp: [0, 40], ArrowDown: [0, -40] }[event.key];
-      view.moveBy(...way);
-      moved();
+      const move = { ArrowLeft: [40, 0], ArrowRight: [-40, 0], ArrowUp: [0, 40], ArrowDown: [0, -40] }[event.key];
+      view.moveBy(...move);
+      redrawSoon();
     } else if (event.key in keys) keys[event.key]();
     else return;
     event.preventDefault();
   });
 
-  const { over } = view,
-    fingers = new Map();
-  let begun = null;
-  over.addEventListener(
+  const { overlay } = view,
+    pointers = new Map(); // positions of the mouse or of fingers that are down
+  let start = null; // where a click or tap began, until it turns into a drag
+  overlay.addEventListener(
     "wheel",
     (event) => {
       event.preventDefault();
       view.zoomBy(Math.exp(-event.deltaY * 0.0015), event.clientX, event.clientY);
-      moved();
+      redrawSoon();
     },
     { passive: false },
   );
-  over.addEventListener("pointerdown", (event) => {
-    over.setPointerCapture(event.pointerId);
-    fingers.set(event.pointerId, [event.clientX, event.clientY]);
-    begun = fingers.size === 1 ? [event.clientX, event.clientY] : null;
+  overlay.addEventListener("pointerdown", (event) => {
+    overlay.setPointerCapture(event.pointerId);
+    pointers.set(event.pointerId, [event.clientX, event.clientY]);
+    start = pointers.size === 1 ? [event.clientX, event.clientY] : null;
   });
-  over.addEventListener("pointermove", (event) => {
-    const before = fingers.get(event.pointerId);
+  overlay.addEventListener("pointermove", (event) => {
+    const before = pointers.get(event.pointerId);
     if (!before) return;
     const now = [event.clientX, event.clientY];
-    if (begun && Math.hypot(now[0] - begun[0], now[1] - begun[1]) < 5) return; // not yet a drag
-    begun = null;
-    if (fingers.size === 2) {
-      const [, other] = [...fingers].find(([id]) => id !== event.pointerId);
-      const far = (point) => Math.max(1, Math.hypot(point[0] - other[0], point[1] - other[1]));
-      view.zoomBy(far(now) / far(before), (now[0] + other[0]) / 2, (now[1] + other[1]) / 2);
+    if (start && Math.hypot(now[0] - start[0], now[1] - start[1]) < 5) return; // not yet a drag
+    start = null;
+    if (pointers.size === 2) {
+      const [, other] = [...pointers].find(([id]) => id !== event.pointerId);
+      const distance = (point) => Math.max(1, Math.hypot(point[0] - other[0], point[1] - other[1]));
+      view.zoomBy(distance(now) / distance(before), (now[0] + other[0]) / 2, (now[1] + other[1]) / 2);
       view.moveBy((now[0] - before[0]) / 2, (now[1] - before[1]) / 2);
-    } else if (fingers.size === 1) view.moveBy(now[0] - before[0], now[1] - before[1]);
-    fingers.set(event.pointerId, now);
-    moved();
+    } else if (pointers.size === 1) view.moveBy(now[0] - before[0], now[1] - before[1]);
+    pointers.set(event.pointerId, now);
+    redrawSoon();
   });
-  const lifted = (event) => {
-    if (begun && event.type === "pointerup")
-      pick(view.nodeAt(event.clientX, event.clientY, event.pointerType === "mouse" ? 12 : 24));
-    fingers.delete(event.pointerId);
-    begun = null;
+  const release = (event) => {
+    if (start && event.type === "pointerup")
+      select(view.nodeAt(event.clientX, event.clientY, event.pointerType === "mouse" ? 12 : 24));
+    pointers.delete(event.pointerId);
+    start = null;
   };
-  over.addEventListener("pointerup", lifted);
-  over.addEventListener("pointercancel", lifted);
+  overlay.addEventListener("pointerup", release);
+  overlay.addEventListener("pointercancel", release);
 }

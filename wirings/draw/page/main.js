@@ -1,198 +1,207 @@
-// Puts the page together: the player, picking, zoom and themes.
+// Puts the page together: playing, selecting, zooming and themes.
 
-const get = (id) => document.getElementById(id);
-
-function start(film) {
-  const view = new View(film, get("ink"), get("marks"), get("over")),
-    { structure } = film;
-  const panel = new Panel(film, get("node"), pick),
-    times = new Times(film, get("times"), (i) => seek(i));
-  const frames = []; // times of the last frames, for whoever measures
-  let position = 0,
+function start(replay) {
+  const view = new View(replay, get("edges"), get("changes"), get("overlay")),
+    { structure } = replay;
+  const panel = new NodePanel(replay, get("node"), select),
+    timeline = new Timeline(replay, get("timeline"), (i) => seek(i));
+  const frames = []; // times of the last frames, for benchmarks
+  let position = 0, // the record, with a fraction while playing
     playing = false,
     last = 0,
-    stale = false;
-  const speed = Math.max(3, Math.min(12, film.length / 20)); // records a second
+    frameRequested = false;
+  const speed = Math.max(3, Math.min(12, replay.length / 20)); // records per second
 
-  // ---- time ----
-  function seek(index, keepPlaying = false) {
-    position = Math.max(0, Math.min(film.length - 1, index));
+  // ---- playing ----
+  function seek(record, keepPlaying = false) {
+    position = clamp(record, 0, replay.length - 1);
     if (!keepPlaying) play(false);
     const at = Math.floor(position);
-    if (at !== film.at) {
-      view.show(film.seek(at));
-      if (view.picked) tell();
-      said(at);
+    if (at !== replay.at) {
+      view.showState(replay.seek(at));
+      if (view.selected) showSelected();
+      showStatus(at);
     }
     view.fade = keepPlaying ? position - at : 0;
-    draw();
+    requestFrame();
   }
 
-  function said(at) {
+  function showStatus(at) {
     get("slider").value = at;
-    get("where").textContent = `step ${count(film.steps[at])} · ${at + 1} of ${film.length}`;
+    get("position").textContent = `step ${formatCount(replay.steps[at])} · ${at + 1} of ${replay.length}`;
     get("shown").textContent =
-      `${count(view.shown)} of ${count(film.now.count)} ${film.about.grouped ? "lines" : "edges"}`;
+      `${formatCount(view.shown)} of ${formatCount(replay.now.count)} ${replay.about.grouped ? "lines" : "edges"}`;
   }
 
   function play(on) {
-    if (on === playing || film.length < 2) return;
-    if (on && position >= film.length - 1) seek(0);
+    if (on === playing || replay.length < 2) return;
+    if (on && position >= replay.length - 1) seek(0);
     playing = on;
     last = performance.now();
     get("play").textContent = on ? "❚❚" : "▶";
     get("play").setAttribute("aria-label", on ? "Pause" : "Play");
-    draw();
+    requestFrame();
   }
 
-  function draw() {
-    if (!stale) requestAnimationFrame(frame);
-    stale = true;
+  function requestFrame() {
+    if (!frameRequested) requestAnimationFrame(frame);
+    frameRequested = true;
   }
 
   function frame(now) {
-    stale = false;
+    frameRequested = false;
     frames.push(now);
     if (frames.length > 600) frames.shift();
     if (playing) {
       const next = position + (Math.min(now - last, 250) / 1000) * speed * Number(get("speed").value);
       last = now;
-      if (next >= film.length - 1) play(false);
+      if (next >= replay.length - 1) play(false);
       seek(next, playing);
     }
-    view.work(playing ? 8 : 24);
-    if (view.paint() || view.queue) draw();
-    times.draw(view.colour, position);
+    view.drawQueued(playing ? 8 : 24);
+    if (view.paint() || view.queue) requestFrame();
+    timeline.draw(view.colour, position);
   }
 
-  // ---- picking ----
-  function pick(node) {
-    view.picked = node >= 0 ? { node, paths: [] } : null;
-    view.changed();
-    get("ink").classList.toggle("dim", Boolean(view.picked) && !view.matrix);
-    if (view.picked) tell();
+  // ---- selecting ----
+  function select(node) {
+    view.selected = node >= 0 ? { node, paths: [] } : null;
+    view.invalidate();
+    dimEdges();
+    if (view.selected) showSelected();
     else panel.clear();
-    draw();
+    requestFrame();
   }
 
-  function tell() {
-    view.picked.paths = panel.show(view.picked.node, film.now);
+  function showSelected() {
+    view.selected.paths = panel.show(view.selected.node, replay.now);
   }
 
-  // ---- zoom ----
-  let waiting = 0;
-  function moved() {
-    // while it moves only now and then, and once when it rests
-    if (!waiting) {
-      waiting = setTimeout(() => {
-        waiting = 0;
+  function dimEdges() {
+    get("edges").classList.toggle("dim", Boolean(view.selected) && !view.matrix);
+  }
+
+  // ---- zooming ----
+  let redrawTimer = 0;
+  function redrawSoon() {
+    // redraws at most every 30 ms while the picture moves, and once when it rests
+    if (!redrawTimer) {
+      redrawTimer = setTimeout(() => {
+        redrawTimer = 0;
         view.redraw();
-        draw();
+        requestFrame();
       }, 30);
     }
   }
 
   function zoomTo(what) {
-    const box = view.over.getBoundingClientRect(),
+    const box = view.overlay.getBoundingClientRect(),
       middle = [box.left + box.width / 2, box.top + box.height / 2];
     if (what === "in") view.zoomBy(1.5, ...middle);
     else if (what === "out") view.zoomBy(1 / 1.5, ...middle);
     else if (what === "all") Object.assign(view.zoom, { scale: 1, x: 0, y: 0 });
     else {
       view.matrix = !view.matrix;
-      get("ink").classList.toggle("dim", Boolean(view.picked) && !view.matrix);
+      dimEdges();
     }
-    moved();
+    redrawSoon();
   }
 
   function zoomToGroup(index) {
-    const [, begin, end] = structure.groups[index];
+    const [, first, end] = structure.groups[index];
     let [left, right, top, low] = [1, 0, 1, 0];
-    for (let v = begin; v < end; v++) {
+    for (let v = first; v < end; v++) {
       left = Math.min(left, view.layout.x[v]);
       right = Math.max(right, view.layout.x[v]);
       top = Math.min(top, view.layout.y[v]);
       low = Math.max(low, view.layout.y[v]);
     }
-    const scale = Math.max(1, Math.min(8, 0.8 / Math.max(right - left, low - top, 0.1)));
+    const scale = clamp(0.8 / Math.max(right - left, low - top, 0.1), 1, 8);
     Object.assign(view.zoom, { scale, x: 0.5 - (scale * (left + right)) / 2, y: 0.5 - (scale * (top + low)) / 2 });
     view.moveBy(0, 0);
-    moved();
+    redrawSoon();
   }
 
-  // ---- theme ----
-  function theme(name) {
+  // ---- themes ----
+  function setTheme(name) {
     document.documentElement.dataset.theme = name;
-    view.colours();
+    view.readColours();
     if (view.layout) view.redraw();
-    draw();
+    requestFrame();
   }
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
-  dark.addEventListener("change", () => theme(dark.matches ? "dark" : "light"));
-  const otherTheme = () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
+  dark.addEventListener("change", () => setTheme(dark.matches ? "dark" : "light"));
+  const toggleTheme = () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
 
-  const filter = finding({ view, film, said, draw, pick, zoomToGroup });
-  controls({
+  const applyFilters = setUpFilters({ view, replay, showStatus, requestFrame });
+  setUpSearch({ structure, select, zoomToGroup });
+  setUpControls({
     view,
-    film,
+    replay,
     seek,
     play,
-    pick,
-    moved,
+    select,
+    redrawSoon,
     zoomTo,
-    otherTheme,
+    toggleTheme,
     isPlaying: () => playing,
     at: () => Math.floor(position),
   });
   new ResizeObserver(() => {
     view.resize();
-    draw();
+    requestFrame();
   }).observe(get("stage"));
 
-  // ---- begin ----
-  const rule = film.about.rule ? `rule ${film.about.rule} · ` : "";
-  film.seek(0);
-  const nodes = film.about.grouped
-    ? `${count(film.about.nodes)} nodes as ${count(structure.nodes)} dots`
-    : `${count(structure.nodes)} nodes`;
-  const [real, possible] = film.about.edges ?? [film.now.count, film.edges];
-  get("summary").textContent = `${rule}${nodes} · ${count(real)} of ${count(possible)} possible edges`;
-  get("unused-text").textContent = structure.sure ? "on no path" : "without an edge";
-  if (film.about.note) {
-    get("note").textContent = film.about.note;
-    get("note").hidden = false;
+  // ---- the first drawing ----
+  replay.seek(0);
+  showSummary(replay);
+  get("slider").max = replay.length - 1;
+  if (replay.length < 2) {
+    for (const id of ["player", "timeline"]) get(id).hidden = true;
   }
-  get("slider").max = film.length - 1;
-  if (film.length < 2) {
-    for (const id of ["player", "times"]) get(id).hidden = true;
-  }
-  theme(dark.matches ? "dark" : "light");
+  setTheme(dark.matches ? "dark" : "light");
   view.resize();
-  filter();
+  applyFilters();
   return {
-    film,
+    replay,
     view,
     seek,
     play,
-    pick,
+    select,
     frames,
     get playing() {
       return playing;
     },
     get resting() {
-      return !stale && !playing && !waiting;
+      return !frameRequested && !playing && !redrawTimer;
     },
   };
 }
 
+// The line below the title, the legend, and the note.
+function showSummary({ about, structure, now, edges }) {
+  const rule = about.rule ? `rule ${about.rule} · ` : "",
+    [real, possible] = about.edges ?? [now.count, edges];
+  const nodes = about.grouped
+    ? `${formatCount(about.nodes)} nodes as ${formatCount(structure.nodes)} dots`
+    : `${formatCount(structure.nodes)} nodes`;
+  get("summary").textContent = `${rule}${nodes} · ${formatCount(real)} of ${formatCount(possible)} possible edges`;
+  get("unused-text").textContent = structure.sure ? "unused node" : "node without edges";
+  if (about.note) showNote(about.note);
+}
+
+function showNote(text) {
+  get("note").textContent = text;
+  get("note").hidden = false;
+}
+
 inflate(get("data").textContent)
   .then((bytes) => {
-    window.wirings = start(new Film(bytes));
-    // When the first drawing was on the screen, in ms since the page was asked for.
+    window.wirings = start(new Replay(bytes));
+    // When the first drawing was on the screen, in ms since the navigation started.
     requestAnimationFrame(() => requestAnimationFrame((now) => (window.wirings.drawn = now)));
   })
   .catch((error) => {
-    get("note").textContent = `This page cannot be shown: ${error.message}`;
-    get("note").hidden = false;
+    showNote(`This page cannot be displayed: ${error.message}`);
     console.error(error);
   });

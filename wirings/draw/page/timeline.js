@@ -1,16 +1,16 @@
-// The time line: accuracy, loss and swapped edges over the steps of training, and where the film is.
+// The timeline: accuracy, loss and swapped edges over training, and the current record.
 
-class Times {
-  constructor(film, canvas, seek) {
-    Object.assign(this, { film, canvas, context: canvas.getContext("2d") });
-    const swaps = film.steps.map((step, i) => [step, film.births[i]]).slice(1);
+class Timeline {
+  constructor(replay, canvas, seek) {
+    Object.assign(this, { replay, canvas, context: canvas.getContext("2d") });
+    const swaps = replay.steps.map((step, i) => [step, replay.births[i]]).slice(1);
     this.rows = [
-      { name: "accuracy", unit: " %", points: film.series("accuracy") },
-      { name: "loss", unit: "", points: film.series("loss") },
+      { name: "accuracy", unit: " %", points: replay.series("accuracy") },
+      { name: "loss", unit: "", points: replay.series("loss") },
       { name: "swapped", unit: "", points: swaps, bars: true },
     ].filter((row) => row.points.length);
-    this.first = film.steps[0];
-    this.last = Math.max(film.steps[film.length - 1], this.first + 1);
+    this.first = replay.steps[0];
+    this.last = Math.max(replay.steps[replay.length - 1], this.first + 1);
     const drag = (event) => {
       const box = canvas.getBoundingClientRect(),
         share = (event.clientX - box.left - this.left) / (box.width - this.left - 8);
@@ -23,10 +23,11 @@ class Times {
     canvas.addEventListener("pointermove", (event) => event.buttons && drag(event));
   }
 
+  // The record nearest to a step.
   nearest(step) {
     let best = 0;
-    this.film.steps.forEach((at, i) => {
-      if (Math.abs(at - step) < Math.abs(this.film.steps[best] - step)) best = i;
+    this.replay.steps.forEach((at, i) => {
+      if (Math.abs(at - step) < Math.abs(this.replay.steps[best] - step)) best = i;
     });
     return best;
   }
@@ -37,15 +38,15 @@ class Times {
       { context } = this;
     const wide = Math.round(box.width * ratio),
       high = Math.round(box.height * ratio);
-    if (!wide || !high) return; // hidden: there is nothing to play
+    if (!wide || !high) return; // hidden, since there is nothing to play
     if (this.canvas.width !== wide || this.canvas.height !== high || this.painted !== colour)
       this.paint(colour, wide, high, ratio, box);
     context.clearRect(0, 0, wide, high);
     context.drawImage(this.picture, 0, 0);
     const low = Math.floor(position),
-      high_ = Math.min(low + 1, this.film.length - 1),
-      { steps } = this.film;
-    const x = ratio * this.x(steps[low] + (position - low) * (steps[high_] - steps[low]), box.width);
+      next = Math.min(low + 1, this.replay.length - 1),
+      { steps } = this.replay;
+    const x = ratio * this.x(steps[low] + (position - low) * (steps[next] - steps[low]), box.width);
     context.strokeStyle = colour.text;
     context.lineWidth = 1.5 * ratio;
     context.beginPath();
@@ -54,11 +55,12 @@ class Times {
     context.stroke();
   }
 
+  // The horizontal position of a step.
   x(step, width) {
     return this.left + ((step - this.first) / (this.last - this.first)) * (width - this.left - 8);
   }
 
-  // The curves do not change while the film plays: they are painted once.
+  // The curves do not change while the history plays, so they are painted once.
   paint(colour, wide, high, ratio, box) {
     Object.assign(this.canvas, { width: wide, height: high });
     this.picture = Object.assign(document.createElement("canvas"), { width: wide, height: high });
@@ -87,15 +89,15 @@ class Times {
       context.fillText(row.name, 0, (top + low) / 2);
       context.fillStyle = colour.soft;
       context.textAlign = "right";
-      const say = (value) => (row.bars ? count(value) : Number(value.toPrecision(3)).toString()) + row.unit;
+      const label = (value) => (row.bars ? formatCount(value) : Number(value.toPrecision(3)).toString()) + row.unit;
       if (box.width >= 500) {
-        context.fillText(say(most), this.left - 6, top + 3);
-        context.fillText(say(least), this.left - 6, low - 3);
+        context.fillText(label(most), this.left - 6, top + 3);
+        context.fillText(label(least), this.left - 6, low - 3);
       }
       context.strokeStyle = context.fillStyle = paints[row.name];
       context.lineWidth = 1.5;
       if (row.bars) {
-        const width = Math.max(1, Math.min(24, (box.width - this.left - 8) / this.film.length - 0.5));
+        const width = Math.max(1, Math.min(24, (box.width - this.left - 8) / this.replay.length - 0.5));
         for (const [step, value] of row.points)
           context.fillRect(this.x(step, box.width) - width / 2, y(value), width, low - y(value));
         return;
@@ -108,8 +110,8 @@ class Times {
     });
     context.fillStyle = colour.soft;
     context.textAlign = "left";
-    context.fillText(`step ${count(this.first)}`, this.left, box.height - 6);
+    context.fillText(`step ${formatCount(this.first)}`, this.left, box.height - 6);
     context.textAlign = "right";
-    context.fillText(count(this.last), box.width - 8, box.height - 6);
+    context.fillText(formatCount(this.last), box.width - 8, box.height - 6);
   }
 }

@@ -1,26 +1,15 @@
-// What is said about the picked node. Text goes in as text, never as markup.
+// The panel about the selected node: its paths, its kernel, and its edges.
 
-function element(tag, text = "", ...children) {
-  const made = document.createElement(tag);
-  if (text !== "") made.textContent = text;
-  made.append(...children);
-  return made;
-}
-
-const short = (value) =>
-  (value === 0 ? "0" : Math.abs(value) >= 100 ? value.toFixed(0) : value.toPrecision(2)).replace("-", "−");
-const count = (value) => value.toLocaleString("en");
-
-// The shortest path from a node against the edges to a start, or along them to a goal; of equally short ones, one along
-// the strongest edges.
-function shortest(film, state, node, goals, forward) {
+// The shortest path from a node to one of the goals, along the edges or, if not forward, against them. Among paths of
+// equal length, strong edges are preferred. Returns the nodes in the direction of the edges, or null.
+function shortestPath(replay, state, node, goals, forward) {
   const wanted = new Set(goals);
   if (wanted.has(node)) return [node];
-  const near = forward ? state.of : state.to,
-    far = forward ? state.to : state.of;
-  const via = new Int32Array(film.structure.nodes).fill(-1),
-    strength = new Uint8Array(film.structure.nodes);
-  const seen = new Uint8Array(film.structure.nodes);
+  const near = forward ? state.sources : state.targets,
+    far = forward ? state.targets : state.sources;
+  const via = new Int32Array(replay.structure.nodes).fill(-1),
+    strength = new Uint8Array(replay.structure.nodes);
+  const seen = new Uint8Array(replay.structure.nodes);
   seen[node] = 1;
   for (let front = new Set([node]); front.size;) {
     const next = new Set();
@@ -47,37 +36,38 @@ function shortest(film, state, node, goals, forward) {
   return null;
 }
 
-class Panel {
-  constructor(film, box, pick) {
-    Object.assign(this, { film, box, pick });
+class NodePanel {
+  constructor(replay, box, select) {
+    Object.assign(this, { replay, box, select });
   }
 
-  // All real edges of a node at this record; the strongest first.
+  // The real edges into and out of a node, the strongest first.
   edges(node, state) {
     const into = [],
       outOf = [];
     for (let i = 0; i < state.count; i++) {
-      if (state.to[i] === node) into.push(i);
-      if (state.of[i] === node) outOf.push(i);
+      if (state.targets[i] === node) into.push(i);
+      if (state.sources[i] === node) outOf.push(i);
     }
     const order = (a, b) => Math.abs(state.codes[b]) - Math.abs(state.codes[a]) || a - b;
     return [into.sort(order), outOf.sort(order)];
   }
 
+  // Shows a node. Returns its paths from an input and to an output, as far as there are any.
   show(node, state) {
-    const { film, box } = this,
-      { structure } = film,
-      group = structure.groups[film.group[node]];
+    const { replay, box } = this,
+      { structure } = replay,
+      group = structure.groups[replay.group[node]];
     const [into, outOf] = this.edges(node, state);
-    const up = shortest(film, state, node, structure.inputs, false),
-      down = shortest(film, state, node, structure.outputs, true);
+    const up = shortestPath(replay, state, node, structure.inputs, false),
+      down = shortestPath(replay, state, node, structure.outputs, true);
     const roles = [
       [structure.inputs, "input"],
       [structure.outputs, "output"],
     ]
       .filter(([list]) => list.includes(node))
       .map(([, name]) => name);
-    const one = film.about.grouped ? `nodes ${film.about.grouped[node]}` : `node ${node}`;
+    const one = replay.about.grouped ? `nodes ${replay.about.grouped[node]}` : `node ${node}`;
     const parts = [element("h2", [one, group[0], ...roles].join(" · "))];
     for (const [path, what] of [
       [up, "from an input"],
@@ -90,17 +80,17 @@ class Panel {
       if (along) parts.push(element("p", along));
       else if (!path) parts.push(element("p", `no path ${what}`));
     }
-    if (film.about.grouped) parts.push(element("p", "A path along dots need not be one along nodes."));
+    if (replay.about.grouped) parts.push(element("p", "A path of dots need not be a path of nodes."));
     else if (!structure.sure)
-      parts.push(element("p", "Paths follow the order of the layers, which for models with branches is a guess."));
-    const kernel = film.kernel(node, state);
-    if (kernel) parts.push(element("h3", `kernel, ${kernel.shape.join(" × ")}`), this.kernel(kernel));
-    parts.push(...this.list("inputs", into, state.of, state), ...this.list("outputs", outOf, state.to, state));
+      parts.push(element("p", "Paths assume that layers follow each other, which is a guess for models with branches."));
+    const kernel = replay.kernel(node, state);
+    if (kernel) parts.push(element("h3", `kernel, ${kernel.shape.join(" × ")}`), this.kernelTable(kernel));
+    parts.push(...this.edgeTable("inputs", into, state.sources, state), ...this.edgeTable("outputs", outOf, state.targets, state));
     box.replaceChildren(...parts);
     return [up, down].filter((path) => path && path.length > 1);
   }
 
-  kernel({ shape, values }) {
+  kernelTable({ shape, values }) {
     const most = Math.max(...values.map(Math.abs)),
       wide = shape[shape.length - 1],
       table = element("table");
@@ -119,11 +109,11 @@ class Panel {
     return table;
   }
 
-  list(what, edges, ends, state) {
-    const { film } = this,
-      now = film.steps[film.at],
+  edgeTable(what, edges, ends, state) {
+    const { replay } = this,
+      now = replay.steps[replay.at],
       table = element("table");
-    const weight = film.about.grouped ? "density" : "weight";
+    const weight = replay.about.grouped ? "density" : "weight";
     table.append(
       element(
         "tr",
@@ -136,21 +126,22 @@ class Panel {
     table.dataset.list = what;
     for (const i of edges) {
       const button = element("button", String(ends[i])),
-        value = strengthOf(state.codes[i]),
-        cell = element("td", short(value));
+        value = weightOf(state.codes[i]),
+        cell = element("td", formatNumber(value));
       button.type = "button";
-      button.addEventListener("click", () => this.pick(ends[i]));
+      button.addEventListener("click", () => this.select(ends[i]));
       cell.className = value > 0 ? "plus" : "minus";
       table.append(
-        element("tr", "", element("td", "", button), cell, element("td", count(now - film.steps[state.born[i]]))),
+        element("tr", "", element("td", "", button), cell, element("td", formatCount(now - replay.steps[state.born[i]]))),
       );
     }
     const rows = element("div", "", table);
     rows.className = "rows";
-    return [element("h3", `${count(edges.length)} ${edges.length === 1 ? what.slice(0, -1) : what}`), rows];
+    const title = element("h3", `${formatCount(edges.length)} ${edges.length === 1 ? what.slice(0, -1) : what}`);
+    return edges.length ? [title, rows] : [title];
   }
 
   clear() {
-    this.box.replaceChildren(element("p", "Pick a node: click or tap it, or find it above."));
+    this.box.replaceChildren(element("p", "Select a node: click or tap it, or search for it above."));
   }
 }

@@ -1,7 +1,7 @@
-"""Graphs too large to draw node by node: neighbouring nodes of a block become one dot, their edges one line.
+"""Coarser versions of graphs that are too large to draw node by node.
 
-A line's strength is its density: the edges it stands for over the pairs of nodes that it joins; its sign, that of most
-of them.
+Neighbouring nodes of a block become one dot, and all edges between two dots become one line. The strength of a line is
+its density: the edges it stands for, divided by the pairs of nodes it joins. Its sign is that of most of its edges.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from wirings.history import History, WiringState, file_format
 from wirings.history.quantize import encode
 from wirings.history.structure import EdgeTile, NodeGroup, RecordedLayer, WiringStructure
 
-MOST_EDGES, MOST_NODES = 60_000, 3_000
-"""What is drawn node by node."""
+MAX_EDGES, MAX_NODES = 60_000, 3_000
+"""The largest graph that is drawn node by node."""
 DOTS = 320
-"""About so many stand for a larger graph."""
+"""The approximate number of dots for a larger graph."""
 
 
 def too_large(state: WiringState) -> bool:
-    """Whether a wiring should not be drawn node by node."""
-    return len(state) > MOST_EDGES or state.structure.nodes > MOST_NODES
+    """Whether a wiring is too large to draw node by node."""
+    return len(state) > MAX_EDGES or state.structure.nodes > MAX_NODES
 
 
-class Bins:
-    """Which nodes of a structure are drawn as one dot: as many neighbours of a group as leave about ``dots`` dots."""
+class NodeBins:
+    """Groups the nodes of a structure into about ``dots`` dots: runs of neighbouring nodes within a group."""
 
     def __init__(self, structure: WiringStructure, dots: int = DOTS) -> None:
         self.size = max(1, round(structure.nodes / dots))
@@ -49,11 +49,11 @@ class Bins:
             inputs=np.unique(self.of_node[structure.inputs]),
             outputs=np.unique(self.of_node[structure.outputs]),
             layout=structure.layout,
-            paths_known=False,  # a path along dots need not be one along nodes
+            paths_known=False,  # a path of dots need not be a path of nodes
         )
 
     def codes(self, state: WiringState) -> np.ndarray:
-        """A code for every pair of dots, (receives, sends), 0 where no edge joins them."""
+        """The codes of the lines, flattened from (receiving dot, sending dot); 0 where no edge joins the dots."""
         count, sizes = len(self.sizes), np.array(self.sizes)
         pairs = self.of_node[state.targets] * count + self.of_node[state.sources]
         edges = np.bincount(pairs, minlength=count * count).reshape(count, count)
@@ -64,14 +64,16 @@ class Bins:
         return codes
 
     def note(self) -> str:
-        """What a reader must be told."""
-        dot = f"a dot stands for up to {self.size} neighbouring nodes of a block"
-        return f"Too large to draw node by node: {dot}, a line for all edges between two dots."
+        """A caption that explains dots and lines."""
+        return (
+            f"Too large to draw node by node: each dot stands for up to {self.size} neighbouring nodes of a block, "
+            "each line for all edges between two dots."
+        )
 
 
-def coarse(history: History, dots: int = DOTS) -> History:
-    """The same history of a smaller graph, whose nodes stand for several each."""
-    bins = Bins(history.structure, dots)
+def coarsen(history: History, dots: int = DOTS) -> History:
+    """The history of a smaller graph, whose nodes stand for several nodes each."""
+    bins = NodeBins(history.structure, dots)
     about = {**history.about, "note": bins.note(), "grouped": bins.names, "nodes": history.structure.nodes}
     about["edges"] = [len(history.state()), history.structure.edges]
     chunks, before = [], np.zeros(bins.structure.size, np.int8)
@@ -83,12 +85,16 @@ def coarse(history: History, dots: int = DOTS) -> History:
     return History(bins.structure, about, chunks)
 
 
-def drawable(state: WiringState) -> tuple[WiringState, str]:
-    """A state that can be drawn node by node, and what to say of it: itself and nothing, or a coarser one."""
+def coarsen_if_large(state: WiringState) -> tuple[WiringState, str]:
+    """A state that can be drawn node by node, and a caption.
+
+    Returns:
+        The state itself and an empty caption, or a coarser state and a caption that says so.
+    """
     if not too_large(state):
         return state, ""
-    bins = Bins(state.structure)
+    bins = NodeBins(state.structure)
     codes = bins.codes(state)
-    places = np.flatnonzero(codes)
-    steps = np.full(len(places), state.step)
-    return WiringState(bins.structure, state.step, places, codes[places], steps), bins.note()
+    indices = np.flatnonzero(codes)
+    steps = np.full(len(indices), state.step)
+    return WiringState(bins.structure, state.step, indices, codes[indices], steps), bins.note()

@@ -1,11 +1,11 @@
-// Ink: tens of thousands of lines on a plain canvas, without a graphics card. Each pixel holds how much positive and
-// how much negative ink is on it, as whole numbers. So a line can be taken off again exactly, and from one record to
-// the next only what changed is drawn. What the eye sees is a function of the two amounts, looked up in a table.
+// Rasterizes tens of thousands of edges on a 2D canvas, without a graphics card. Each pixel stores how much ink of
+// positive and of negative edges is on it, as integers. A line can therefore be removed exactly, and from one record to
+// the next only the changes are drawn. The colour of a pixel is looked up in a table by the two amounts.
 
-const FULL = 16; // of a pixel that a line covers
-const LEVEL_INK = [0, 1, 2, 4, 8];
+const FULL = 16; // the ink of a line of strength 1 on a pixel that it covers completely
+const LEVEL_INK = [0, 1, 2, 4, 8]; // ink by level of strength
 
-class Ink {
+class EdgeRaster {
   constructor(canvas) {
     this.canvas = canvas;
     this.context = canvas.getContext("2d", { alpha: false, willReadFrequently: true });
@@ -28,8 +28,8 @@ class Ink {
     this.amounts[1].fill(0);
   }
 
-  // Colours are [r, g, b]. Ink darkens (or lightens) towards its colour; both at one place mix by their amounts.
-  colours(ground, positive, negative) {
+  // Sets the colours, given as [r, g, b]. Ink of both signs on one pixel mixes by the amounts.
+  setColours(background, positive, negative) {
     for (let p = 0; p < 256; p++) {
       for (let n = 0; n < 256; n++) {
         const cover = 1 - Math.exp(-(p + n) / 48),
@@ -37,15 +37,15 @@ class Ink {
         let colour = 255 << 24;
         for (let i = 0; i < 3; i++) {
           colour |=
-            Math.round(ground[i] + cover * (share * positive[i] + (1 - share) * negative[i] - ground[i])) << (8 * i);
+            Math.round(background[i] + cover * (share * positive[i] + (1 - share) * negative[i] - background[i])) << (8 * i);
         }
         this.table[(p << 8) | n] = colour;
       }
     }
   }
 
-  // So that a picture of few lines has full ones, and one of many shows where they are dense.
-  expose() {
+  // Adapts the exposure: a few lines are drawn in full colour, and many lines show where they are dense.
+  adaptExposure() {
     let total = 0,
       covered = 0;
     const [plus, minus] = this.amounts,
@@ -82,7 +82,7 @@ class Ink {
     this.context.putImageData(this.image, 0, 0);
   }
 
-  // Adds (or, with a negative amount, takes off) a line, cut to the canvas first. Makes no objects: it is called often.
+  // Adds a line, clipped to the canvas; a negative amount removes it. Called often, so it allocates no objects.
   line(x0, y0, x1, y1, width, sign, amount) {
     const dx = x1 - x0,
       dy = y1 - y0,
@@ -112,11 +112,11 @@ class Ink {
       ay = y0 + from * dy,
       bx = x0 + to * dx,
       by = y0 + to * dy;
-    if (width <= 1.01) thin(target, this.width, ax, ay, bx, by, flat, amount);
-    else this.thick(target, ax, ay, bx, by, flat, width, amount);
+    if (width <= 1.01) addThinLine(target, this.width, ax, ay, bx, by, flat, amount);
+    else this.thickLine(target, ax, ay, bx, by, flat, width, amount);
   }
 
-  thick(target, x0, y0, x1, y1, flat, width, amount) {
+  thickLine(target, x0, y0, x1, y1, flat, width, amount) {
     const stride = this.width,
       [a0, b0, a1, b1] = flat ? [x0, y0, x1, y1] : [y0, x0, y1, x1];
     const slope = a1 > a0 ? (b1 - b0) / (a1 - a0) : 0,
@@ -145,9 +145,9 @@ class Ink {
   }
 }
 
-// A line of one pixel's width, shared by two pixels at every step. A function of its own, in whole numbers: it is where
-// a frame's time goes.
-function thin(target, stride, x0, y0, x1, y1, flat, amount) {
+// Adds a line one pixel wide, shared between two pixels at every step. Most of a frame's time is spent here, hence the
+// integer arithmetic and a function of its own.
+function addThinLine(target, stride, x0, y0, x1, y1, flat, amount) {
   const first = flat ? x0 : y0,
     last = flat ? x1 : y1,
     across = flat ? y0 : x0;
