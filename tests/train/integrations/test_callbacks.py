@@ -1,4 +1,4 @@
-"""Callbacks for Lightning and the Hugging Face Trainer: they do all that a loop of one's own would."""
+"""Callbacks for Lightning and the Hugging Face Trainer: they do everything a custom training loop would do."""
 
 import importlib
 import runpy
@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from vision import MISSING as NO_TORCHVISION  # noqa: F401 - what is imported below may import torchvision
+from vision import MISSING as NO_TORCHVISION  # noqa: F401 - the packages imported below may import torchvision
 
 import wirings
 from wirings import WiringError
-from wirings.train.integrations import handle
+from wirings.train.integrations import common
 
 ROOT = Path(__file__).parents[3]
-pytestmark = pytest.mark.filterwarnings("ignore")  # what these packages warn of is theirs
+pytestmark = pytest.mark.filterwarnings("ignore")  # warnings inside these packages are not ours to fix
 
 
 def need(*packages: str) -> None:
-    """Skip a test, with the reason, where a package cannot be imported. (Not before it runs: they are large.)"""
+    """Skip a test if a package cannot be imported. Called when the test runs, since importing them takes long."""
     for package in packages:
         try:
             importlib.import_module(package)
@@ -48,7 +48,7 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4))
 
 
-def falling() -> Any:
+def falling_density() -> Any:
     return wirings.LinearSchedule(1.0, 0.25, steps=10)
 
 
@@ -99,7 +99,7 @@ def test_lightning_steps_the_wiring_after_every_optimizer_step(tmp_path: Path) -
     from wirings.train.integrations.lightning import WiringCallback
 
     module = lightning_module()
-    wiring = wirings.wire_(module, density=falling())
+    wiring = wirings.wire_(module, density=falling_density())
     trainer = fit(module, WiringCallback(wiring), tmp_path, epochs=4, accumulate_grad_batches=2)
     assert wiring.steps == trainer.global_step == 12
     assert trainer.callback_metrics["wiring/edges"] == 64 + 32
@@ -108,11 +108,11 @@ def test_lightning_steps_the_wiring_after_every_optimizer_step(tmp_path: Path) -
 
 
 @needs_lightning
-def test_lightning_tells_a_rule_how_long_training_is_and_gives_it_the_optimizer(tmp_path: Path) -> None:
+def test_lightning_passes_the_training_length_and_the_optimizer_to_the_rule(tmp_path: Path) -> None:
     from wirings.train.integrations.lightning import WiringCallback
 
     module = lightning_module()
-    wiring = wirings.wire_(module.model, "sparse_momentum", density=0.25)  # a part of the module
+    wiring = wirings.wire_(module.model, "sparse_momentum", density=0.25)  # only a part of the module
     fit(module, WiringCallback(wiring, log=False, finalize=False), tmp_path, epochs=2)
     assert wiring.layers[0].edges.planned == 12
     assert sum(report.edges for report in wiring.look()) == 96
@@ -120,14 +120,14 @@ def test_lightning_tells_a_rule_how_long_training_is_and_gives_it_the_optimizer(
 
 
 @needs_lightning
-def test_lightning_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+def test_lightning_resumes_from_a_checkpoint(tmp_path: Path) -> None:
     from wirings.train.integrations.lightning import WiringCallback
 
     whole, half, rest = lightning_module(), lightning_module(), lightning_module()
-    fit(whole, WiringCallback(wirings.wire_(whole, density=falling())), tmp_path, epochs=2)
-    first = WiringCallback(wirings.wire_(half, density=falling()), finalize=False)
+    fit(whole, WiringCallback(wirings.wire_(whole, density=falling_density())), tmp_path, epochs=2)
+    first = WiringCallback(wirings.wire_(half, density=falling_density()), finalize=False)
     fit(half, first, tmp_path, epochs=1).save_checkpoint(tmp_path / "half.ckpt")
-    wiring = wirings.wire_(rest, density=falling())
+    wiring = wirings.wire_(rest, density=falling_density())
     fit(rest, WiringCallback(wiring), tmp_path, epochs=2, resume=tmp_path / "half.ckpt")
     assert wiring.steps == 12
     for name, value in whole.state_dict().items():
@@ -135,18 +135,18 @@ def test_lightning_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
 
 
 @needs_lightning
-def test_lightning_with_a_handle_of_another_model(tmp_path: Path) -> None:
+def test_lightning_rejects_the_handle_of_another_model(tmp_path: Path) -> None:
     from wirings.train.integrations.lightning import WiringCallback
 
-    with pytest.raises(WiringError, match=r"takes the handle that wirings\.wire_\(model, …\) gave, not Sequential"):
+    with pytest.raises(WiringError, match=r"expects the handle returned by wirings\.wire_\(model, …\), got Sequential"):
         WiringCallback(network())  # type: ignore[arg-type]
     other = WiringCallback(wirings.wire_(network(), density=0.5))
-    with pytest.raises(WiringError, match="the handle is of a Sequential that is no part of the Module"):
+    with pytest.raises(WiringError, match="the handle wires a Sequential that is not part of the Module"):
         fit(lightning_module(), other, tmp_path, epochs=1)
 
 
 @needs_lightning
-def test_lightning_with_a_checkpoint_of_the_wired_module_after_it_was_finalized(tmp_path: Path) -> None:
+def test_lightning_rejects_a_wired_checkpoint_in_a_finalized_module(tmp_path: Path) -> None:
     from wirings.train.integrations.lightning import WiringCallback
 
     def fitted(finalize: bool) -> tuple[Any, Any]:
@@ -163,7 +163,7 @@ def test_lightning_with_a_checkpoint_of_the_wired_module_after_it_was_finalized(
     check_finalized(wirings.finalize_(module).model, [64, 32])
     module, trainer = fitted(finalize=True)
     trainer.test(module, loader, verbose=False)
-    with pytest.raises(WiringError, match=r"finalized with 64 edges, but now has 256 weights: .* finalize=False"):
+    with pytest.raises(WiringError, match=r"finalized with 64 edges but now has 256 nonzero weights.* finalize=False"):
         trainer.test(module, loader, ckpt_path=tmp_path / "wired.ckpt", weights_only=False, verbose=False)
     with pytest.raises(WiringError, match=r"Module is no longer wired: .* Wire it again"):
         fit(module, trainer.callbacks[0], tmp_path, epochs=1)
@@ -185,7 +185,7 @@ def test_lightning_with_two_handles(tmp_path: Path) -> None:
 
 
 @needs_lightning
-def test_the_example_with_lightning() -> None:
+def test_lightning_example() -> None:
     torch.manual_seed(0)
     accuracy, model = runpy.run_path(str(ROOT / "examples" / "lightning_digits.py"))["main"](epochs=3)
     assert accuracy > 60
@@ -196,7 +196,7 @@ def test_the_example_with_lightning() -> None:
 
 
 class ForTrainer(nn.Module):
-    """What the Trainer takes: a module that gives a loss first."""
+    """A module as the Trainer expects it: its outputs include the loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -222,22 +222,22 @@ def train(module: nn.Module, callback: Any, folder: Path, steps: int, resume: bo
 
 
 @needs_trainer
-def test_the_trainer_steps_the_wiring_after_every_optimizer_step(tmp_path: Path) -> None:
+def test_trainer_steps_the_wiring_after_every_optimizer_step(tmp_path: Path) -> None:
     from wirings.train.integrations.hugging_face import WiringCallback
 
     module = ForTrainer()
-    wiring = wirings.wire_(module, density=falling())
+    wiring = wirings.wire_(module, density=falling_density())
     trainer = train(module, WiringCallback(wiring), tmp_path, steps=12, gradient_accumulation_steps=2)
     assert wiring.steps == trainer.state.global_step == 12
-    told = [line for line in trainer.state.log_history if "loss" in line]
-    assert [line["wiring/edges"] for line in told] == [325.0, 268.0, 210.0, 153.0, 96.0, 96.0]
-    assert all("wiring/swapped" in line for line in told)
-    assert "wiring/edges" not in trainer.state.log_history[-1], "the summary"
+    logged = [line for line in trainer.state.log_history if "loss" in line]
+    assert [line["wiring/edges"] for line in logged] == [325.0, 268.0, 210.0, 153.0, 96.0, 96.0]
+    assert all("wiring/swapped" in line for line in logged)
+    assert "wiring/edges" not in trainer.state.log_history[-1], "not in the final summary"
     check_finalized(module.model, [64, 32])
 
 
 @needs_trainer
-def test_the_trainer_tells_a_rule_how_long_training_is_and_gives_it_the_optimizer(tmp_path: Path) -> None:
+def test_trainer_passes_the_training_length_and_the_optimizer_to_the_rule(tmp_path: Path) -> None:
     from wirings.train.integrations.hugging_face import WiringCallback
 
     module = ForTrainer()
@@ -250,34 +250,34 @@ def test_the_trainer_tells_a_rule_how_long_training_is_and_gives_it_the_optimize
 
 
 @needs_trainer
-def test_the_trainer_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+def test_trainer_resumes_from_a_checkpoint(tmp_path: Path) -> None:
     from wirings.train.integrations.hugging_face import WiringCallback
 
     torch.manual_seed(0)
     whole, half, rest = ForTrainer(), ForTrainer(), ForTrainer()
-    train(whole, WiringCallback(wirings.wire_(whole, density=falling())), tmp_path / "whole", steps=12)
+    train(whole, WiringCallback(wirings.wire_(whole, density=falling_density())), tmp_path / "whole", steps=12)
     saved: dict[str, Any] = {"save_steps": 6}
-    train(half, WiringCallback(wirings.wire_(half, density=falling())), tmp_path / "half", steps=6, **saved)
-    wiring = wirings.wire_(rest, density=falling())
+    train(half, WiringCallback(wirings.wire_(half, density=falling_density())), tmp_path / "half", steps=6, **saved)
+    wiring = wirings.wire_(rest, density=falling_density())
     train(rest, WiringCallback(wiring), tmp_path / "half", steps=12, resume=True, **saved)
     assert wiring.steps == 12
     for name, value in whole.state_dict().items():
         torch.testing.assert_close(rest.state_dict()[name], value)
     plain = ForTrainer()
-    train(plain, handle_less(), tmp_path / "plain", steps=6, **saved)
+    train(plain, callback_without_wiring(), tmp_path / "plain", steps=6, **saved)
     again = ForTrainer()
-    wired = WiringCallback(wirings.wire_(again, density=falling()))
+    wired = WiringCallback(wirings.wire_(again, density=falling_density()))
     with pytest.raises(WiringError, match="the checkpoint of step 6 was saved without WiringCallback"):
         train(again, wired, tmp_path / "plain", steps=12, resume=True, **saved)
 
 
 @needs_trainer
-def test_the_trainer_with_two_handles(tmp_path: Path) -> None:
+def test_trainer_with_two_handles(tmp_path: Path) -> None:
     from wirings.train.integrations.hugging_face import WiringCallback
 
     def trained(folder: Path, steps: int, resume: bool = False) -> tuple[ForTrainer, list[Any]]:
         module = ForTrainer()
-        first = wirings.wire_(module, density=falling(), include=["model.0"])
+        first = wirings.wire_(module, density=falling_density(), include=["model.0"])
         second = wirings.wire_(module, "dnw", density=0.5, include=["model.2"])
         callbacks = [WiringCallback(first), WiringCallback(second)]
         train(module, callbacks, folder, steps, resume, save_steps=6)
@@ -289,14 +289,14 @@ def test_the_trainer_with_two_handles(tmp_path: Path) -> None:
     check_finalized(module.model, [64, 64])
 
 
-def handle_less() -> Any:
+def callback_without_wiring() -> Any:
     from transformers import TrainerCallback
 
     return TrainerCallback()
 
 
 @needs_trainer
-def test_the_example_with_the_trainer() -> None:
+def test_trainer_example() -> None:
     accuracy, model = runpy.run_path(str(ROOT / "examples" / "trainer_digits.py"))["main"](epochs=3)
     assert accuracy > 40
     linear = [m.weight for m in model.modules() if isinstance(m, nn.Linear)][:-1]
@@ -308,26 +308,24 @@ def test_the_example_with_the_trainer() -> None:
 
 @pytest.mark.parametrize(
     ("name", "packages"),
-    [("lightning", ["lightning", "lightning.pytorch", "pytorch_lightning"]), ("trainer", ["transformers"])],
+    [("lightning", ["lightning", "lightning.pytorch", "pytorch_lightning"]), ("hugging_face", ["transformers"])],
 )
-def test_without_the_package_the_remedy_is_told(
-    name: str, packages: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_named(name: str, packages: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for package in packages:
         monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.delitem(sys.modules, f"wirings.train.integrations.{name}", raising=False)
-    with pytest.raises(WiringError, match=r"cannot be imported .* pip install"):
+    with pytest.raises(WiringError, match=r"cannot import .* pip install"):
         importlib.import_module(f"wirings.train.integrations.{name}")
 
 
-def test_the_optimizer_is_the_one_that_trains_the_edges() -> None:
+def test_helpers_of_all_callbacks() -> None:
     model = network()
     wiring = wirings.wire_(model, density=0.5)
     other = torch.optim.SGD([model[0].bias], 0.1)
     ours = torch.optim.SGD([layer.weight for layer in wiring.layers], 0.1)
-    assert handle.holding(wiring, [other, ours]) is ours
-    assert handle.holding(wiring, [other]) is None
-    handle.plan(wiring, float("inf"))
-    handle.plan(wiring, -1)
-    handle.plan(wiring, None)
-    assert handle.figures(wiring) == {"wiring/swapped": 0.0, "wiring/edges": 192.0, "wiring/density": 0.5}
+    assert common.optimizer_of(wiring, [other, ours]) is ours
+    assert common.optimizer_of(wiring, [other]) is None
+    common.plan_steps(wiring, float("inf"))
+    common.plan_steps(wiring, -1)
+    common.plan_steps(wiring, None)
+    assert common.metrics(wiring) == {"wiring/swapped": 0.0, "wiring/edges": 192.0, "wiring/density": 0.5}

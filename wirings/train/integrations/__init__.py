@@ -1,6 +1,6 @@
-"""Callbacks for other training loops: `lightning`, and `hugging_face` for the Trainer of transformers.
+"""Callbacks for other training loops: `lightning` for Lightning, `hugging_face` for the Trainer of transformers.
 
-Each takes the handle that `wirings.wire_` gave, and does what a loop of one's own would do with it: `Wiring.plan`
-before training, `Wiring.step` after every optimizer step, edges swapped to the log, the handle's state to checkpoints,
-and `wirings.finalize_` at the end.
+Each module has a ``WiringCallback`` that takes the handle returned by `wirings.wire_` and does what a training loop of
+your own would do with it: call `Wiring.plan` before training and `Wiring.step` after every optimizer step, log swapped
+edges, store the handle's state in checkpoints, and call `wirings.finalize_` at the end.
 """

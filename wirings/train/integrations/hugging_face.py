@@ -1,52 +1,51 @@
-"""A callback for the Hugging Face Trainer (`pip install transformers accelerate`)."""
+"""A callback for the Hugging Face Trainer (``pip install "wirings[integrations]"``, or transformers and accelerate)."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from wirings.errors import WiringError
-from wirings.train.integrations.handle import check_handle, figures, finalize, key_of, plan
+from wirings.train.integrations.common import check_handle, checkpoint_key, finalize, metrics, plan_steps
 from wirings.wire.handle import Wiring
 
 try:
     from transformers import TrainerCallback
 except ImportError as error:
     raise WiringError(
-        f"this callback is for the Hugging Face Trainer, which cannot be imported ({error}): pip install transformers "
-        "accelerate."
+        f"cannot import the Hugging Face Trainer ({error}). Install it with: pip install transformers accelerate"
     ) from error
 
 
 class WiringCallback(TrainerCallback):  # type: ignore[misc]
-    """Lets a wired model train under the ``Trainer``.
+    """Trains a wired model with the Hugging Face ``Trainer``.
 
         wiring = wirings.wire_(model, "dnw", density=0.1)
         trainer = transformers.Trainer(model, arguments, train_dataset=data, callbacks=[WiringCallback(wiring)])
 
     Args:
         wiring: the handle of the model, or of a part of it.
-        log: whether edges and edges swapped are added to the logs of training.
-        finalize: whether `wirings.finalize_` gives plain modules back when ``train`` has come to its end. Checkpoints
-            that were saved by then are of the wired model, with the plain one's names and all its weights: a plain
-            model that loads one is dense. Save the finalized model for use (``trainer.save_model``).
-        name: tells it from other WiringCallbacks of the same trainer, in checkpoints; by default the name of the first
-            layer that the handle wires.
+        log: whether to add the number of edges, the density and the swapped edges to the training logs.
+        finalize: whether to call `wirings.finalize_` when ``train`` ends. Checkpoints saved during training hold all
+            weights under the names of the plain model; a plain model that loads one is dense. To use the model, save
+            the finalized one (``trainer.save_model``).
+        name: distinguishes several callbacks of one trainer in checkpoints; by default, the name of the first layer
+            that the handle wires.
     """
 
     def __init__(self, wiring: Wiring, *, log: bool = True, finalize: bool = True, name: str | None = None) -> None:
         check_handle(wiring)
         self.wiring, self.log, self.finalize = wiring, log, finalize
-        self._key = key_of(wiring, name)
+        self._key = checkpoint_key(wiring, name)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **more: Any) -> None:
         check_handle(self.wiring, model)
-        plan(self.wiring, state.max_steps)
-        if state.global_step:  # it goes on from a checkpoint
+        plan_steps(self.wiring, state.max_steps)
+        if state.global_step:  # training resumes from a checkpoint
             saved = (state.stateful_callbacks or {}).get(self._key)
             if saved is None:
                 raise WiringError(
-                    f"the checkpoint of step {state.global_step} was saved without WiringCallback, so it does not say "
-                    "where the wiring stood; begin anew, or go on from one that was saved with it."
+                    f"the checkpoint of step {state.global_step} was saved without WiringCallback and lacks the state "
+                    "of the wiring. Resume from a checkpoint that was saved with it, or start again."
                 )
             self.wiring.load_state_dict(saved)
 
@@ -55,10 +54,10 @@ class WiringCallback(TrainerCallback):  # type: ignore[misc]
         state.stateful_callbacks[self._key] = self.wiring.state_dict()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **more: Any) -> None:
-        if self.log and logs is not None and "loss" in logs:  # not an evaluation's, nor the summary at the end
-            told = figures(self.wiring)
-            logs.update(told)
-            state.log_history[-1].update(told)
+        if self.log and logs is not None and "loss" in logs:  # not for evaluations or the final summary
+            values = metrics(self.wiring)
+            logs.update(values)
+            state.log_history[-1].update(values)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         if self.finalize:
