@@ -1,7 +1,7 @@
-"""Classify digits row by row with a discrete-time graph whose wiring is learned, beside the same with a random graph.
+"""Classify digits row by row with a discrete-time graph, and compare a learned wiring with a random one.
 
-The graph sees one row of 8 pixels a step; it has to remember the rows before, along cycles that it must find itself.
-Its 128 nodes have 400 edges of 16,384 that are allowed.
+The graph sees one row of 8 pixels per step. It must remember earlier rows, along cycles that it finds by itself. Its
+128 nodes have 400 of 16,384 possible edges.
 
     python examples/digits_sequence.py [--seeds 5]
 """
@@ -12,7 +12,7 @@ from wirings import DiscreteGraph, Wiring
 from wirings.cli.demo import Settings, command
 from wirings.graph import ActivationNode
 
-# A sum over few edges is small, and without a norm nothing makes up for it: the initial weights' factor is chosen, too.
+# Sums over few edges are small, and there is no norm to scale them up, so the gain of the initial weights is tuned too.
 SETTINGS = Settings(epochs=25, learning_rates=(0.03, 0.1, 0.3), gains=(4.0, 8.0, 16.0), clip=1.0)
 
 
@@ -21,7 +21,7 @@ def network(rule: str, settings: Settings) -> tuple[nn.Sequential, Wiring]:
         nodes=128,
         inputs=8,
         outputs=10,
-        steps=10,  # 8 rows, and two steps more for the last ones to reach the outputs
+        steps=10,  # 8 rows, and two more steps for the last rows to reach the outputs
         edges=400,
         node=ActivationNode("tanh", bias=True),
         rule=rule,

@@ -1,7 +1,7 @@
-"""Classify digits with a small static graph of convolving nodes, beside the same with a random graph.
+"""Classify digits with a small static graph of convolution nodes, and compare a learned wiring with a random one.
 
-Three blocks of 64 nodes between 8 input and 10 output nodes, 100 edges of 15,824 that are allowed; a map of 8 × 8 at
-every node. As the tiny classifiers of the paper's Table 1, but small enough for a laptop.
+The graph has 8 input nodes, three blocks of 64 nodes, 10 output nodes and 100 of 15,824 possible edges. The state of
+each node is a map of 8 × 8 pixels, as in the tiny classifiers of the paper's Table 1, but small enough for a laptop.
 
     python examples/digits_static.py [--seeds 5]
 """
@@ -16,7 +16,7 @@ SETTINGS = Settings(epochs=10, learning_rates=(0.1, 0.3, 1.0), clip=1.0)
 
 
 class Centre(nn.Module):
-    """The mean of the four pixels in the middle."""
+    """The mean of the four central pixels."""
 
     def forward(self, maps: Tensor) -> Tensor:
         return maps[..., 3:5, 3:5].mean((-2, -1))

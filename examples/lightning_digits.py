@@ -1,4 +1,4 @@
-"""Train a sparse network on embedded digits with Lightning: the module is wired, the callback does the rest.
+"""Train a sparse network on the embedded digits with Lightning: wire the module and pass a callback to the trainer.
 
 pip install wirings lightning
 python examples/lightning_digits.py [--epochs 10]
@@ -17,17 +17,17 @@ from wirings.train.integrations.lightning import WiringCallback
 
 
 class Digits(lightning.LightningModule):
-    """A module as one writes it; nothing in it knows of wirings."""
+    """An ordinary LightningModule, without any code for wirings."""
 
     def __init__(self) -> None:
         super().__init__()
         self.model = nn.Sequential(nn.Flatten(), nn.Linear(64, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Linear(256, 10))
 
-    def training_step(self, batch: tuple[Tensor, Tensor], place: int) -> Tensor:
+    def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
         x, y = batch
         return nn.functional.cross_entropy(self.model(x), y)
 
-    def test_step(self, batch: tuple[Tensor, Tensor], place: int) -> None:
+    def test_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
         x, y = batch
         self.log("accuracy", (self.model(x).argmax(1) == y).float().mean())
 
@@ -36,7 +36,7 @@ class Digits(lightning.LightningModule):
 
 
 def main(epochs: int = 10) -> tuple[float, nn.Module]:
-    """Accuracy on images that were not trained on, in percent, and the plain, sparse network."""
+    """Train, and return the test accuracy in percent and the finalized sparse network."""
     images, labels = digits.load()
     data = TensorDataset(images, labels)
     train, test = torch.utils.data.random_split(data, [1400, 397], torch.Generator().manual_seed(0))
@@ -63,4 +63,4 @@ if __name__ == "__main__":
     accuracy, model = main(parser.parse_args().epochs)
     weights = [m.weight for m in model if isinstance(m, nn.Linear)]
     edges, possible = sum(int(w.count_nonzero()) for w in weights), sum(w.numel() for w in weights)
-    print(f"{edges:,} edges of {possible:,} are left: {accuracy:.1f} % of unseen digits are right")
+    print(f"{edges:,} of {possible:,} edges: test accuracy {accuracy:.1f} %")

@@ -1,14 +1,14 @@
-"""Wire a network that is trained already, and go on from its weights: a tenth of the edges, on embedded digits.
+"""Wire a pretrained network and continue training with a tenth of its edges, on the embedded digits.
 
-A dense network is trained first. Then a tenth of its weights is kept:
+First a dense network is trained. Then a tenth of its weights is kept, in one of these ways:
 
-- ``cut``: the largest, and nothing else is done;
-- ``fine_tune``: the largest, for good, trained on;
-- ``dnw``: which ones are real is learned while it is trained on;
-- ``dnw, schedule``: the same, but the density falls from 100 % to 10 % over the first half of that training;
-- ``dnw, new``: from new weights, with as many epochs as all the others have in both phases together.
+- ``cut``: keep the largest weights, without further training;
+- ``fine_tune``: keep the largest weights and train them further;
+- ``dnw``: train further, and learn which weights to keep;
+- ``dnw, schedule``: the same, but the density falls from 100 % to 10 % over the first half of this training;
+- ``dnw, new``: start from new weights, with as many epochs as the others have in both phases together.
 
-The learning rate of the second phase is chosen for each way on images that are neither trained nor tested on.
+The learning rate of the second phase is tuned for each way on validation images.
 
     python examples/pretrained_digits.py [--seeds 5]
 """
@@ -29,7 +29,7 @@ from wirings.cli.demo import Split, splits
 
 DENSITY = 0.1
 FIRST, SECOND = 20, 20
-"""Epochs of the dense network, and after it is wired."""
+"""Epochs of dense training, and of training after wiring."""
 DENSE_LR, RATES = 0.1, (0.01, 0.03, 0.1, 0.3)
 BATCH = 100
 Result = dict[str, Any]
@@ -41,7 +41,7 @@ def network() -> nn.Sequential:
 
 
 def fit(model: nn.Sequential, wiring: wirings.Wiring | None, split: Split, epochs: int, lr: float, seed: int) -> None:
-    """Plain training. A handle's step after the optimizer's is all that a wired network needs."""
+    """An ordinary training loop; the only addition for wired networks is wiring.step()."""
     optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9, weight_decay=1e-4)
     steps = epochs * (len(split.y) // BATCH)
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
@@ -71,8 +71,8 @@ def pretrained(split: Split, seed: int) -> nn.Sequential:
     return model
 
 
-def go_on(way: str, dense: nn.Sequential, split: Split, lr: float, seed: int) -> tuple[float, int]:
-    """The accuracy of one way, and how many edges it has left."""
+def continue_training(way: str, dense: nn.Sequential, split: Split, lr: float, seed: int) -> tuple[float, int]:
+    """Continue in one way from a pretrained network. Returns the accuracy in percent and the number of edges."""
     model, epochs = copy.deepcopy(dense), SECOND
     if way == "dnw, new":
         torch.manual_seed(seed)
@@ -81,7 +81,9 @@ def go_on(way: str, dense: nn.Sequential, split: Split, lr: float, seed: int) ->
     if way == "dnw, schedule":
         density = wirings.CubicSchedule(1.0, DENSITY, steps=SECOND // 2 * (len(split.y) // BATCH))
     model.train()
-    wiring = wirings.wire_(model, "fine_tune" if way == "fine_tune" else "dnw", density=density)  # keeps the weights
+    wiring = wirings.wire_(
+        model, "fine_tune" if way == "fine_tune" else "dnw", density=density
+    )  # starts from the pretrained weights
     if way != "cut":
         fit(model, wiring, split, epochs, lr, seed)
     wirings.finalize_(model)
@@ -93,7 +95,7 @@ WAYS = ("cut", "fine_tune", "dnw", "dnw, schedule", "dnw, new")
 
 
 def compare(seeds: int = 5, say: Callable[[str], None] = print, trial_seeds: int = 2) -> Result:
-    """Accuracies in percent, one a seed: of the dense network, and of every way with a tenth of its weights."""
+    """Accuracies in percent for each seed: of the dense network, and of every way with a tenth of its weights."""
     validation, test = splits()
     trials = [(1000 + seed, pretrained(validation, 1000 + seed)) for seed in range(trial_seeds)]
     networks = [(seed, pretrained(test, seed)) for seed in range(seeds)]
@@ -102,12 +104,12 @@ def compare(seeds: int = 5, say: Callable[[str], None] = print, trial_seeds: int
     outcomes: list[Result] = [{"way": "dense", "lr": DENSE_LR, "edges": 64 * 64 * 2 + 640, "accuracies": dense}]
     for way in WAYS:
 
-        def chosen(lr: float, way: str = way) -> float:
-            return statistics.mean(go_on(way, model, validation, lr, seed)[0] for seed, model in trials)
+        def validation_accuracy(lr: float, way: str = way) -> float:
+            return statistics.mean(continue_training(way, model, validation, lr, seed)[0] for seed, model in trials)
 
-        lr = 0.0 if way == "cut" else max(RATES, key=chosen)
-        found = [go_on(way, model, test, lr, seed) for seed, model in networks]
-        accuracies, edges = [a for a, _ in found], found[0][1]
+        lr = 0.0 if way == "cut" else max(RATES, key=validation_accuracy)
+        results = [continue_training(way, model, test, lr, seed) for seed, model in networks]
+        accuracies, edges = [a for a, _ in results], results[0][1]
         outcomes.append({"way": way, "lr": lr, "edges": edges, "accuracies": accuracies})
         mean, std = statistics.mean(accuracies), statistics.stdev(accuracies)
         say(f"{way}: {edges:,} edges, learning rate {lr:g}: {mean:.1f} ± {std:.1f} %")

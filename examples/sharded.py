@@ -1,9 +1,11 @@
-"""Train a wired network whose weights are sharded over processes (FSDP2); any number of them goes on from a checkpoint.
+r"""Train a wired network whose weights are sharded over processes (FSDP2), and resume with any number of processes.
 
     torchrun --nproc-per-node 2 examples/sharded.py [--steps 300] [--folder sharded_run]
 
-On several machines, the same on each: torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint
-FIRST_MACHINE:29500 examples/sharded.py --folder A_FOLDER_THAT_ALL_SEE
+On several machines, run this on each of them:
+
+    torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint FIRST_MACHINE:29500 \
+        examples/sharded.py --folder SHARED_FOLDER
 """
 
 import argparse
@@ -24,7 +26,7 @@ BATCH, SAVE_EVERY = 100, 100
 
 
 def network() -> nn.Sequential:
-    """Norms over nodes, not over the batch, of which every process sees a part."""
+    """Uses layer norm, since each process sees only a part of the batch."""
     hidden = [m for _ in range(3) for m in (nn.Linear(256, 256), nn.LayerNorm(256), nn.ReLU())]
     return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), *hidden, nn.Linear(256, 10))
 
@@ -37,7 +39,7 @@ def main(steps: int, folder: Path) -> None:
     dist.init_process_group("nccl" if on_gpu else "gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
 
-    torch.manual_seed(0)  # the same weights on all processes, of which each then keeps its rows
+    torch.manual_seed(0)  # the same weights on all processes; each then keeps its own rows
     model = network().to(device)
     wiring = wirings.wire_(model, "dnw", density=0.05, share="global")
     wiring.plan(steps)
@@ -45,16 +47,18 @@ def main(steps: int, folder: Path) -> None:
         if isinstance(layer, nn.Linear):
             fully_shard(layer)
     fully_shard(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  # made of the sharded weights, so after fully_shard
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=1e-3
+    )  # after fully_shard, since it must hold the sharded weights
 
-    found = {"model": model.state_dict(), "wiring": wiring.state_dict()}
-    saved = [path.parent for path in folder.glob("*/.metadata")]  # which is written last
-    if saved:  # an optimizer that begins anew keeps the example short
-        dcp.load(found, checkpoint_id=max(saved, key=lambda path: int(path.name)))
-        model.load_state_dict(found["model"])
-        wiring.load_state_dict(found["wiring"])
+    state = {"model": model.state_dict(), "wiring": wiring.state_dict()}
+    saved = [path.parent for path in folder.glob("*/.metadata")]  # the last file of a checkpoint to be written
+    if saved:  # the optimizer starts afresh, to keep the example short
+        dcp.load(state, checkpoint_id=max(saved, key=lambda path: int(path.name)))
+        model.load_state_dict(state["model"])
+        wiring.load_state_dict(state["wiring"])
         if rank == 0:
-            print(f"goes on at step {wiring.steps}")
+            print(f"resuming at step {wiring.steps}")
 
     digits = splits()[1]
     for step in range(wiring.steps, steps):
@@ -68,12 +72,12 @@ def main(steps: int, folder: Path) -> None:
         if (step + 1) % SAVE_EVERY == 0:
             dcp.save({"model": model.state_dict(), "wiring": wiring.state_dict()}, checkpoint_id=folder / str(step + 1))
 
-    with torch.no_grad():  # every process takes part, since each has a part of the weights
+    with torch.no_grad():  # on all processes, since each holds a part of the weights
         right = (model(digits.x_test.to(device)).argmax(1).cpu() == digits.y_test).float().mean()
     table = str(wiring)
     if rank == 0:
-        print(f"{table}\n{100 * right:.1f} % of {len(digits.y_test)} test images after {wiring.steps} steps")
-    if not on_gpu:  # gloo's threads let go of their tensors a moment later, and must not find that Python has ended
+        print(f"{table}\ntest accuracy {100 * right:.1f} % after {wiring.steps} steps")
+    if not on_gpu:  # gloo's threads release their tensors a moment later, and must do so before Python exits
         time.sleep(0.5)
     dist.destroy_process_group()
 

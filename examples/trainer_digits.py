@@ -1,4 +1,4 @@
-"""Train a sparse transformer on embedded digits with the Hugging Face Trainer: a vision transformer of a small config.
+"""Train a small sparse vision transformer on the embedded digits with the Hugging Face Trainer.
 
 pip install wirings transformers accelerate
 python examples/trainer_digits.py [--epochs 10]
@@ -17,7 +17,7 @@ from wirings.train.integrations.hugging_face import WiringCallback
 
 
 def main(epochs: int = 10) -> tuple[float, nn.Module]:
-    """Accuracy on images that were not trained on, in percent, and the plain, sparse network."""
+    """Train, and return the test accuracy in percent and the finalized sparse network."""
     images, labels = digits.load()
     images = images.view(-1, 1, 8, 8)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
@@ -47,8 +47,8 @@ def main(epochs: int = 10) -> tuple[float, nn.Module]:
         callback = WiringCallback(wiring)
         trainer = Trainer(model=model, args=arguments, train_dataset=rows[:1400], callbacks=[callback])
         trainer.train()
-        found = trainer.predict(rows[1400:])
-    return 100 * float((found.predictions.argmax(1) == found.label_ids).mean()), model
+        predicted = trainer.predict(rows[1400:])
+    return 100 * float((predicted.predictions.argmax(1) == predicted.label_ids).mean()), model
 
 
 if __name__ == "__main__":
@@ -57,4 +57,4 @@ if __name__ == "__main__":
     accuracy, model = main(parser.parse_args().epochs)
     weights = [m.weight for m in model.modules() if isinstance(m, nn.Linear)]
     edges, possible = sum(int(w.count_nonzero()) for w in weights), sum(w.numel() for w in weights)
-    print(f"{edges:,} weights of {possible:,} are left: {accuracy:.1f} % of unseen digits are right")
+    print(f"{edges:,} of {possible:,} edges: test accuracy {accuracy:.1f} %")

@@ -1,4 +1,4 @@
-"""The examples keep their promise, with the settings that their own search gave in the records."""
+"""The examples reach the accuracies on record, with the settings that their own search selected."""
 
 import json
 import runpy
@@ -20,7 +20,7 @@ EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("digits_*.py"))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_dnw_is_ahead_by_more_than_two_pooled_standard_deviations(name: str) -> None:
+def test_dnw_beats_random_by_more_than_two_pooled_standard_deviations(name: str) -> None:
     record = json.loads((ROOT / "results" / "examples" / f"{name}.json").read_text())
     chosen = {outcome["rule"]: outcome for outcome in record["outcomes"]}
     assert record["seconds"] < 150  # both examples together: under 5 minutes
@@ -45,7 +45,7 @@ def test_dnw_is_ahead_by_more_than_two_pooled_standard_deviations(name: str) -> 
 
 
 @pytest.mark.slow
-def test_a_pretrained_network_goes_on_with_a_tenth_of_its_weights() -> None:
+def test_pretrained_network_keeps_its_accuracy_with_a_tenth_of_its_weights() -> None:
     record = json.loads((ROOT / "results" / "examples" / "pretrained_digits.json").read_text())
     recorded = {outcome["way"]: outcome for outcome in record["outcomes"]}
     assert all(len(outcome["accuracies"]) == 5 for outcome in recorded.values())
@@ -53,18 +53,21 @@ def test_a_pretrained_network_goes_on_with_a_tenth_of_its_weights() -> None:
     _, test = wirings.cli.demo.splits()
     dense = example["pretrained"](test, 0)
     before = {name: value.clone() for name, value in dense.state_dict().items()}
-    found = {way: example["go_on"](way, dense, test, recorded[way]["lr"], 0) for way in ("cut", "fine_tune", "dnw")}
+    found = {
+        way: example["continue_training"](way, dense, test, recorded[way]["lr"], 0)
+        for way in ("cut", "fine_tune", "dnw")
+    }
     assert {edges for _, edges in found.values()} == {882} == {recorded["dnw"]["edges"]}
     assert found["dnw"][0] > found["cut"][0] + 20
     assert found["dnw"][0] > example["accuracy"](dense, test) - 2
-    assert all(torch.equal(dense.state_dict()[name], value) for name, value in before.items()), "copies were wired"
+    assert all(torch.equal(dense.state_dict()[name], value) for name, value in before.items()), "only copies are wired"
     means = {way: statistics.mean(outcome["accuracies"]) for way, outcome in recorded.items()}
     assert means["dnw"] > means["dense"] - 1
     assert means["dnw"] > means["fine_tune"] > means["cut"]
 
 
 @pytest.mark.parametrize("name", [*EXAMPLES, "pretrained_digits"])
-def test_an_example_tells_how_it_is_run(name: str) -> None:
+def test_examples_have_a_help_text(name: str) -> None:
     command = [sys.executable, str(ROOT / "examples" / f"{name}.py"), "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
