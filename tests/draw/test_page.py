@@ -5,6 +5,7 @@ import itertools
 import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from histories import drifting, edges_of, five, small
 import wirings
 from wirings import WiringError
 from wirings.draw.coarsen import coarsen
+from wirings.draw.html import SCRIPTS
 from wirings.draw.html import page as page_of
 from wirings.history import History, snapshot_of
 
@@ -353,6 +355,13 @@ def test_names_are_not_interpreted_as_markup(open_page: Open) -> None:
     page.evaluate("wirings.select(0)")
     assert "<i>layer< in" in page.locator("#node h2").inner_text()
     assert not page.locator("#player").is_visible()  # with one record there is nothing to play
+
+
+def test_the_page_contains_every_script() -> None:
+    folder = Path(wirings.__file__).parent / "draw" / "page"
+    assert sorted(SCRIPTS) == sorted(path.name for path in folder.glob("*.js"))
+    html = page_of(five(), "five")
+    assert all((folder / name).read_text(encoding="utf-8") in html for name in SCRIPTS)
 
 
 def test_rejects_a_history_without_records() -> None:
