@@ -126,7 +126,7 @@ def test_damage_is_told_only_where_something_is_lost(tmp_path: Path) -> None:
 
 def test_the_history_of_another_network_is_set_aside(tmp_path: Path) -> None:
     broken(tmp_path / "run")
-    other = wirings.wire_(torch.nn.Linear(4, 3), k=2).history(path=tmp_path / "run" / HISTORY)
+    other = wirings.Recorder(wirings.wire_(torch.nn.Linear(4, 3), k=2), path=tmp_path / "run" / HISTORY)
     other.close()
     steps, said = goes_on(tmp_path / "run")
     assert steps == [6, 7, 8, 9, 10, 11, 12]
