@@ -27,7 +27,9 @@ in_fractions = settings(derandomize=True, deadline=None, database=None, max_exam
 on_graphs = settings(derandomize=True, deadline=None, database=None, max_examples=50)
 
 
-ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable, Callable]] = {  # in torch, in NumPy, its derivative
+ACTIVATIONS: dict[
+    str, tuple[Callable[[Tensor], Tensor], Callable, Callable]
+] = {  # in PyTorch, in NumPy, and its derivative
     "tanh": (torch.tanh, np.tanh, lambda x: 1 - np.tanh(x) ** 2),
     "relu": (torch.relu, lambda x: np.maximum(x, 0), lambda x: (x > 0).astype(float)),
     "identity": (lambda x: x, lambda x: x, np.ones_like),
@@ -36,10 +38,10 @@ ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable, Callable]] = 
 
 @dataclass(frozen=True)
 class Graph:
-    """A static neural graph. Nodes are in order: inputs (no parents), hidden nodes, outputs (no children).
+    """A static neural graph. Its nodes are ordered: inputs (no parents), hidden nodes, outputs (no children).
 
-    Z_v = phi_v x_v at inputs and act(I_v + theta_v) elsewhere, each a mini-batch; the loss is Lipschitz and smooth:
-    the mean of sqrt(1 + (sum_v psi_v Z_v - y)^2) over the batch, v over the outputs.
+    Every state is a mini-batch: Z_v = phi_v x_v at inputs and act(I_v + theta_v) elsewhere. The loss is Lipschitz and
+    smooth: the mean over the batch of sqrt(1 + (sum_v psi_v Z_v - y)^2), where v runs over the outputs.
     """
 
     inputs: int
@@ -59,7 +61,7 @@ class Graph:
 
     @property
     def pairs(self) -> list[Edge]:
-        """All allowed pairs u < v, row-major."""
+        """All allowed pairs u < v, in row-major order."""
         last = self.nodes - self.outputs
         return [(u, v) for u in range(last) for v in range(max(u + 1, self.inputs), self.nodes)]
 
@@ -68,13 +70,13 @@ class Graph:
         return as_mask(self.nodes, self.pairs)
 
     def real(self) -> list[Edge]:
-        """The k pairs of largest magnitude, without `wirings`."""
+        """The k pairs of largest magnitude, computed without `wirings`."""
         return sorted(self.pairs, key=lambda edge: -abs(self.weight[edge].item()))[: self.k]
 
     def forward(
         self, real: Tensor, shift: Tensor | None = None, step: int = 0, **params: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss, states Z and inputs I, from the real edges' weights; ``shift`` (nodes, batch) is added to every I_v."""
+        """Compute the loss, the states Z and the inputs I; ``shift`` (nodes, batch) is added to the inputs."""
         phi, theta, psi = (params.get(name, getattr(self, name)) for name in ("phi", "theta", "psi"))
         act = ACTIVATIONS[self.act][0]
         states = [phi[v] * self.xs[step, v] for v in range(self.inputs)]
@@ -99,7 +101,7 @@ def as_mask(nodes: int, edges: list[Edge]) -> Tensor:
 def make_graph(
     seed: int, inputs: int, hidden: int, outputs: int, batch: int, act: str, density: float, steps: int = 1
 ) -> Graph:
-    """Magnitudes lie in a narrow band, 0.5 to 0.8, so that edges swap often; no two are equal."""
+    """Make a random graph. Magnitudes lie between 0.5 and 0.8, so that edges swap often; no two are equal."""
     rng = np.random.default_rng(seed)
     nodes = inputs + hidden + outputs
 
@@ -117,7 +119,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 def sizes(acts: tuple[str, ...] = tuple(ACTIVATIONS), hidden: int = 1) -> st.SearchStrategy[dict]:
-    """All arguments of `make_graph` but its seed and steps."""
+    """All arguments of `make_graph` except the seed and the steps."""
     return st.fixed_dictionaries(
         {
             "inputs": st.integers(2, 3),
@@ -135,13 +137,13 @@ def graphs(steps: int = 1, acts: tuple[str, ...] = tuple(ACTIVATIONS)) -> st.Sea
 
 
 def gradient(graph: Graph) -> Tensor:
-    """<Z_u, dL/dI_v> for every pair: the derivative in a dense weight matrix that is zero off the real edges."""
+    """<Z_u, dL/dI_v> for every pair: the gradient of a dense weight matrix that is zero except at real edges."""
     dense = torch.where(as_mask(graph.nodes, graph.real()), graph.weight, 0.0).requires_grad_()
     return torch.autograd.grad(graph.forward(dense)[0], dense)[0] * graph.allowed
 
 
 def first_order(graph: Graph, at: Tensor, to: Tensor) -> float:
-    """The first-order change of the loss from one set of real weights to another: its slope on the line between."""
+    """The first-order change of the loss between two sets of real weights: its slope along the line from ``at``."""
     time = torch.zeros((), dtype=torch.float64, requires_grad=True)
     return torch.autograd.grad(graph.forward(at + time * (to - at))[0], time)[0].item()
 
@@ -165,7 +167,7 @@ class Sgd:
 
 
 def backprop_by_hand(graph: Graph, values: dict, real: list[Edge], step: int) -> dict:
-    """The gradient of every parameter, and <Z_u, dL/dI_v> for *every* pair; only real edges carry it further back."""
+    """The gradient of every parameter, and <Z_u, dL/dI_v> for *every* pair; only real edges propagate it further."""
     _, act, slope = ACTIVATIONS[graph.act]
     x, y = graph.xs[step].numpy(), graph.ys[step].numpy()
     nodes, first_out = range(graph.nodes), graph.nodes - graph.outputs
@@ -195,7 +197,7 @@ def backprop_by_hand(graph: Graph, values: dict, real: list[Edge], step: int) ->
 
 
 def algorithm_1(graph: Graph, sgd: Sgd) -> Iterator[tuple[list[Edge], dict]]:
-    """After every training iteration: the edges it chose and the parameters it left."""
+    """Yield the chosen edges and the updated parameters after every training iteration."""
     values: dict = {edge: graph.weight[edge].item() for edge in graph.pairs}
     values |= {("phi", v): graph.phi[v].item() for v in range(graph.inputs)}
     values |= {("theta", graph.inputs + n): value.item() for n, value in enumerate(graph.theta)}
@@ -210,7 +212,7 @@ def algorithm_1(graph: Graph, sgd: Sgd) -> Iterator[tuple[list[Edge], dict]]:
 
 
 def within(low: int | Fraction, high: int | Fraction) -> st.SearchStrategy[Fraction]:
-    """A fraction strictly between two others."""
+    """Fractions strictly between ``low`` and ``high``."""
     return st.integers(1, 999).map(lambda n: low + (high - low) * Fraction(n, 1000))
 
 

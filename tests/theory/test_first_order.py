@@ -31,7 +31,7 @@ from wirings.selection.functional import choose, real_edges
 
 @dataclass(frozen=True)
 class Swap:
-    """A graph in which an update with rate alpha lifts the hallucinated edge ``enters`` over the real ``leaves``."""
+    """A graph in which an update with learning rate alpha swaps the hallucinated edge ``enters`` for ``leaves``."""
 
     graph: Graph
     enters: Edge
@@ -54,12 +54,12 @@ class Swap:
 
     @property
     def ineq(self) -> float:
-        """Left minus right side of `eq:ineq`."""
+        """Left side minus right side of `eq:ineq`."""
         change = self.updated * (self.updated - self.graph.weight)
         return (change[self.enters] - change[self.leaves]).item()
 
     def real_weights(self, heads_only: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Real weights before the update, after it with the swap, and after it without.
+        """Return the real weights before the update, after it with the swap, and after it without.
 
         The other edges are updated too: all of them, or only those into the two heads, as in the paper's proof.
         """
@@ -75,9 +75,9 @@ class Swap:
 
 
 def fitting_pairs(graph: Graph, grad: Tensor, same_head: bool, path: bool, shrink: bool) -> list[tuple[Edge, Edge]]:
-    """Pairs (enters, leaves) that can be made to swap, with signs kept, by the choice of alpha and the weight of one.
+    """Pairs (enters, leaves) for which some alpha and some weight of ``enters`` give a swap that keeps the signs.
 
-    A hallucinated weight is free as long as it stays below the real ones: no gradient depends on it.
+    The hallucinated weight can be chosen freely below the real ones: no gradient depends on it.
     """
     real = graph.real()
     weakest = min(abs(graph.weight[edge].item()) for edge in real)
@@ -96,12 +96,17 @@ def fitting_pairs(graph: Graph, grad: Tensor, same_head: bool, path: bool, shrin
 
 @st.composite
 def swaps(draw: st.DrawFn, same_head: bool, path: bool = False, shrink: tuple[float, float] | None = None) -> Swap:
-    """``path``: from i to j, in the wiring with the new edge. ``shrink``: both edges do, alpha between these two marks.
+    """Swaps on random graphs.
 
-    Marks: 0 is where the magnitudes cross, 1 the exact limit of `eq:ineq`, 2 where w_jk changes sign.
+    Args:
+        draw: Provided by Hypothesis.
+        same_head: Whether the two edges share their head.
+        path: Whether there is a path from i to j in the wiring with the new edge.
+        shrink: If given, both edges shrink, and alpha lies between these two marks: 0 is where the magnitudes cross, 1
+            the exact limit of `eq:ineq`, 2 where w_jk changes sign.
     """
     seed, size = draw(SEEDS), draw(sizes(hidden=2))
-    for further in range(100):  # the first graph from this seed on that has such a pair
+    for further in range(100):  # take the first seed whose graph has such a pair
         graph = make_graph(seed + further, **size)
         grad = gradient(graph)
         if fitting := fitting_pairs(graph, grad, same_head, path, shrink is not None):
@@ -111,7 +116,7 @@ def swaps(draw: st.DrawFn, same_head: bool, path: bool = False, shrink: tuple[fl
     b, q = abs(graph.weight[leaves].item()), -(graph.weight[leaves].sign() * grad[leaves]).item()
     p, share = abs(grad[enters].item()), draw(st.floats(0.1, 0.9))
     sign_change = b / -q if q < 0 else float("inf")
-    if shrink:  # the entering edge has to decay relatively slower than the leaving one
+    if shrink:  # the entering edge must shrink more slowly, relative to its size, than the leaving one
         p, low = -p, b * p / -q
         a = low + share * (weakest - low)
         marks = [(b - a) / (p - q), (a * p - b * q) / (q**2 - p**2), sign_change]
@@ -126,7 +131,7 @@ def swaps(draw: st.DrawFn, same_head: bool, path: bool = False, shrink: tuple[fl
 
 
 def at_fixed_states(swap: Swap, before: Tensor, after: Tensor) -> float:
-    """The first-order change as the proof writes it: the sum of <A_v - I_v, dL/dI_v> over the heads, A_v at fixed Z."""
+    """The first-order change as in the proof: the sum over the heads of <A_v - I_v, dL/dI_v>, with A_v at fixed Z."""
     shift = torch.zeros(swap.graph.nodes, swap.graph.xs.shape[2], dtype=torch.float64, requires_grad=True)
     loss, states, totals = swap.graph.forward(before, shift)
     d_total = torch.autograd.grad(loss, shift)[0]
@@ -135,23 +140,23 @@ def at_fixed_states(swap: Swap, before: Tensor, after: Tensor) -> float:
 
 
 def assert_first_order(swap: Swap, better: bool = True) -> None:
-    """Swap against no swap, and the same change from three sides: along the weights, at fixed states, by `eq:ineq`."""
+    """Compare swap and no swap; compute the change along the weights, at fixed states, and from `eq:ineq`."""
     for heads_only in (True, False):
         before, swapped, kept = swap.real_weights(heads_only)
         with_swap, without = first_order(swap.graph, before, swapped), first_order(swap.graph, before, kept)
-        # "iff" in the proof: the difference of the two changes is the difference of the two sides, over alpha
+        # The "iff" of the proof: the changes differ by the difference of the two sides, divided by alpha.
         assert swap.alpha * (without - with_swap) == pytest.approx(swap.ineq, rel=1e-7, abs=1e-12)
         if heads_only:
             for after, change in ((swapped, with_swap), (kept, without)):
                 assert at_fixed_states(swap, before, after) == pytest.approx(change, rel=1e-7, abs=1e-12)
         assert (with_swap < without) == better
-        assert with_swap < 0  # against the loss before the update the swap is always downhill, to first order
+        assert with_swap < 0  # compared with the loss before the update, a swap is always downhill to first order
 
 
 @on_graphs
 @given(swaps(same_head=True))
 def test_first_order_change_for_a_shared_head(swap: Swap) -> None:
-    """The claim of section 2.2: the hallucinated (i,k) replaces the real (j,k)."""
+    """The claim of section 2.2: the hallucinated edge (i,k) replaces the real edge (j,k)."""
     assert swap.ineq > 0
     assert_first_order(swap)
 
@@ -159,7 +164,7 @@ def test_first_order_change_for_a_shared_head(swap: Swap) -> None:
 @on_graphs
 @given(swaps(same_head=False))
 def test_first_order_change_for_two_heads_without_a_path(swap: Swap) -> None:
-    """Appendix "A More General Case": (i,l) replaces (j,k), no path from i to j, not even with the new edge."""
+    """Appendix "A More General Case": (i,l) replaces (j,k), and even with the new edge no path leads from i to j."""
     assert swap.ineq > 0
     assert_first_order(swap)
 
@@ -167,7 +172,7 @@ def test_first_order_change_for_two_heads_without_a_path(swap: Swap) -> None:
 @on_graphs
 @given(swaps(same_head=False, path=True))
 def test_first_order_change_needs_no_condition_on_paths(swap: Swap) -> None:
-    """The same with a path from i to j: backpropagation is a total derivative, so paths are already counted in it."""
+    """The same with a path from i to j: backpropagation is a total derivative, so it already includes all paths."""
     assert swap.ineq > 0
     assert_first_order(swap)
 
@@ -175,7 +180,7 @@ def test_first_order_change_needs_no_condition_on_paths(swap: Swap) -> None:
 @on_graphs
 @given(st.booleans().flatmap(lambda same: swaps(same_head=same, shrink=(0.05, 0.95))))
 def test_first_order_change_when_both_edges_shrink_a_little(swap: Swap) -> None:
-    """The case the proof leaves out, below its exact limit (so below alpha* as well): the swap is the better move."""
+    """A case the proof leaves out, below the exact limit: the swap is better than no swap."""
     assert swap.ineq > 0
     assert_first_order(swap)
 
@@ -183,16 +188,16 @@ def test_first_order_change_when_both_edges_shrink_a_little(swap: Swap) -> None:
 @on_graphs
 @given(st.booleans().flatmap(lambda same: swaps(same_head=same, shrink=(1.05, 1.95))))
 def test_first_order_change_when_both_edges_shrink_a_lot(swap: Swap) -> None:
-    """The case the proof leaves out, above its exact limit: signs are kept, and yet the swap is the *worse* move."""
+    """A case the proof leaves out, above the exact limit: signs are kept, but the swap is *worse* than no swap."""
     assert swap.ineq < 0
     assert_first_order(swap, better=False)
 
 
 def test_no_path_from_i_to_j_does_not_fix_the_states() -> None:
-    """Appendix "A More General Case": a path from k to i breaks "the states are fixed" just as well.
+    """Appendix "A More General Case": a path from k to i also violates "the states are fixed".
 
     Nodes j=0, k=1, i=2, l=3 in a chain, all linear, Z_0 = 1; (0,1), (1,2), (1,3) real with weights 1, 2, 1. Replace
-    (0,1) by (2,3). At fixed states I_3 = 1 Z_1 + 0.5 Z_2 = 2. In truth nothing reaches node 1 any more, so I_3 = 0.
+    (0,1) by (2,3). At fixed states I_3 = 1 Z_1 + 0.5 Z_2 = 2. In fact nothing reaches node 1 any more, so I_3 = 0.
     """
     real = [(0, 1), (1, 2), (1, 3)]
     assert not has_path([*real, (2, 3)], 2, 0)
@@ -212,7 +217,7 @@ def test_no_path_from_i_to_j_does_not_fix_the_states() -> None:
 
 
 def test_states_stay_fixed_if_neither_head_reaches_the_other() -> None:
-    """What the appendix needs for its A_k and A_l: then both inputs move, by a finite step, exactly as it writes."""
+    """The condition the appendix needs for A_k and A_l: then a finite step moves both inputs exactly as stated."""
     apart = moved_otherwise = 0
     for seed in range(12):
         graph = make_graph(seed, inputs=2, hidden=4, outputs=2, batch=2, act="tanh", density=0.4)
@@ -237,10 +242,10 @@ def test_states_stay_fixed_if_neither_head_reaches_the_other() -> None:
 
 @in_fractions
 @given(st.data())
-def test_a_swap_is_downhill_from_the_old_weights_whatever_alpha(data: st.DataObject) -> None:
-    """Not in the paper: |x| < |y| and |X| > |Y| give X (X - x) > y (Y - y), whatever the signs.
+def test_every_swap_is_downhill_from_the_old_weights_for_every_alpha(data: st.DataObject) -> None:
+    """Not in the paper: |x| < |y| and |X| > |Y| imply X (X - x) > y (Y - y) for all signs.
 
-    So the first-order change from *before* the update is negative for every swap and every alpha.
+    So relative to the loss *before* the update, the first-order change is negative for every swap and every alpha.
     """
     y, new_x = (data.draw(signs) * data.draw(POSITIVE) for _ in range(2))
     x, new_y = y * data.draw(within(-1, 1)), new_x * data.draw(within(-1, 1))
@@ -249,8 +254,8 @@ def test_a_swap_is_downhill_from_the_old_weights_whatever_alpha(data: st.DataObj
 
 @on_graphs
 @given(graphs(), st.floats(0.01, 100.0))
-def test_a_whole_step_never_points_uphill(graph: Graph, alpha: float) -> None:
-    """Not in the paper: a step of Algorithm 1, with all its swaps, is a first-order descent for every alpha.
+def test_whole_step_never_points_uphill(graph: Graph, alpha: float) -> None:
+    """Not in the paper: to first order, a step of Algorithm 1 with all its swaps descends for every alpha.
 
     The real weights are a subgradient of a convex function of all weights: half the sum of the k largest squares.
     Subgradients are monotone, so <real(w~) - real(w), w~ - w> >= 0, and w~ - w is -alpha times the gradient.
@@ -265,8 +270,8 @@ def test_a_whole_step_never_points_uphill(graph: Graph, alpha: float) -> None:
         assert slope < 0
 
 
-def test_whole_steps_of_that_kind_do_swap() -> None:
-    """The property above is not about fixed wirings: large rates swap edges on most graphs."""
+def test_whole_steps_do_swap_edges() -> None:
+    """The property above is not limited to fixed wirings: a large learning rate swaps edges on most graphs."""
     swapped = 0
     for seed in range(20):
         graph = make_graph(seed, inputs=3, hidden=3, outputs=2, batch=3, act="tanh", density=0.5)

@@ -17,7 +17,7 @@ def test_gradients_of_three_nodes_by_hand() -> None:
     By hand: Z_0 = phi x = (1, -1); I_1 = 2 Z_0 = (2, -2), Z_1 = relu(I_1) = (2, 0); I_2 = 3 Z_1 = (6, 0).
     L = 1/2 |I_2 - (5, 1)|^2, so dL/dI_2 = (1, -1) and dL/dI_1 = 3 (1, -1) relu'(I_1) = (3, 0).
     (1,2): <Z_1, dL/dI_2> = 2. (0,1): <Z_0, dL/dI_1> = 3. (0,2): <Z_0, dL/dI_2> = 2.
-    dL/dZ_0 = 2 (3, 0) = (6, 0), so dL/dphi = 6; through the hallucinated edge it would be (7, -1) and 8.
+    dL/dZ_0 = 2 (3, 0) = (6, 0), so dL/dphi = 6; with flow through the hallucinated edge they would be (7, -1) and 8.
     """
     weight = torch.tensor([[0.0, 2.0, 1.0], [0.0, 0.0, 3.0], [0.0, 0.0, 0.0]], dtype=torch.float64, requires_grad=True)
     phi = torch.tensor(1.0, dtype=torch.float64, requires_grad=True)
@@ -36,11 +36,11 @@ def test_gradients_of_three_nodes_by_hand() -> None:
 
 @on_graphs
 @given(graphs())
-def test_every_pair_gets_its_gradient_and_no_parameter_feels_a_hallucinated_edge(graph: Graph) -> None:
+def test_gradient_flows_to_every_pair_and_only_through_real_edges(graph: Graph) -> None:
     """Section 2.2: the gradient flows to every pair as <Z_u, dL/dI_v>, and through the real edges only.
 
-    Against three references: a dense network whose hallucinated weights are zero (bit for bit), the formula with
-    dL/dI_v taken from autograd, and the backpropagation by hand.
+    Compared with three references: a dense network whose hallucinated weights are zero (bit for bit), the formula
+    with dL/dI_v taken from autograd, and backpropagation by hand.
     """
     leaves = {name: getattr(graph, name).clone().requires_grad_() for name in ("phi", "theta", "psi")}
     weight = graph.weight.clone().requires_grad_()
@@ -66,8 +66,8 @@ def test_every_pair_gets_its_gradient_and_no_parameter_feels_a_hallucinated_edge
 
 @on_graphs
 @given(graphs(), st.floats(-0.99, 0.99))
-def test_the_values_of_hallucinated_weights_change_nothing(graph: Graph, factor: float) -> None:
-    """Section 2.2, "we do not allow the gradient to flow through": scaling hallucinated weights is not felt at all."""
+def test_values_of_hallucinated_weights_change_nothing(graph: Graph, factor: float) -> None:
+    """Section 2.2, "we do not allow the gradient to flow through": scaling hallucinated weights has no effect."""
     real = as_mask(graph.nodes, graph.real())
     grads = []
     for weight in (graph.weight, torch.where(real, graph.weight, factor * graph.weight)):
@@ -80,8 +80,8 @@ def test_the_values_of_hallucinated_weights_change_nothing(graph: Graph, factor:
 
 @settings(on_graphs, max_examples=30)
 @given(graphs(acts=("tanh", "identity")), st.randoms(use_true_random=False))
-def test_a_hallucinated_gradient_is_the_slope_of_adding_that_edge(graph: Graph, random: Random) -> None:
-    """Algorithm 1's last line: <Z_u, dL/dI_v> by finite differences, the edge added with a weight of +-h."""
+def test_hallucinated_gradient_is_the_slope_of_adding_that_edge(graph: Graph, random: Random) -> None:
+    """Algorithm 1's last line: <Z_u, dL/dI_v> equals the finite difference of adding the edge with weight +-h."""
     real = as_mask(graph.nodes, graph.real())
     edge = random.choice([edge for edge in graph.pairs if not real[edge]])
     losses = []

@@ -16,9 +16,9 @@ from wirings.selection.functional import real_edges
 @in_fractions
 @given(SEEDS, st.integers(1, 5), within(0, 1))
 def test_lemma_1_with_an_explicit_bound_on_alpha(seed: int, batch: int, share: Fraction) -> None:
-    """Lemma 1 at an output node, "sufficiently small" made explicit: the loss bends by at most M = psi^2 / batch.
+    """Lemma 1 at an output node, with "sufficiently small" made explicit: the curvature is at most M = psi^2 / batch.
 
-    So any alpha below 2 d / (M (|gamma_1|^2 + |gamma_2|^2)) will do, d being the first-order lead of gamma_1.
+    So any alpha below 2 d / (M (|gamma_1|^2 + |gamma_2|^2)) suffices, where d is the first-order lead of gamma_1.
     """
     rng = np.random.default_rng(seed)
     psi, y, total, gamma_1, gamma_2 = rng.standard_normal(1)[0], *rng.standard_normal((4, batch))
@@ -32,7 +32,7 @@ def test_lemma_1_with_an_explicit_bound_on_alpha(seed: int, batch: int, share: F
         gamma_1, gamma_2 = gamma_2, gamma_1
     lead = (gamma_2 - gamma_1) @ slope
     bound = 2 * lead / (psi**2 / batch * (gamma_1 @ gamma_1 + gamma_2 @ gamma_2))
-    assume(bound > 1e-6)  # below, the two losses differ by less than float64 tells
+    assume(bound > 1e-6)  # smaller differences are lost in float64
     for halvings in range(4):
         alpha = float(share) * bound / 2**halvings
         assert loss(total + alpha * gamma_1) < loss(total + alpha * gamma_2)
@@ -40,17 +40,17 @@ def test_lemma_1_with_an_explicit_bound_on_alpha(seed: int, batch: int, share: F
 
 @settings(on_graphs, max_examples=40)
 @given(graphs(acts=("tanh", "identity")), SEEDS, st.sampled_from([1, 2]))
-def test_lemma_1_for_all_small_alpha_on_graphs(graph: Graph, seed: int, heads: int) -> None:
-    """Lemma 1 for one node and its version for two, (gamma, xi), on smooth graphs, by shrinking alpha.
+def test_lemma_1_for_small_alpha_on_graphs(graph: Graph, seed: int, heads: int) -> None:
+    """Lemma 1 for one node, and its version for two nodes (gamma, xi), on smooth graphs with decreasing alpha.
 
-    The true lead over alpha tends to the first-order lead, and its sign is right from the first alpha on.
+    The true lead divided by alpha tends to the first-order lead, and has the right sign for every alpha tried.
     """
     rng = np.random.default_rng(seed)
     real = torch.where(as_mask(graph.nodes, graph.real()), graph.weight, 0.0)
     shape = (graph.nodes, graph.xs.shape[2])
     moved = torch.zeros(shape, dtype=torch.float64)
     moved[rng.choice(np.arange(graph.inputs, graph.nodes - 1), heads - 1, replace=False)] = 1.0
-    moved[graph.nodes - 1] = 1.0  # an output, whose gradient cannot vanish on the whole batch
+    moved[graph.nodes - 1] = 1.0  # an output: its gradient cannot vanish on the whole batch
 
     def loss(shift: Tensor) -> Tensor:
         return graph.forward(real, shift)[0]
@@ -80,9 +80,9 @@ def test_lemma_1_for_all_small_alpha_on_graphs(graph: Graph, seed: int, heads: i
 
 
 def test_lemma_1_needs_a_derivative_and_not_only_a_lipschitz_loss() -> None:
-    """The claim asks for a Lipschitz loss; Lemma 1's expansion needs more. L = max(I_0, I_1) at a tie is Lipschitz.
+    """The claim assumes a Lipschitz loss, but Lemma 1 needs a derivative. L = max(I_0, I_1) has none at a tie.
 
-    Its reported gradient is (1/2, 1/2). Along (1, -1.2) that promises -0.1 alpha; the truth is +alpha, for every alpha.
+    The reported gradient is (1/2, 1/2). Along (1, -1.2) it predicts -0.1 alpha; the loss rises by alpha, for any alpha.
     """
     total = torch.zeros(2, dtype=torch.float64, requires_grad=True)
     slope = torch.autograd.grad(total.amax(), total)[0]
@@ -93,11 +93,11 @@ def test_lemma_1_needs_a_derivative_and_not_only_a_lipschitz_loss() -> None:
 
 
 @pytest.mark.parametrize(("margin", "after_swap"), [(0.02, 0.3872), (0.002, 0.326432), (0.0002, 0.32064032)])
-def test_the_true_loss_rises_although_the_claim_holds(margin: float, after_swap: float) -> None:
-    """The claim promises a first-order lead only. Z_j = 1, Z_i = 2, L = 1/2 (I_k - 1.2)^2, w_jk = 1, w_ik = 1 - margin.
+def test_true_loss_rises_although_the_claim_holds(margin: float, after_swap: float) -> None:
+    """The claim only promises a first-order lead. Z_j = 1, Z_i = 2, L = 1/2 (I_k - 1.2)^2, w_jk = 1, w_ik = 1 - margin.
 
     dL/dI_k = -0.2 and the rates are 0.4 and 0.2: the edges cross at alpha = 5 margin, and alpha* is about 10 margin.
-    With alpha = 7.5 margin all premises hold. However small alpha, I_k jumps from 1 to about 2, past the target.
+    With alpha = 7.5 margin all premises hold. For every alpha, I_k jumps from 1 to about 2, past the target.
     """
     alpha = 7.5 * margin
     states = torch.tensor([1.0, 2.0], dtype=torch.float64)
@@ -111,13 +111,13 @@ def test_the_true_loss_rises_although_the_claim_holds(margin: float, after_swap:
     updated = (weight - alpha * weight.grad).detach()
     (b, a), (new_b, new_a) = weight.tolist(), updated.tolist()
     assert weight.grad.tolist() == pytest.approx([-0.2, -0.4])
-    assert 0 < a < b  # the premises: it was weaker,
-    assert new_a > new_b > 0  # is stronger, signs kept,
+    assert 0 < a < b  # premises: the entering edge was weaker,
+    assert new_a > new_b > 0  # is now stronger, both keep their signs,
     assert alpha < (b * b - a * a) / (0.4 * a - 0.2 * b)  # alpha < alpha*,
     assert new_a * (new_a - a) > new_b * (new_b - b)  # and `eq:ineq` holds
 
     slope = -0.2
-    assert slope * (new_a * 2 - 1) < slope * (new_b - 1) < 0  # first order: down, and more so with the swap
+    assert slope * (new_a * 2 - 1) < slope * (new_b - 1) < 0  # to first order the loss falls, and more with the swap
     no_swap, swap = loss(updated[0] * 1.0).item(), loss(real_edges(updated, 1) @ states).item()
     assert no_swap < before.item() == pytest.approx(0.02)
     assert swap == pytest.approx(after_swap)

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from wirings.selection.functional import choose, real_edges
 
-EDGES = 6  # pairs into the node below; 4 of them real
+EDGES = 6  # edges into the node, of which 4 are real
 
 
 def batch_norm(channel: Tensor, eps: float = 0.0) -> Tensor:
-    """Over all entries of one channel. PyTorch's own refuses an epsilon of zero; with any other, it is used."""
+    """Normalize all entries of one channel. PyTorch's function, which rejects eps = 0, is used for all other values."""
     if eps:
         return F.batch_norm(channel.reshape(-1, 1), None, None, training=True, eps=eps).reshape(channel.shape)
     return (channel - channel.mean()) / channel.std(correction=0)
@@ -26,7 +26,7 @@ def batch_norm(channel: Tensor, eps: float = 0.0) -> Tensor:
 
 @dataclass(frozen=True)
 class Node:
-    """One node on a batch of 3 x 3 channels: relu (or another function), convolution, batch norm, and a loss."""
+    """One node on a batch of 3 x 3 maps: ReLU (or another function), convolution, batch norm, and a loss."""
 
     weight: Tensor  # (EDGES,)
     states: Tensor  # (EDGES, batch, 3, 3)
@@ -39,7 +39,7 @@ class Node:
         return batch_norm(out, eps) if norm else out
 
     def grads(self, norm: bool = True) -> tuple[Tensor, Tensor]:
-        """With respect to the weights of all edges, real or not, and to the kernel."""
+        """Gradients of the weights of all edges, real or hallucinated, and of the kernel."""
         leaves = self.weight.clone().requires_grad_(), self.kernel.clone().requires_grad_()
         node = replace(self, weight=leaves[0], kernel=leaves[1])
         loss = (1 + (node.output(norm=norm) - self.target) ** 2).sqrt().mean()
@@ -68,20 +68,20 @@ close = {"rtol": 1e-6, "atol": 1e-8}
 @on_graphs
 @given(NODES, SCALES)
 def test_batch_norm_hides_the_scale_of_the_incoming_weights(node: Node, scale: float) -> None:
-    """Appendix "Effect of theta_v on w_uv": the node's output ignores the scale, and gradients go with its inverse."""
+    """Appendix "Effect of theta_v on w_uv": the output does not depend on the scale; gradients scale inversely."""
     scaled = replace(node, weight=scale * node.weight)
     torch.testing.assert_close(scaled.output(), node.output(), **close)
     torch.testing.assert_close(scaled.grads()[0] * scale, node.grads()[0], **close)
     torch.testing.assert_close(scaled.grads()[1], node.grads()[1], **close)
-    assert (node.grads()[0][~node.real].abs() > 0).all()  # hallucinated edges take part
+    assert (node.grads()[0][~node.real].abs() > 0).all()  # this includes the hallucinated edges
 
 
 @on_graphs
 @given(NODES, SCALES)
 def test_batch_norm_hides_the_scale_of_the_kernel(node: Node, scale: float) -> None:
-    """The appendix's worry, a kernel scaled up at will: with batch norm the edges' gradients do not notice it.
+    """The appendix's concern, a kernel of arbitrary scale: with batch norm it does not change the edges' gradients.
 
-    Without batch norm the same gradients, for the same error at the output, are multiplied by the scale.
+    Without batch norm, the same error at the output gives gradients multiplied by the scale.
     """
     scaled = replace(node, kernel=scale * node.kernel)
     torch.testing.assert_close(scaled.output(), node.output(), **close)
@@ -98,10 +98,10 @@ def test_batch_norm_hides_the_scale_of_the_kernel(node: Node, scale: float) -> N
 
 @on_graphs
 @given(NODES, st.floats(0.01, 1.0))
-def test_the_energy_of_real_incoming_weights_is_conserved(node: Node, alpha: float) -> None:
+def test_energy_of_real_incoming_weights_is_conserved(node: Node, alpha: float) -> None:
     """The appendix's "energy": the gradient is orthogonal to the real incoming weights, and to the kernel.
 
-    So gradient flow keeps their norm, and a finite step makes it grow by alpha^2 |gradient|^2, never shrink.
+    So gradient flow keeps their norm, and a finite step increases its square by alpha^2 |gradient|^2.
     """
     to_weight, to_kernel = node.grads()
     real, to_real = node.weight[node.real], to_weight[node.real]
@@ -111,16 +111,16 @@ def test_the_energy_of_real_incoming_weights_is_conserved(node: Node, alpha: flo
     torch.testing.assert_close(after @ after, real @ real + alpha**2 * (to_real @ to_real), rtol=1e-9, atol=0)
 
 
-def test_the_energy_of_hallucinated_weights_is_not_conserved() -> None:
-    """The appendix's statement covers what the node computes with; a hallucinated weight is not part of that."""
+def test_energy_of_hallucinated_weights_is_not_conserved() -> None:
+    """The appendix's statement covers only the weights that the node computes with."""
     for seed in range(10):
         node = some_node(seed)
         hallucinated, to_hallucinated = node.weight[~node.real], node.grads()[0][~node.real]
         assert abs(hallucinated @ to_hallucinated) > 1e-3 * hallucinated.norm() * to_hallucinated.norm()
 
 
-def test_the_energy_drifts_less_the_closer_steps_come_to_gradient_flow() -> None:
-    """Conservation in the limit: the same time in four times as many steps, a fourth of the drift."""
+def test_energy_drift_vanishes_with_the_step_size() -> None:
+    """Four times as many steps over the same time give a quarter of the drift: gradient flow conserves the energy."""
 
     def drift(steps: int) -> float:
         node = some_node(0)
@@ -138,7 +138,7 @@ def test_the_energy_drifts_less_the_closer_steps_come_to_gradient_flow() -> None
 @on_graphs
 @given(NODES, SCALES)
 def test_scale_invariance_with_epsilon(node: Node, scale: float) -> None:
-    """The same with batch norm's epsilon: off by at most half of epsilon over the smaller variance, relatively."""
+    """With batch norm's epsilon, the relative error is at most half of epsilon over the smaller variance."""
     eps = 1e-5
     scaled = replace(node, weight=scale * node.weight)
     bound = eps / (2 * node.output(norm=False).var(correction=0) * min(1.0, scale**2))
@@ -147,7 +147,7 @@ def test_scale_invariance_with_epsilon(node: Node, scale: float) -> None:
 
 
 def test_scale_invariance_needs_a_homogeneous_function_before_the_norm() -> None:
-    """The appendix's statement, with relu and convolution before the norm; a tanh there does feel the scale."""
+    """The appendix's statement holds for ReLU and convolution before the norm, but not for tanh."""
     node = some_node(0)
     scaled = replace(node, weight=3 * node.weight)
     torch.testing.assert_close(scaled.output(), node.output(), **close)
@@ -156,8 +156,8 @@ def test_scale_invariance_needs_a_homogeneous_function_before_the_norm() -> None
     torch.testing.assert_close(louder.output(torch.tanh), node.output(torch.tanh), **close)
 
 
-def test_the_only_real_edge_of_a_normed_node_does_not_move() -> None:
-    """A corollary: orthogonal to a single number means zero. The hallucinated edges into the node do move."""
+def test_only_real_edge_of_a_normed_node_does_not_move() -> None:
+    """A corollary: a gradient orthogonal to a single weight is zero. Hallucinated edges into the node do move."""
     node = some_node(0)
     weight = node.weight.clone().requires_grad_()
     total = torch.einsum("u,ubxy->bxy", real_edges(weight, 1), node.states)
@@ -167,10 +167,10 @@ def test_the_only_real_edge_of_a_normed_node_does_not_move() -> None:
     assert (weight.grad[~real].abs() > 1e-3).all()
 
 
-def test_scale_decides_the_ranking_across_nodes_though_batch_norm_hides_it() -> None:
-    """What the appendix does not say: conserved is not comparable. Two normed nodes, the second's weights rescaled.
+def test_scale_decides_the_ranking_across_nodes_although_batch_norm_hides_it() -> None:
+    """Not in the appendix: conserved norms are not comparable between nodes. The first node is rescaled.
 
-    The network computes the same function; but with k = 3 the next choice of edges takes away one of its edges.
+    The network still computes the same function, but with k = 3 the next choice of edges removes one of that node's.
     """
     rng = np.random.default_rng(0)
     states = torch.from_numpy(rng.standard_normal((2, 8)))
@@ -186,8 +186,8 @@ def test_scale_decides_the_ranking_across_nodes_though_batch_norm_hides_it() -> 
     assert choose(rescaled, 3).tolist() == [[True, True], [False, True]]
 
 
-def test_a_batch_norm_without_input_hands_on_gradients_times_one_over_the_root_of_epsilon() -> None:
-    """Norm, relu and a sum, as in MobileNetV1-DNW: all edges into the node are hallucinated, its shift is positive."""
+def test_batch_norm_without_input_scales_gradients_by_one_over_root_epsilon() -> None:
+    """A sum, batch norm and ReLU, as in MobileNetV1-DNW; the node has no real incoming edge and a positive shift."""
     eps, rng = 1e-5, np.random.default_rng(0)
     states, error = (torch.from_numpy(rng.standard_normal(shape)) for shape in ((3, 64), (64,)))
 
@@ -199,6 +199,6 @@ def test_a_batch_norm_without_input_hands_on_gradients_times_one_over_the_root_o
 
     centred = states - states.mean(1, keepdim=True)
     torch.testing.assert_close(gradient([0.0, 0.0, 0.0], 0.1), eps**-0.5 * centred @ error)
-    assert gradient([0.0, 0.0, 0.0], 0.0).count_nonzero() == 0  # a shift that is not positive lets nothing through
+    assert gradient([0.0, 0.0, 0.0], 0.0).count_nonzero() == 0  # without a positive shift, ReLU blocks the gradient
     fed = gradient([1.0, 0.0, 0.0], 0.1)[1:].norm()
     assert gradient([0.0, 0.0, 0.0], 0.1)[1:].norm() > 100 * fed

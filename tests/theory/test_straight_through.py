@@ -14,7 +14,7 @@ from wirings.selection.functional import real_edges
 
 
 def train_straight_through(graph: Graph, sgd: Sgd) -> Iterator[tuple[list[Edge], dict]]:
-    """The same by `real_edges`, autograd and `torch.optim.SGD`."""
+    """Train like `algorithm_1`, but with `real_edges`, autograd and `torch.optim.SGD`."""
     weight, phi, theta, psi = params = [
         p.clone().requires_grad_() for p in (graph.weight, graph.phi, graph.theta, graph.psi)
     ]
@@ -35,7 +35,7 @@ def train_straight_through(graph: Graph, sgd: Sgd) -> Iterator[tuple[list[Edge],
 
 
 def assert_same_training(graph: Graph, sgd: Sgd) -> int:
-    """Compare both after every step; the number of edges that were swapped on the way."""
+    """Compare both after every step, and return the number of edges that were swapped in."""
     swaps, before = 0, None
     for (real, ours), (wiring, theirs) in zip(train_straight_through(graph, sgd), algorithm_1(graph, sgd), strict=True):
         assert set(real) == set(wiring)
@@ -57,7 +57,7 @@ SGDS = st.builds(
 
 @settings(on_graphs, max_examples=40)
 @given(graphs(steps=6), SGDS)
-def test_the_straight_through_estimator_is_algorithm_1(graph: Graph, sgd: Sgd) -> None:
+def test_straight_through_estimator_equals_algorithm_1(graph: Graph, sgd: Sgd) -> None:
     """Appendix "Reformulation as a Straight-Through Estimator", with the momentum and weight decay of section 2.2."""
     assert_same_training(graph, sgd)
 
@@ -74,7 +74,7 @@ def test_the_straight_through_estimator_is_algorithm_1(graph: Graph, sgd: Sgd) -
     ],
     ids=str,
 )
-def test_the_two_agree_while_edges_really_swap(sgd: Sgd, act: str) -> None:
-    """The same statement, on runs that are known to change the wiring: agreement is not that of a fixed graph."""
+def test_both_agree_while_edges_really_swap(sgd: Sgd, act: str) -> None:
+    """The same on runs that are known to change the wiring, so that agreement is not trivial."""
     graph = make_graph(seed=0, inputs=3, hidden=4, outputs=2, batch=4, act=act, density=0.4, steps=12)
     assert assert_same_training(graph, sgd) >= 5

@@ -13,7 +13,7 @@ from wirings.selection.functional import real_edges
 
 
 def gap(w_i: Fraction, new_i: Fraction, w_j: Fraction, new_j: Fraction) -> Fraction:
-    """Left minus right side of `eq:ineq`; the claim wants it >= 0."""
+    """Left side minus right side of `eq:ineq`; the claim requires it to be >= 0."""
     return new_i * (new_i - w_i) - new_j * (new_j - w_j)
 
 
@@ -22,7 +22,7 @@ def gap(w_i: Fraction, new_i: Fraction, w_j: Fraction, new_j: Fraction) -> Fract
 def test_ineq_holds_for_every_alpha_when_the_entering_edge_does_not_shrink(
     data: st.DataObject, sign_i: int, sign_j: int
 ) -> None:
-    """`eq:ineq`, the two cases of the proof and more: no bound on alpha is needed, and w_ik = 0 is no exception."""
+    """Covers the two cases of the proof and more: `eq:ineq` needs no bound on alpha, and includes w_ik = 0."""
     a = data.draw(st.one_of(st.just(Fraction(0)), POSITIVE))
     b = a + data.draw(POSITIVE)
     new_a = a + data.draw(st.one_of(st.just(Fraction(0)), POSITIVE) if a else POSITIVE)
@@ -33,7 +33,7 @@ def test_ineq_holds_for_every_alpha_when_the_entering_edge_does_not_shrink(
 @in_fractions
 @given(st.data(), signs, signs)
 def test_ineq_holds_below_alpha_star_in_every_case(data: st.DataObject, sign_i: int, sign_j: int) -> None:
-    """`eq:ineq` under the condition that defines alpha*, A <= B + (b - a) B / a: true whether edges grow or shrink."""
+    """The condition that defines alpha*, A <= B + (b - a) B / a, suffices whether the edges grow or shrink."""
     a = data.draw(POSITIVE)
     b = a + data.draw(POSITIVE)
     new_b = data.draw(POSITIVE)
@@ -45,7 +45,7 @@ def test_ineq_holds_below_alpha_star_in_every_case(data: st.DataObject, sign_i: 
 @in_fractions
 @given(st.data())
 def test_alpha_star_lies_beyond_the_crossing(data: st.DataObject) -> None:
-    """The end of the proof: there are alphas that swap the edges and are below alpha*. Here for an edge that grows."""
+    """The end of the proof: some alphas below alpha* swap the edges. This is the case of a growing edge."""
     a = data.draw(POSITIVE)
     b = a + data.draw(POSITIVE)
     p = data.draw(POSITIVE)
@@ -57,7 +57,7 @@ def test_alpha_star_lies_beyond_the_crossing(data: st.DataObject) -> None:
 
 @dataclass(frozen=True)
 class BothShrink:
-    """Two shrinking edges whose magnitudes a - alpha P and b - alpha Q cross before the second one changes sign."""
+    """Two shrinking edges whose magnitudes a - alpha p and b - alpha q cross before the second one changes sign."""
 
     a: Fraction
     b: Fraction
@@ -70,7 +70,7 @@ class BothShrink:
 
     @property
     def alpha_star(self) -> Fraction:
-        """The first alpha that breaks the paper's condition A a <= B b."""
+        """The smallest alpha that violates the paper's condition A a <= B b."""
         return (self.b**2 - self.a**2) / (self.b * self.q - self.a * self.p)
 
     @property
@@ -95,26 +95,26 @@ def both_shrink(draw: st.DrawFn) -> BothShrink:
 @in_fractions
 @given(both_shrink(), st.data())
 def test_ineq_when_both_edges_shrink(case: BothShrink, data: st.DataObject) -> None:
-    """`eq:ineq` where the proof is silent: it holds up to an exact limit beyond alpha*, and *fails* from there on.
+    """A case the proof does not treat: `eq:ineq` holds up to an exact limit beyond alpha*, and *fails* above it.
 
-    The failing range is never empty: it reaches up to the alpha at which w_jk changes sign. Every premise holds in it.
+    The range where it fails is never empty: it ends at the alpha for which w_jk changes sign. All premises hold in it.
     """
     assert 0 < case.crossing < case.alpha_star <= case.exact_limit < case.sign_change
     below = data.draw(within(case.crossing, case.exact_limit))
     above = data.draw(within(case.exact_limit, case.sign_change))
     for alpha in (below, above):
         new_a, new_b = case.a - alpha * case.p, case.b - alpha * case.q
-        assert new_a > new_b > 0  # the swap happens, the signs are kept
+        assert new_a > new_b > 0  # the edges swap and keep their signs
     assert case.gap(below) > 0
     assert case.gap(case.exact_limit) == 0
     assert case.gap(above) < 0
 
 
 def test_ineq_fails_by_hand_when_both_edges_shrink() -> None:
-    """The claim without alpha*, broken by numbers: a linear loss, so that first order is all there is.
+    """A counterexample to the claim without alpha*. The loss is linear, so its first-order change is exact.
 
     L = I_k, Z_i = 1, Z_j = 2, w_ik = 1, w_jk = 1.1, alpha = 0.5: the weights become 0.5 and 0.1.
-    The loss was 2.2; it is 0.2 without the swap and 0.5 with it.
+    The loss falls from 2.2 to 0.2 without the swap, but only to 0.5 with it.
     """
     w_i, w_j, z_i, z_j, alpha = Fraction(1), Fraction(11, 10), 1, 2, Fraction(1, 2)
     new_i, new_j = w_i - alpha * z_i, w_j - alpha * z_j
@@ -128,10 +128,10 @@ def test_ineq_fails_by_hand_when_both_edges_shrink() -> None:
 
 
 def test_alpha_star_must_be_the_first_failure_and_not_a_supremum() -> None:
-    """alpha* as the paper writes it: the set under the supremum has a hole once signs may change.
+    """The paper defines alpha* as a supremum, but the set is not an interval once signs may change.
 
-    In the case above the condition holds up to 0.175 and again from 0.69 on without end: its supremum is infinite, so
-    alpha = 0.5 lies "below alpha*", the signs are kept, the swap happens, and `eq:ineq` fails.
+    In the example above the condition holds up to 0.175, and again for every alpha from 0.69 on. Its supremum is
+    infinite, so alpha = 0.5 is "below alpha*", the signs are kept, the edges swap, and `eq:ineq` fails.
     """
 
     def in_the_set(alpha: Fraction) -> bool:
@@ -146,7 +146,7 @@ def test_alpha_star_must_be_the_first_failure_and_not_a_supremum() -> None:
 @in_fractions
 @given(st.data(), signs, signs)
 def test_ineq_holds_when_the_entering_edge_changes_sign(data: st.DataObject, sign_i: int, sign_j: int) -> None:
-    """The assumption sign(w~) = sign(w) is not needed of the edge that enters."""
+    """The entering edge does not need the assumption sign(w~) = sign(w)."""
     a = data.draw(POSITIVE)
     b = a + data.draw(POSITIVE)
     new_a = data.draw(POSITIVE)
@@ -155,30 +155,30 @@ def test_ineq_holds_when_the_entering_edge_changes_sign(data: st.DataObject, sig
 
 
 def test_ineq_can_fail_when_the_leaving_edge_changes_sign() -> None:
-    """The assumption sign(w~) = sign(w) is needed of the edge that leaves: the gradient wants it, now reversed."""
+    """The leaving edge needs the assumption sign(w~) = sign(w): with its new sign, the gradient would keep it."""
     assert gap(Fraction(1), Fraction(11, 10), Fraction(3, 2), Fraction(-1)) < 0
 
 
 @in_fractions
 @given(st.data(), signs, signs)
 def test_ineq_survives_weight_decay(data: st.DataObject, sign_i: int, sign_j: int) -> None:
-    """The claim with weight decay: decay scales both weights by 1 - alpha lambda first, which keeps their order.
+    """Weight decay first scales both weights by 1 - alpha lambda, which keeps their order.
 
-    The gradient's share of a step is w~ - (1 - alpha lambda) w, and that is what the first-order change contains.
+    The gradient's part of a step is w~ - (1 - alpha lambda) w, and only this enters the first-order change.
     """
     a = data.draw(POSITIVE)
     b = a + data.draw(POSITIVE)
     kept = data.draw(within(0, 1))
-    new_a = kept * a + data.draw(POSITIVE)  # the gradient does not shrink it, though decay may
+    new_a = kept * a + data.draw(POSITIVE)  # the gradient makes it grow, though decay may shrink it
     new_b = data.draw(within(0, new_a))
     assert gap(sign_i * kept * a, sign_i * new_a, sign_j * kept * b, sign_j * new_b) > 0
 
 
-def test_the_claim_does_not_survive_momentum() -> None:
-    """Momentum can swap an edge in against the present gradient: even a linear loss rises then.
+def test_claim_fails_with_momentum() -> None:
+    """Momentum can swap in an edge against the current gradient: then even a linear loss rises.
 
     L = -I_k. The first mini-batch (Z_i = 2, Z_j = 0) pushes w_ik from 0.7 to 0.9; on the second (Z_i = -1/2,
-    Z_j = 1/10) the gradient wants w_ik smaller, but its velocity takes it to 1.03, past w_jk = 1.01.
+    Z_j = 1/10) the gradient decreases w_ik, but its velocity carries it to 1.03, past w_jk = 1.01.
     """
     weight = torch.tensor([0.7, 1.0], dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
