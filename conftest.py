@@ -1,4 +1,4 @@
-"""For examples in docstrings: leave out the modules that need packages which may not be there."""
+"""Doctests: skip modules that need optional packages."""
 
 import importlib.util
 from pathlib import Path

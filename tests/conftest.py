@@ -1,9 +1,9 @@
-"""Shared by all tests: one thread a process (they run side by side), a fixed seed."""
+"""Setup of all tests: one thread per process, since tests run in parallel, and a fixed seed."""
 
 import os
 from typing import Any
 
-# Read by OpenMP when PyTorch starts: two workers on two cores must not wait for each other.
+# OpenMP reads this when PyTorch is imported. More threads than cores would make parallel test workers wait.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
@@ -16,7 +16,7 @@ settings.load_profile("wirings")
 
 
 @pytest.fixture(autouse=True)
-def _same_every_time() -> None:
+def _fixed_seed() -> None:
     torch.manual_seed(0)
 
 
@@ -29,20 +29,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's interpreter, with two of its faults mended."""
+    """Triton's interpreter, with two of its bugs fixed."""
     if not INTERPRETED:
-        pytest.skip("runs only where TRITON_INTERPRET=1 is set")
+        pytest.skip("needs TRITON_INTERPRET=1")
     import numpy as np
     import triton.language as tl
     from triton.runtime import interpreter
 
     patch_tensor, dot = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_dot
 
-    def patched(tensor: Any, scope: Any) -> None:  # NumPy no longer turns an array of one element into an int
+    def patched(tensor: Any, scope: Any) -> None:  # NumPy no longer converts a one-element array to an int
         patch_tensor(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
-    def dot_of_floats(self: Any, a: Any, b: Any, *rest: Any) -> Any:  # it would multiply bfloat16 bits as integers
+    def dot_of_floats(self: Any, a: Any, b: Any, *rest: Any) -> Any:  # instead of multiplying bfloat16 as integers
         if a.dtype.scalar == tl.bfloat16:
             a, b = (
                 interpreter.TensorHandle((h.data.astype(np.uint32) << 16).view(np.float32), tl.float32) for h in (a, b)

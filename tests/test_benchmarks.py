@@ -1,4 +1,4 @@
-"""Benchmarks run at a tiny size, and keep a record of what they measured."""
+"""Benchmarks run at a tiny size and write a record of what they measured."""
 
 import json
 import runpy
@@ -33,7 +33,7 @@ def make(recipe: str, seed: int, accuracy: float) -> results.Result:
 
 
 @pytest.mark.slow
-def test_the_step_of_a_sparse_network(tmp_path: Path) -> None:
+def test_sparse_step_benchmark(tmp_path: Path) -> None:
     small = [
         "--device=cpu",
         "--model=resnet18",
@@ -54,7 +54,7 @@ def test_the_step_of_a_sparse_network(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_memory_of_a_large_network(tmp_path: Path) -> None:
+def test_billion_weights_benchmark(tmp_path: Path) -> None:
     text, record = run("billion", tmp_path / "record.json", "--layers=3", "--width=64", "--limit=8")
     dense, wired = record["rows"]
     assert (dense["weights"], wired["weights"], wired["edges"]) == (3 * 64**2, 3 * 64**2, 3 * 409)
@@ -63,7 +63,7 @@ def test_the_memory_of_a_large_network(tmp_path: Path) -> None:
     assert "within 24 GB" in text
 
 
-def test_a_billion_weights_fit() -> None:
+def test_billion_weights_fit_in_24_gigabytes() -> None:
     record = json.loads((ROOT / "results" / "benchmarks" / "billion-cpu.json").read_text())
     wired = next(row for row in record["rows"] if row["side"] == "wired")
     assert record["settings"]["layers"] == 100
@@ -72,7 +72,7 @@ def test_a_billion_weights_fit() -> None:
 
 
 @pytest.mark.slow
-def test_what_a_history_costs(tmp_path: Path) -> None:
+def test_history_benchmark(tmp_path: Path) -> None:
     text, record = run("history", tmp_path / "record.json", "--pairs=2", "--disturbed=9")
     assert [row["every"] for row in record["rows"]] == [8, 1]
     for row in record["rows"]:
@@ -85,15 +85,15 @@ def test_what_a_history_costs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["history-cpu", "history-h200"])
-def test_a_history_costs_little(name: str) -> None:
+def test_recording_costs_less_than_one_percent(name: str) -> None:
     path = ROOT / "results" / "benchmarks" / f"{name}.json"
     if not path.exists():
         pytest.skip(f"no {name}.json yet")
     row, *often = json.loads(path.read_text())["rows"]
     assert row["captured"] == (name == "history-h200")
-    if name == "history-cpu":  # with a GPU the host's time in the recorder passes beside the steps
+    if name == "history-cpu":  # on a GPU, the host records while the device computes
         assert row["inside"] < 0.01
-    if often:  # with a record after every step, which stands out from the noise
+    if often:  # a record after every step, whose cost exceeds the noise
         (each,) = often
         assert each["every"] == 1
         assert (each["ratio_high"] - 1) / row["every"] < 0.01
@@ -101,12 +101,12 @@ def test_a_history_costs_little(name: str) -> None:
         assert row["ratio_high"] < 1.01
 
 
-def test_accuracy_against_density(tmp_path: Path) -> None:
+def test_density_benchmark_collects_results(tmp_path: Path) -> None:
     for row, accuracies in {"dense": (94.0,), "dnw-10": (93.0, 94.0), "dnw-2": (90.0,), "random-10": (91.0,)}.items():
         for seed, accuracy in enumerate(accuracies):
             results.write(make(f"resnet/{row}", seed=seed, accuracy=accuracy), tmp_path)
     results.write(make("ste/resnet-soft_threshold-2", seed=0, accuracy=92.0), tmp_path)
-    results.write(make("ste/resnet-soft_threshold_k-2", seed=0, accuracy=85.0), tmp_path)  # a row beside it
+    results.write(make("ste/resnet-soft_threshold_k-2", seed=0, accuracy=85.0), tmp_path)  # a variant: ignored
     density = runpy.run_path(str(ROOT / "benchmarks" / "density.py"))
     found = density["measured"](tmp_path)
     assert found == {

@@ -23,7 +23,7 @@ EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("digits_*.py"))
 def test_dnw_beats_random_by_more_than_two_pooled_standard_deviations(name: str) -> None:
     record = json.loads((ROOT / "results" / "examples" / f"{name}.json").read_text())
     chosen = {outcome["rule"]: outcome for outcome in record["outcomes"]}
-    assert record["seconds"] < 150  # both examples together: under 5 minutes
+    assert record["seconds"] < 150  # so that both examples together take less than 5 minutes
     example = runpy.run_path(str(ROOT / "examples" / f"{name}.py"))
     assert all(len(outcome["accuracies"]) == 5 for outcome in chosen.values())
     once = {"trial_seeds": 1, "seeds": 5}

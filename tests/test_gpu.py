@@ -1,4 +1,4 @@
-"""On a CUDA device: no host synchronisation, CUDA graphs, the compiler, and the same wiring as on a CPU."""
+"""CUDA: no host synchronization, CUDA graphs, torch.compile, and the same wirings as on a CPU."""
 
 import copy
 from contextlib import nullcontext
@@ -26,9 +26,9 @@ def network() -> nn.Sequential:
 
 
 def wire(model: nn.Module, rule: str, density: object = 0.1) -> wirings.Wiring:
-    # What a compiler draws at random is not what is drawn without it: with 1.0 it makes no difference.
+    # Compiled code draws other random numbers than eager code. With rho = 1 they make no difference.
     made = rules.get(rule, **({"rho": 1.0} if rule == "targeted_dropout" else {}))
-    skip = ["0"] if rule == "nm" else []  # three channels are no group
+    skip = ["0"] if rule == "nm" else []  # three input channels cannot form groups of four
     wiring = wirings.wire_(model, made, density=None if made.own_budget else density, skip=skip)
     wiring.plan(10)
     return wiring
@@ -36,7 +36,7 @@ def wire(model: nn.Module, rule: str, density: object = 0.1) -> wirings.Wiring:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize("shape", [(1000,), (300, 500), (64, 32, 3, 3), (1200, 1000)], ids=str)
-def test_the_same_choice_as_on_a_cpu(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_choose_matches_the_cpu(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     weight = torch.randn(shape).to(dtype)
     allowed = torch.rand(shape) < 0.5
     for layout in (torch.contiguous_format, torch.channels_last) if len(shape) == 4 else (torch.contiguous_format,):
@@ -52,10 +52,10 @@ def test_the_same_choice_as_on_a_cpu(dtype: torch.dtype, shape: tuple[int, ...])
 
 @pytest.mark.parametrize("share", ["uniform", "global"])
 @pytest.mark.parametrize("rule", [*rules.names(), rules.TargetedDropout("gamma", regular=True)], ids=str)
-def test_a_training_step_reads_nothing_back(rule: str | rules.Rule, share: str) -> None:
+def test_training_step_does_not_synchronize(rule: str | rules.Rule, share: str) -> None:
     made = rules.get(rule)
     if made.own_budget and share == "global":
-        pytest.skip("takes no budget")
+        pytest.skip("the rule takes no budget")
     model = network().cuda()
     budget = {} if made.own_budget else {"density": wirings.LinearSchedule(0.5, 0.1, steps=5), "share": share}
     wiring = wirings.wire_(model, made, **budget, skip=["0"] if rule == "nm" else [])
@@ -63,7 +63,7 @@ def test_a_training_step_reads_nothing_back(rule: str | rules.Rule, share: str) 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     x, y = torch.randn(8, 3, 8, 8, device="cuda"), torch.randint(10, (8,), device="cuda")
     for step in range(4):
-        # The first step allocates, compiles kernels and may wait.
+        # The first step allocates memory and compiles kernels, so it may synchronize.
         with without_waiting() if step == 1 else nullcontext():
             loss = nn.functional.cross_entropy(model(x), y)
             optimizer.zero_grad()
@@ -73,7 +73,7 @@ def test_a_training_step_reads_nothing_back(rule: str | rules.Rule, share: str) 
     assert torch.isfinite(loss)
 
 
-def test_a_captured_step_follows_the_schedule() -> None:
+def test_captured_step_follows_the_schedule() -> None:
     model = network().cuda()
     wiring = wire(model, "dnw", wirings.LinearSchedule(0.5, 0.1, steps=4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -118,8 +118,8 @@ def test_a_captured_step_follows_the_schedule() -> None:
     ],
     ids=lambda rule: rule.name,
 )
-def test_rules_that_act_between_captured_steps(rule: rules.Rule) -> None:
-    """A captured step, whose learning rate is a tensor, and one that is not train the same wirings."""
+def test_rules_acting_between_captured_steps(rule: rules.Rule) -> None:
+    """Training with a captured step (and the learning rate in a tensor) gives the same wirings as eager training."""
     made = []
     for captured in (False, True):
         torch.manual_seed(0)
@@ -157,12 +157,12 @@ def test_rules_that_act_between_captured_steps(rule: rules.Rule) -> None:
         for _, wiring, optimizer in made:
             wiring.step(optimizer)
         for a, b in zip(made[0][1].masks().values(), made[1][1].masks().values(), strict=True):
-            assert (a != b).sum() <= 0.05 * a.sum() + 2, "sums may be taken in another order, and a few edges differ"
+            assert (a != b).sum() <= 0.05 * a.sum() + 2, "only a few edges may differ, by the order of sums"
         for a, b in zip(made[0][0].parameters(), made[1][0].parameters(), strict=True):
             assert (a - b).abs().mean() < 1e-3
 
 
-def test_targeted_dropout_ranks_nodes_as_on_a_cpu() -> None:
+def test_targeted_dropout_ranks_nodes_like_the_cpu() -> None:
     model = network()
     here = wirings.wire_(model, rules.TargetedDropout(regular=True), density=0.13)
     there = wirings.wire_(network().cuda(), rules.TargetedDropout(regular=True), density=0.13)
@@ -174,7 +174,7 @@ def test_targeted_dropout_ranks_nodes_as_on_a_cpu() -> None:
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 @pytest.mark.parametrize("rule", rules.names())
 @pytest.mark.filterwarnings("default")
-def test_the_full_compiler(rule: str, mode: str) -> None:
+def test_compiled_training_matches_eager(rule: str, mode: str) -> None:
     torch._dynamo.reset()
     model = network().cuda()
     wire(model, rule)
@@ -196,8 +196,8 @@ def test_the_full_compiler(rule: str, mode: str) -> None:
     assert losses[0][-1] < losses[0][0]
 
 
-@pytest.mark.filterwarnings("ignore:RNN module weights are not part of single:UserWarning")  # they are computed
-def test_moving_a_wired_model_and_its_checkpoint() -> None:
+@pytest.mark.filterwarnings("ignore:RNN module weights are not part of single:UserWarning")  # parametrized weights
+def test_wired_models_and_checkpoints_move_between_devices() -> None:
     model = network()
     wiring = wire(model, "random")
     masks = {name: mask.clone() for name, mask in wiring.masks().items()}

@@ -1,6 +1,6 @@
-"""Networks that nobody here wrote, wired, trained for a few steps and finalized: torchvision's, timm's, Hugging Face's.
+"""Networks of torchvision, timm and Hugging Face are wired, trained for a few steps and finalized.
 
-Where a package cannot be imported its tests are skipped, with the reason.
+Tests are skipped if their package cannot be imported.
 """
 
 import copy
@@ -18,7 +18,7 @@ import wirings
 from wirings import rules
 from wirings.profiling import profile
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # what these packages warn of is theirs
+pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of these packages are not our concern
 IMAGES, LABELS = torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 2, 1])
 TOKENS = torch.randint(0, 60, (4, 12))
 
@@ -67,7 +67,7 @@ def hugging_face(kind: str, **options: Any) -> nn.Module:
 
 
 class Recurrent(nn.Module):
-    """PyTorch's own layers: an embedding, an LSTM that reads both ways, attention over what it said, a classifier."""
+    """PyTorch's own layers: an embedding, a bidirectional LSTM, attention over its outputs, and a classifier."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def next_token(model: Any) -> Tensor:
 
 
 Case = tuple[Callable[[], nn.Module], Callable[[nn.Module], Tensor], dict[str, Any], int]
-CASES: dict[str, Case] = {  # network, its loss, how it is wired, how many weights are wired
+CASES: dict[str, Case] = {  # constructor, loss, arguments of wire_, number of wired weights
     "torchvision resnet18": (lambda: vision("resnet18"), of_images, {"skip": ["conv1", "fc"]}, 19),
     "torchvision vit": (
         lambda: package("torchvision").models.VisionTransformer(
@@ -116,7 +116,7 @@ CASES: dict[str, Case] = {  # network, its loss, how it is wired, how many weigh
     ),
     "hugging face bert": (lambda: hugging_face("bert"), of_tokens, {"skip": ["classifier"]}, 13),
     "hugging face llama": (lambda: hugging_face("llama"), next_token, {"skip": ["lm_head"]}, 14),
-    # GPT-2's layers are of a class of their own, and its head is tied to the embedding of tokens.
+    # GPT-2's layers have a class of their own, and its head is tied to the token embedding.
     "hugging face gpt2": (lambda: hugging_face("gpt2"), next_token, {}, 9),
     "hugging face vit": (lambda: hugging_face("vit"), of_images, {}, 14),
     "lstm and attention": (Recurrent, of_tokens, {}, 11),
@@ -125,7 +125,7 @@ CASES: dict[str, Case] = {  # network, its loss, how it is wired, how many weigh
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("name", CASES)
-def test_wired_trained_and_finalized(name: str, optimizer: str) -> None:
+def test_networks_are_wired_trained_and_finalized(name: str, optimizer: str) -> None:
     make, loss_of, arguments, weights = CASES[name]
     torch.manual_seed(0)
     model = make()
@@ -151,8 +151,8 @@ def test_wired_trained_and_finalized(name: str, optimizer: str) -> None:
     assert min(losses[1:]) < losses[0]
     for layer, was in zip(wiring.layers, before, strict=True):
         hallucinated = ~layer.edges.real(layer.weight)
-        assert (layer.weight - was)[hallucinated].abs().max() > 0, f"{layer.name}: gradients reach the others too"
-    plain.load_state_dict(model.state_dict())  # a checkpoint of the wired network is one of the plain network
+        assert (layer.weight - was)[hallucinated].abs().max() > 0, f"{layer.name}: hallucinated edges must move"
+    plain.load_state_dict(model.state_dict())  # checkpoints of the wired network load into the plain one
     reports = {report.name: report.edges for report in wiring.look()}
     model.eval()
     with torch.no_grad():
@@ -166,7 +166,7 @@ def test_wired_trained_and_finalized(name: str, optimizer: str) -> None:
     assert type(model) is type(plain)
 
 
-def test_a_finalized_transformer_is_saved_and_comes_back(tmp_path: Path) -> None:
+def test_finalized_transformer_survives_save_and_load(tmp_path: Path) -> None:
     model: Any = hugging_face("gpt2")
     wiring = wirings.wire_(model, density=0.2)
     assert wiring.layers[0].name == "transformer.wte.weight", "tied to lm_head"
@@ -177,7 +177,7 @@ def test_a_finalized_transformer_is_saved_and_comes_back(tmp_path: Path) -> None
     assert int(again.lm_head.weight.count_nonzero()) == int(0.2 * 64 * 32)
 
 
-def test_layers_with_inputs_first_are_counted_and_reported_by_their_nodes() -> None:
+def test_transposed_weights_are_profiled_and_reported_by_node() -> None:
     model: Any = hugging_face("gpt2")
     plain = profile(model, example=TOKENS).mult_adds
     wiring = wirings.wire_(model, rules.get("targeted_dropout", regular=True), density=0.25, skip=["lm_head"])
@@ -185,10 +185,10 @@ def test_layers_with_inputs_first_are_counted_and_reported_by_their_nodes() -> N
     assert tuple(layer.weight.shape) == (32, 128)
     assert layer.receivers().expand(32, 128)[5].tolist() == list(range(128))
     with torch.no_grad():
-        layer.weight[:, 3] = 0.001  # node 3 receives weak edges alone, node 7 sends nothing that is strong
+        layer.weight[:, 3] = 0.001  # node 3 receives only weak edges, node 7 sends only weak edges
         layer.weight[7] = 1e-6
     real = wiring.masks()[layer.name]
-    assert real.sum(0).tolist() == [8] * 128, "a quarter of each node's inputs"
+    assert real.sum(0).tolist() == [8] * 128, "every node keeps a quarter of its inputs"
     wirings.unwire_(model)
     wiring = wirings.wire_(model, "dnw", density=0.25, skip=["lm_head"])
     report = next(report for report in wiring.look() if report.name == layer.name)
@@ -198,7 +198,7 @@ def test_layers_with_inputs_first_are_counted_and_reported_by_their_nodes() -> N
     assert plain - profile(model, example=TOKENS).mult_adds == tokens * (edges - kept)
 
 
-def test_a_wired_transformer_s_checkpoint_loads_into_the_plain_one(tmp_path: Path) -> None:
+def test_checkpoint_of_a_wired_transformer_loads_into_the_plain_model(tmp_path: Path) -> None:
     model: Any = hugging_face("bert")
     wirings.wire_(model, density=0.2)
     model.save_pretrained(tmp_path)

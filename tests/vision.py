@@ -1,4 +1,7 @@
-"""torchvision for the tests, also where its compiled part does not fit the installed PyTorch: its models need none."""
+"""Import torchvision, even if its compiled extension does not match the installed PyTorch.
+
+The models that the tests use do not need the extension.
+"""
 
 import importlib
 import sys
@@ -7,13 +10,13 @@ import torch
 
 
 def missing() -> str | None:
-    """Why torchvision cannot be imported; None if it can."""
+    """Return why torchvision cannot be imported, or None if it can."""
     try:
         importlib.import_module("torchvision")
         return None
     except ImportError as error:
         return f"pip install torchvision: {error}"
-    except RuntimeError as error:  # it asks for operators that its compiled part would have brought
+    except RuntimeError as error:  # it needs operators that the compiled extension registers
         reason = str(error)
     for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
         del sys.modules[name]
