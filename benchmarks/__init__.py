@@ -1,1 +1,1 @@
-"""Benchmarks: each compares both sides in one process. Run with ``python -m benchmarks.<name>``."""
+"""Benchmarks. Each compares all sides on one machine; run one with ``python -m benchmarks.<name>``."""

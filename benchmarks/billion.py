@@ -1,8 +1,8 @@
-"""Memory of a large model on a CPU: a billion weights wired, two training steps made, finalized; beside the same dense.
+"""Memory of a model with a billion weights on a CPU: wired, trained for two steps and finalized, compared with dense.
 
-100 residual layers of width 3,163: 10⁹ weights. Two steps of forward, backward and SGD with momentum, the second with
-all of the optimizer's memory there. Each side is a process of its own, whose peak is the operating system's figure
-(resident memory); a limit on its data makes it fail rather than take more.
+The model has 100 residual layers of width 3,163, or 10⁹ weights. Both training steps run forward, backward and SGD with
+momentum; the second one starts with the optimizer's state allocated. Each side runs in a process of its own, whose peak
+resident memory the operating system reports. A limit on its data segment stops a process that needs more.
 
     python -m benchmarks.billion [--layers 100] [--width 3163] [--limit 24] [--out results/benchmarks/billion-cpu.json]
 """
@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-if not __package__:  # run as a file: this folder must not hide Python's own module `select`
+if not __package__:  # run as a script: keep this folder's select.py from shadowing Python's select
     sys.path[0] = str(Path(__file__).parents[1])
 
 import torch
@@ -31,7 +31,7 @@ SIDES = ("dense", "wired")
 
 
 class Residual(nn.Module):
-    """A linear layer beside which the signal goes on, so that a hundred of them leave something of it."""
+    """A residual linear layer: the skip connection lets the signal pass through a hundred of them."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Residual(nn.Module):
 
 
 def measure(side: str, layers: int, width: int, density: float, rule: str, batch: int) -> dict[str, Any]:
-    """All phases of one side, with seconds and the peak up to then in bytes."""
+    """Run all phases of one side, and return the seconds and the peak memory in bytes of each."""
     torch.manual_seed(0)
     phases: dict[str, dict[str, float]] = {}
     clock = time.perf_counter()
@@ -80,7 +80,7 @@ def measure(side: str, layers: int, width: int, density: float, rule: str, batch
 
 
 def peak() -> int:
-    """The most memory that this process has had resident so far, in bytes."""
+    """Peak resident memory of this process so far, in bytes."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else 1024 * most
 
@@ -92,8 +92,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--density", type=float, default=0.1)
     parser.add_argument("--rule", default="dnw")
-    parser.add_argument("--limit", type=float, default=24.0, help="GB that a process's data may take")
-    parser.add_argument("--side", choices=SIDES, help="this one alone, its figures as JSON")
+    parser.add_argument("--limit", type=float, default=24.0, help="largest data segment of a process, in GB")
+    parser.add_argument("--side", choices=SIDES, help="measure only this side, and print JSON")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     settings = {name: getattr(options, name) for name in ("layers", "width", "density", "rule", "batch")}
@@ -109,7 +109,9 @@ def main() -> None:
         command = [sys.executable, "-m", "benchmarks.billion", f"--side={side}", f"--limit={options.limit}", *arguments]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, cwd=Path(__file__).parents[1])
         if done.returncode:
-            sys.exit(f"{side}: ended with status {done.returncode}; it may have needed more than {options.limit:g} GB.")
+            sys.exit(
+                f"{side}: exited with status {done.returncode}; it may need more than {options.limit:g} GB (--limit)."
+            )
         rows.append(json.loads(done.stdout))
         phases = ", ".join(
             f"{name} {phase['seconds']:.1f} s ({phase['peak_bytes'] / 1e9:.2f} GB)"

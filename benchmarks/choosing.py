@@ -1,4 +1,4 @@
-"""The tables of rules in docs/rules.md and docs/results.md, from results; `benchmarks.readme` writes them."""
+"""Tables that compare the rules, made from results; `benchmarks.readme` writes them into the docs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WHEN = {
 HEADER = ("rule", "when to use it", "gradient", "edges at first", "remembers", "a step")
 COLUMNS = ("Table 2's network", "ResNet, 10 %", "5 %", "2 %")
 DENSE = {0: "table2/complete", 1: "resnet/dense", 2: "resnet/dense", 3: "resnet/dense"}
-"""By the column: the same network with all its edges, which is no row of the leaderboard."""
+"""For each column: the recipe of the same network with all its edges, which the leaderboard does not list."""
 NOTE = (
     "(Accuracy on CIFAR-10 in percent, mean ± standard deviation, in brackets the number of seeds, and the kind of "
     "row: cubic, a schedule leads from all edges to as many; global, all layers are ranked together; erk, the other "
@@ -47,8 +47,8 @@ NOTE = (
 
 
 def choosing(folder: Path = ROOT / "results") -> str:
-    """One row a rule: when, what it costs, what it reached."""
-    assert set(WHEN) == set(rules.names()), "every rule has its words"
+    """One row per rule: when to use it, what it costs, and the accuracy it reached."""
+    assert set(WHEN) == set(rules.names()), "WHEN must describe every rule"
     boards = leaderboard.boards(folder)
     assert len(boards) == len(COLUMNS)
     lines = [f"| {' | '.join((*HEADER, *COLUMNS))} |", "|---|---|" + "---:|" * (len(HEADER) + len(COLUMNS) - 2)]
@@ -66,12 +66,12 @@ def _time(rule: str, board: Board) -> str:
 
 
 def _of(rule: str, board: Board) -> list[Standing]:
-    """The rows of a rule that have results, the best first."""
+    """The rows of a rule that have results, best first."""
     return [one for one in board.standings if one.rule == rule and one.row.mean is not None]
 
 
 def _plain(found: list[Standing]) -> Standing | None:
-    """The row of a rule as it is: no schedule, equal shares for all layers, and nothing else of its own."""
+    """The row of a rule with default settings: no schedule, uniform shares."""
     return next((one for one in found if not _variant(one)), None)
 
 
@@ -93,19 +93,19 @@ def _cell(row: tables.Row, variant: str) -> str:
 
 
 def _variant(one: Standing) -> str:
-    """What tells a row from its rule's plain one: a schedule, how edges are shared out, or what its name adds to it."""
+    """How a row differs from its rule's plain row: by a schedule, its shares, or a suffix of its name."""
     settings = recipes.get(one.row.recipe).settings
     schedule, share = settings.rule.options.get("schedule"), settings.model.options.get("share", "uniform")
     name = one.row.recipe.partition("/")[2].removeprefix("mobilenet-").removeprefix("resnet-")
     rest = name.partition(one.rule)[2].split("-")[0].strip("_")
     parts = [] if schedule is None else [schedule.get("kind", RAMP["kind"])]
     parts += [share] if share != "uniform" else []
-    parts += [rest] if rest not in ("", "k", *parts) else []  # k: as many edges from the beginning, which is plain
+    parts += [rest] if rest not in ("", "k", *parts) else []  # k: the final number of edges from the start, the default
     return "".join(f", {part}" for part in parts)
 
 
 def best(folder: Path = ROOT / "results") -> str:
-    """On each network: `random`, `dnw`, the best rule of all with as many edges, and the network with all of them."""
+    """For each network: `random`, `dnw`, the best rule with the same number of edges, and the dense network."""
     lines = ["| | `random` | `dnw` | the best rule | all edges |", "|---|---|---|---|---|"]
     for board, dense in zip(leaderboard.boards(folder), DENSE.values(), strict=True):
         plain = [_plain(_of(rule, board)) for rule in ("random", "dnw")]

@@ -1,8 +1,8 @@
-"""How nodes lose their edges in the first steps of MobileNetV1-DNW on CIFAR-10 (docs/theory.md says why).
+"""How nodes lose their edges in the first steps of MobileNetV1-DNW on CIFAR-10 (docs/theory.md explains why).
 
-The network and the settings of Table 2. Of its first graph, 103 edges into 64 nodes: how many of these have an edge,
-and how large the smallest real weight is, before the first step and after the last. In float32 and in bfloat16, with a
-larger number added to the nodes' variances, and with scales of norms that start as they did in PyTorch before 1.2.
+The network and the settings are those of Table 2. Its first graph has 103 edges into 64 nodes. The benchmark counts the
+nodes with an incoming edge and finds the smallest real weight, before the first step and after the last: in float32, in
+bfloat16, with a larger epsilon in the norms, and with norm scales initialized as in PyTorch before 1.2.
 
     python -m benchmarks.collapse [--data FOLDER] [--steps 40] [--seeds 0 1 2] [--out RECORD.json]
 """
@@ -25,7 +25,7 @@ SCALES = {"ones": "1", "uniform": "U(0, 1)"}
 
 
 def run(precision: str, eps: float, scales: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """The first steps of one training."""
+    """Train for a few steps, and describe the first graph before and after."""
     changes = [f"precision={precision}", f"model.options.eps={eps}", f"norm_scales={scales}", f"seed={seed}"]
     settings, _ = with_overrides(recipes.get("table2/dnw").settings, changes)
     if options.data is not None:
@@ -39,7 +39,7 @@ def run(precision: str, eps: float, scales: str, seed: int, options: argparse.Na
 
 
 def look(model: Any) -> dict[str, float]:
-    """The first graph: its nodes with an edge into them, and its smallest and largest real weight."""
+    """The first graph: its number of nodes with an incoming edge, and its smallest and largest real weight."""
     graph = model.stages[0]
     real = graph.real()
     received, _ = graph.joined(real)
@@ -50,7 +50,7 @@ def look(model: Any) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--data", type=Path, help="the folder with CIFAR-10")
+    parser.add_argument("--data", type=Path, help="folder that contains CIFAR-10")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--out", type=Path)
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def table(found: dict[str, Any]) -> str:
-    """The record as a table, a row a side."""
+    """The record as a Markdown table with one row per configuration."""
     head = f"| after {found['steps']} steps | nodes with an edge, of 64 (before) | smallest real weight (before) |"
     lines = [head, "|---|---|---|"]
     for row in found["rows"]:

@@ -1,4 +1,4 @@
-"""What every benchmark needs: timing with warm-up and synchronisation, and a record of the machine."""
+"""Helpers of all benchmarks: timing with warm-up and synchronization, and records that describe the machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 
 def time_once(run: Callable[[], object], device: str, calls: int = 1) -> float:
-    """Seconds that one of ``calls`` calls takes; by CUDA events on a GPU, by the clock on a CPU."""
+    """Mean seconds per call over ``calls`` calls, by CUDA events on a GPU and by the clock on a CPU."""
     if device != "cuda":
         start = time.perf_counter()
         for _ in range(calls):
@@ -41,7 +41,7 @@ def time_once(run: Callable[[], object], device: str, calls: int = 1) -> float:
 
 
 def training(settings: Settings, device: str) -> tuple[Data, Step]:
-    """The data of a recipe's settings, and the steps of its new network, as the training loop makes them."""
+    """Build the data and the training step of a recipe as the training loop does."""
     place = start(device)
     torch.manual_seed(settings.seed)
     data = build.load_data(settings, place)
@@ -51,7 +51,7 @@ def training(settings: Settings, device: str) -> tuple[Data, Step]:
 
 
 def captured(run: Callable[[], object]) -> Callable[[], object]:
-    """The same call, replayed from a CUDA graph: what the GPU takes, without the host."""
+    """Capture a call in a CUDA graph, whose replay takes the GPU's time without the host's overhead."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -64,10 +64,10 @@ def captured(run: Callable[[], object]) -> Callable[[], object]:
 
 
 def compare(sides: dict[str, Callable[[], object]], device: str, seconds: float = 2.0) -> dict[str, dict[str, float]]:
-    """Median and spread (quartiles) of each side in seconds, all sides in turn, after a warm-up.
+    """Median and quartiles of each side in seconds, measured in turns after a warm-up.
 
-    Taking turns shares out what else the machine does. A turn is as many calls as fill a few milliseconds (one, if that
-    takes longer). Each side has at least 3 turns, and takes about ``seconds`` in all.
+    Taking turns spreads disturbances by other processes over all sides. A turn consists of as many calls as fit into a
+    few milliseconds, at least one. Each side has at least 3 turns and runs for about ``seconds`` in total.
     """
     times: dict[str, list[float]] = {name: [] for name in sides}
     calls: dict[str, int] = {}
@@ -81,12 +81,13 @@ def compare(sides: dict[str, Callable[[], object]], device: str, seconds: float 
 
 
 def summary(taken: list[float]) -> dict[str, float]:
+    """Median, quartiles and number of the times, in seconds."""
     quartiles = statistics.quantiles(taken, n=4)
     return {"median_s": statistics.median(taken), "q1_s": quartiles[0], "q3_s": quartiles[2], "n": len(taken)}
 
 
 def machine(device: str) -> dict[str, Any]:
-    """Hardware, versions and commit, for the head of a benchmark and for its record."""
+    """Hardware, versions and commit, for a benchmark's output and its record."""
     about = environment(device)
     return {
         "hardware": about["hardware"],
@@ -103,12 +104,13 @@ def _git(*arguments: str) -> str:
 
 
 def record(name: str) -> dict[str, Any]:
-    """What was saved in ``results``, such as ``"benchmarks/select-cpu"``."""
+    """Read a committed record in ``results``, such as ``"benchmarks/select-cpu"``."""
     found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
     return found
 
 
 def save(path: Path | None, record: dict[str, Any]) -> None:
+    """Write a record as JSON, unless ``path`` is None."""
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(record, indent=1) + "\n")

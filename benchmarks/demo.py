@@ -1,5 +1,4 @@
-"""Run the demo or an example of graphs on digits, and keep what came out: the record, and the picture that README
-shows.
+"""Run the demo or one of the digits examples, and save its record and the picture shown in README.
 
 python -m benchmarks.demo [--out results/demo.json] [--picture docs/images/demo.png]
 python -m benchmarks.demo digits_sequence [--out results/examples/digits_sequence.json]
@@ -15,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-if not __package__:  # run as a file: this folder must not hide Python's own module `select`
+if not __package__:  # run as a script: keep this folder's select.py from shadowing Python's select
     sys.path[0] = str(Path(__file__).parents[1])
 
 import torch

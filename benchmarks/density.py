@@ -1,4 +1,4 @@
-"""Accuracy against density: the ResNet recipes on CIFAR-10, by rule, from the records in `results/`.
+"""Plot accuracy against density for each rule: the ResNet recipes on CIFAR-10, from the records in `results/`.
 
 python -m benchmarks.density [--results results] [--out docs/images/resnet-density.png]
 """
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-if not __package__:  # run as a file: this folder must not hide Python's own module `select`
+if not __package__:  # run as a script: keep this folder's select.py from shadowing Python's select
     sys.path[0] = str(Path(__file__).parents[1])
 
 from matplotlib.figure import Figure
@@ -19,11 +19,11 @@ from wirings.draw.curves import COLOURS, MARKS
 from wirings.train import recipes, tables
 
 TABLE = "resnet"
-BEYOND = "ste/resnet-soft_threshold-"  # the rule of the leaderboard that is best where few weights are left
+BEYOND = "ste/resnet-soft_threshold-"  # the leaderboard's best rule at low densities
 
 
 class Measured(NamedTuple):
-    """What a row reached: density in percent, accuracy in percent, its deviation over seeds, how many seeds."""
+    """Density and mean accuracy of a row in percent, standard deviation over seeds, and number of seeds."""
 
     density: float
     mean: float
@@ -32,7 +32,7 @@ class Measured(NamedTuple):
 
 
 def measured(results: Path) -> dict[str, list[Measured]]:
-    """For every rule what was measured, by density; the dense network is at 100 %."""
+    """The measured points of every rule, sorted by density. The dense network has 100 %."""
     found: dict[str, list[Measured]] = {}
     beyond = [row for row in tables.table("ste", results) if row.recipe.startswith(BEYOND)]
     for row in [*tables.table(TABLE, results), *beyond]:
@@ -58,7 +58,7 @@ def draw(found: dict[str, list[Measured]], path: Path) -> None:
     ticks = sorted({point.density for points in lines.values() for point in points})
     ax.set_xticks(ticks, [f"{tick:g} %" for tick in ticks], minor=False)
     ax.minorticks_off()
-    ax.set_xlabel("density: weights that are real")
+    ax.set_xlabel("density: share of real weights")
     ax.set_ylabel("accuracy, %")
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(frameon=False)

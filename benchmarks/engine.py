@@ -18,7 +18,7 @@ def _found(part: str) -> dict[str, Any]:
 
 
 def latency() -> str:
-    """One image of 224 pixels, every side."""
+    """Latency of one image of 224 pixels for every network and runtime."""
     found = _found("mobilenet")
     times = found["times"]
     lines = [f"| {found['hardware']}, {found['threads']} threads | median | quartiles | fastest |", "|---|---|---|---|"]
@@ -29,7 +29,7 @@ def latency() -> str:
 
 
 def shipped() -> str:
-    """The same in a few lines, with what the paper says of these networks."""
+    """The most important rows of `latency`, with the accuracies that the paper reports."""
     found = _found("mobilenet")
     times = found["times"]
     rows = {"DNW x0.225": "dnw-0.225", "MobileNetV1 x0.25": "mobilenetv1-0.25", "MobileNetV1 x0.5": "mobilenetv1-0.5"}
@@ -60,7 +60,7 @@ def batches() -> str:
 
 
 def resnet() -> str:
-    """Batches, and how much slower small maps are."""
+    """Throughput by batch size, and the speed on large and small feature maps."""
     found = _found("resnet")
     titled = [(f"{100 * row['density']:g} %, {row['batch']}", row) for row in found["rows"]]
     sums = [step for step in found["steps"]["0.05"] if step["mult_adds"] > 1e6]
@@ -82,7 +82,7 @@ def _by_batch(rows: list[tuple[str, dict[str, Any]]], head: str) -> str:
 
 
 def steps() -> str:
-    """Where the time of one image goes."""
+    """The time of every step for one image."""
     lines = ["| step | kind | way | multiply-adds | µs | G/s |", "|---|---|---|---|---|---|"]
     for step in _found("mobilenet")["steps"]:
         work, seconds = step["mult_adds"], step["seconds"]
@@ -94,7 +94,7 @@ def steps() -> str:
 
 
 def density() -> str:
-    """Sparse against dense by the share of weights that there are."""
+    """Sparse and dense kernels at different densities."""
     rows = _found("density")["rows"]
     shares = sorted({row["density"] for row in rows})
     lines = [

@@ -1,9 +1,9 @@
-"""Make what the gallery shows: pictures and pages of committed histories, screenshots of the pages, and the text.
+"""Make the gallery: pictures and pages of committed histories, screenshots of the pages, and the text.
 
 python -m benchmarks.gallery [--only RECIPE]
 
-Histories are ``results/histories/<recipe>.wirings``. A screenshot needs Chromium; without it the pages and pictures are
-made all the same. What README and docs/gallery.md say of the histories is written anew, too.
+Histories are read from ``results/histories/<recipe>.wirings``. Screenshots need Chromium and are skipped without it.
+The generated text about the histories is updated, too.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from wirings.train.run_history import look_at
 ROOT = Path(__file__).parents[1]
 IMAGES, PAGES = ROOT / "docs" / "images", ROOT / "docs" / "pages"
 EXAMPLE = "digits/static-dnw"
-"""The history of which there is a picture of every kind."""
-SHOTS = {  # name: width, height, scale, dark, what happens before it
+"""The history that is drawn in every kind of picture."""
+SHOTS = {  # name: width, height, scale, dark mode, script to run before the screenshot
     "desktop": (1280, 760, 1, False, ""),
     "dark": (1280, 760, 1, True, "wirings.select({node})"),
     "phone": (390, 844, 2, False, ""),
@@ -35,7 +35,7 @@ SHOTS = {  # name: width, height, scale, dark, what happens before it
 
 
 def of_history(recipe: str, path: Path) -> None:
-    """The page of a history, its screenshots, and pictures of it."""
+    """Write the page of a history, screenshots of the page, and pictures of the history."""
     history, title, _ = look_at(path)
     name = recipe.replace("/", "-")
     page = draw.write_page(history, PAGES / f"{name}.html", title)
@@ -50,16 +50,16 @@ def of_history(recipe: str, path: Path) -> None:
 
 
 def of_state(name: str, history: History, title: str) -> None:
-    """Pictures of the wiring at the end."""
+    """Draw the final wiring."""
     for picture, size in (("blocks", (8.0, 4.5)), ("adjacency", (5.0, 5.0)), ("degrees", (6.0, 3.6))):
         draw.save(IMAGES / f"{name}-{picture}.png", getattr(draw, picture), history, size=size, title=title)
 
 
 def screenshots(page: Path, name: str, record: int, node: int) -> None:
-    """The page as it looks on a desk, in the dark with a node picked, and on a phone."""
+    """Take screenshots of the page on a desktop, in dark mode with a selected node, and on a phone."""
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if found is None:
-        print("no Chromium: no screenshots")
+        print("Chromium not found: skipped the screenshots")
         return
     from playwright.sync_api import sync_playwright
 
@@ -79,7 +79,7 @@ def screenshots(page: Path, name: str, record: int, node: int) -> None:
 
 
 def others() -> None:
-    """Pictures of networks that have no history: the trained one of the package, and networks before training."""
+    """Draw networks without a history: the bundled trained network, and networks before training."""
     of_state("trained", look_at("table1/static-dnw").history, "table1/static-dnw")
     torch.manual_seed(0)
     discrete = snapshot_of(models.get("tiny_discrete", rule="dnw", edges=2_000))
@@ -103,12 +103,12 @@ def others() -> None:
 
 
 def shrink(path: Path) -> None:
-    """256 colours are enough, and a third of the bytes. What has no more is left as it is."""
+    """Reduce a picture to 256 colours, which saves two thirds of its size. Palette pictures are left unchanged."""
     picture = Image.open(path)
     if picture.mode == "P":
         return
     picture = picture.convert("RGB")
-    # The most frequent colours as they are; the others spread over all there are, so that a thin dash keeps its own.
+    # Keep the most frequent colours exactly; spread the others over the colour space, so that thin dashes keep theirs.
     spread = picture.quantize(192, method=Image.Quantize.MAXCOVERAGE).getpalette()
     often = [colour for _, colour in sorted(picture.getcolors(2**24), reverse=True)[: 256 - len(spread) // 3]]
     palette = np.concatenate([np.array(often), np.reshape(spread, (-1, 3))]).astype(np.float32)
@@ -121,7 +121,7 @@ def shrink(path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", help="the recipe of one history")
+    parser.add_argument("--only", help="update only the history of this recipe")
     only = parser.parse_args().only
     for recipe, path in histories().items():
         if only in (None, recipe):

@@ -1,12 +1,12 @@
-"""What neural graphs cost: training steps of the tiny classifiers, and how a step grows with the allowed edges.
+"""Cost of neural graphs: training steps of the paper's networks, and scaling with the number of allowed edges.
 
-- ``tiny``: one whole training step (forward, loss, backward, SGD with momentum) of each tiny classifier on synthetic
-  images, batch 512. On a GPU in bfloat16, float16, float32 with TF32 products, and float32; called, captured in a CUDA
-  graph, and compiled and captured (the continuous one chooses its steps on the host, so it is only called). On a CPU
-  against the plain dense computation of the same graph: all edges, nothing chosen.
-- ``mobilenet``: the same of MobileNetV1-DNW, for CIFAR-10 (batch 128) and for images of 224 pixels (batch 512); on a
-  GPU alone.
-- ``scaling``: time and memory of a step for 100 to 10,000 nodes that carry scalars.
+- ``tiny``: one training step (forward, loss, backward, SGD with momentum) of each tiny classifier on synthetic images,
+  batch 512. On a GPU in bfloat16, float16, float32 with TF32 products, and float32; called eagerly, captured in a CUDA
+  graph, and compiled and captured. The continuous classifier chooses its steps on the host, so it is only called. On a
+  CPU, the wired graph is compared with the same graph with all edges and no rule.
+- ``mobilenet``: the same for MobileNetV1-DNW on CIFAR-10 (batch 128) and on images of 224 pixels (batch 512); only on a
+  GPU.
+- ``scaling``: time and memory of a step of graphs with 100 to 10,000 nodes of scalar state.
 
     python -m benchmarks.graphs [tiny|mobilenet|scaling] [--device cuda] [--batch 512] [--out RECORD.json]
 """
@@ -39,7 +39,7 @@ HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def training_step(model: nn.Module, x: Tensor, y: Tensor, precision: str, fast: bool) -> Callable[[], None]:
-    """One whole step. Under ``fast`` gradients are kept between steps, so that a CUDA graph can be replayed."""
+    """Return a function that runs one training step; ``fast`` makes it suitable for capture in a CUDA graph."""
     optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9, weight_decay=1e-4, fused=x.is_cuda)
     scaler = torch.amp.GradScaler(x.device.type, enabled=precision == "fp16")
 
@@ -62,7 +62,7 @@ def autocast(device: str, precision: str, cache: bool = True) -> torch.autocast:
 
 
 def evaluations(batch: int) -> list[dict[str, int]]:
-    """How often a continuous graph is evaluated in each precision at the same weights, while it trains."""
+    """Number of evaluations of a continuous graph in each precision, at the same weights, during training."""
     torch.manual_seed(0)
     model = models.get("tiny_continuous", rule="dnw").cuda()
     x, y = torch.randn(batch, 3, 32, 32, device="cuda"), torch.randint(10, (batch,), device="cuda")
@@ -84,14 +84,14 @@ def tiny_on_gpu(name: str, batch: int, compiled: bool) -> list[dict[str, Any]]:
     rows = []
     for precision in PRECISIONS:
         if precision == "fp16" and name != "tiny_continuous":
-            continue  # the others lose nothing in bfloat16
+            continue  # bfloat16 is precise enough for the others
         ways = WAYS if compiled and precision == "bf16" else WAYS[:2]
         rows.append(step_on_gpu(name, precision, batch, ways[:1] if name == "tiny_continuous" else ways))
     return rows
 
 
 def mobilenet_on_gpu(compiled: bool, networks: Sequence[str], precisions: Sequence[str]) -> list[dict[str, Any]]:
-    """MobileNetV1-DNW, beside MobileNetV1 of the width that has as many multiply-adds."""
+    """MobileNetV1-DNW, and MobileNetV1 at the width with about the same number of multiply-adds."""
     rows = []
     for size, batch in ((32, 128), (224, 512)):
         for name, width in (("mobilenetv1_dnw", 0.225), ("mobilenetv1", 0.25)):
@@ -105,9 +105,9 @@ def mobilenet_on_gpu(compiled: bool, networks: Sequence[str], precisions: Sequen
 
 
 def step_on_gpu(name: str, precision: str, batch: int, ways: Sequence[str], **options: Any) -> dict[str, Any]:
-    """One model's training step, in several ways."""
+    """Measure the training step of one model: called, captured, or compiled and captured."""
     sides: dict[str, Callable[[], object]] = {}
-    alive: list[object] = []  # a CUDA graph does not keep what it was captured on
+    alive: list[object] = []  # a CUDA graph does not keep its tensors alive
     row: dict[str, Any] = {"model": name, "precision": precision, "batch": batch, **options}
     for way in ways:
         torch.manual_seed(0)
@@ -144,11 +144,13 @@ def show(row: dict[str, Any]) -> None:
 
 
 def tiny_on_cpu(name: str, batch: int) -> dict[str, Any]:
-    """The wired graph against the same graph with all edges and no rule, in turn."""
+    """Compare the wired graph with the same graph with all edges and no rule, in turns."""
     steps = {}
     for side in ("wired", "dense"):
         torch.manual_seed(0)
-        fixed = {"solver": "rk4", "steps": 4} if name == "tiny_continuous" else {}  # the same work on both sides
+        fixed = (
+            {"solver": "rk4", "steps": 4} if name == "tiny_continuous" else {}
+        )  # so that both sides do the same work
         model = models.get(name, rule="dnw", **fixed)
         if side == "dense":
             unwire_(model)
@@ -168,7 +170,7 @@ def tiny_on_cpu(name: str, batch: int) -> dict[str, Any]:
 
 
 def grown(kind: str, nodes: int, device: str) -> Graph:
-    """A graph of scalars, 10 % of whose allowed edges are real."""
+    """A graph of scalar nodes with 10 % of its allowed edges real."""
     node, tenth = ActivationNode("tanh"), nodes // 10
     if kind == "blocks":
         sizes = [tenth] * 10
@@ -176,7 +178,7 @@ def grown(kind: str, nodes: int, device: str) -> Graph:
     if kind == "complete":
         return DiscreteGraph(nodes, inputs=tenth, outputs=tenth, steps=3, edges=0.1, node=node).to(device)
     rows, columns = torch.arange(nodes)[:, None], torch.arange(nodes)[None, :]
-    band = (rows - columns).abs() <= 10  # 20 neighbours and itself: edges grow as nodes do
+    band = (rows - columns).abs() <= 10  # 20 neighbours and itself: edges grow linearly with nodes
     return DiscreteGraph(topology=band, inputs=tenth, outputs=tenth, steps=3, edges=0.1, node=node).to(device)
 
 
@@ -185,7 +187,7 @@ def scaling(device: str, batch: int) -> list[dict[str, Any]]:
     for kind in ("blocks", "complete", "band"):
         for nodes in (100, 300, 1000, 3000, 10_000):
             torch.manual_seed(0)
-            gc.collect()  # a graph and its handle hold each other
+            gc.collect()  # a graph and its handle reference each other
             before = torch.cuda.memory_allocated() if device == "cuda" else 0
             graph = grown(kind, nodes, device)
             x = torch.randn(batch, len(graph.inputs), device=device)
@@ -204,8 +206,8 @@ def scaling(device: str, batch: int) -> list[dict[str, Any]]:
             taken = row["times"]["called"]["median_s"]
             print(
                 f"{kind:9} {nodes:6,} nodes, {graph.allowed:11,} allowed edges: {1e3 * taken:8.2f} ms "
-                f"({1e9 * taken / graph.allowed:8.2f} ns an edge), {row['bytes'] / 2**20:8.1f} MiB "
-                f"({row['bytes'] / graph.allowed:6.1f} bytes an edge)",
+                f"({1e9 * taken / graph.allowed:8.2f} ns per edge), {row['bytes'] / 2**20:8.1f} MiB "
+                f"({row['bytes'] / graph.allowed:6.1f} bytes per edge)",
                 flush=True,
             )
             del graph, step, optimizer, x
@@ -213,7 +215,7 @@ def scaling(device: str, batch: int) -> list[dict[str, Any]]:
 
 
 def memory_of(step: Callable[[], None], graph: Graph, device: str) -> int:
-    """The most bytes that a step holds at a time, weights included: by PyTorch's allocator, or by its profiler."""
+    """Peak memory of a step in bytes, weights included, from PyTorch's CUDA allocator or its CPU profiler."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         step()
@@ -236,19 +238,19 @@ def memory_of(step: Callable[[], None], graph: Graph, device: str) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("part", nargs="?", choices=["tiny", "mobilenet", "scaling"], help="all unless given")
+    parser.add_argument("part", nargs="?", choices=["tiny", "mobilenet", "scaling"], help="default: all parts")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--batch", type=int, help="512 on a GPU, 64 on a CPU")
+    parser.add_argument("--batch", type=int, help="default: 512 on a GPU, 64 on a CPU")
     parser.add_argument("--models", nargs="*", default=[n for n in models.names() if n.startswith("tiny")])
-    parser.add_argument("--networks", nargs="*", default=["mobilenetv1_dnw", "mobilenetv1"], help="of mobilenet")
-    parser.add_argument("--precisions", nargs="*", default=["bf16", "tf32"], help="of mobilenet")
+    parser.add_argument("--networks", nargs="*", default=["mobilenetv1_dnw", "mobilenetv1"], help="for mobilenet")
+    parser.add_argument("--precisions", nargs="*", default=["bf16", "tf32"], help="for mobilenet")
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     about = machine(options.device)
     print(f"{about['hardware']}, {about['versions']}")
     record: dict[str, Any] = {"benchmark": "graphs"}
-    if options.out is not None and options.out.exists():  # the other parts stay
+    if options.out is not None and options.out.exists():  # keep the other parts of the record
         record = json.loads(options.out.read_text())
     batch = options.batch or (512 if options.device == "cuda" else 64)
     if options.part in (None, "tiny"):

@@ -1,16 +1,15 @@
-"""What it costs to record a history: training with and without it, in turns, in one process.
+"""Cost of recording a history: training with and without a recorder, in turns, in one process.
 
 python -m benchmarks.history [--out results/benchmarks/history-cpu.json]
 python -m benchmarks.history --device cuda [--data FOLDER] [--out results/benchmarks/history-h200.json]
 
-The recipe is that of the digits on a CPU and Table 1's static network on a GPU, where the step is captured. A turn is a
-few epochs of the recipe's own loop; with records there are as many as a run has by default, and a turn ends when the
-last of them is in the file. Turns come in pairs, one of each side, now the one first and now the other. On a CPU they
-wait until other processes leave the machine alone, and pairs that were disturbed are left out. The cost is the median
-over the pairs, with the interval that holds it with 95 % (by resampling). Beside it stands the share of the time that
-the host spends in the recorder; with a GPU it passes beside the steps that were launched before. On a CPU the time is
-that of the process, and a second row has a record after every step: what is lost in the noise of the first can be seen
-there.
+The recipe is the digits' on a CPU and Table 1's static network on a GPU, where the step is captured. A turn is a few
+epochs of the recipe's own loop, with the default number of records, and ends when the last record is in the file. Turns
+come in pairs, one of each side, in alternating order. On a CPU, a pair starts when other processes are idle, and is
+discarded if they disturb it. The cost is the median over the pairs, with its 95 % confidence interval (by
+bootstrapping). The share of time that the host spends in the recorder is measured, too; on a GPU it overlaps with the
+steps already launched. On a CPU, time is process time, and a second row records after every step, which makes a cost
+visible that is lost in the noise of the first.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ from wirings.train.summary import Progress
 
 RECIPES = {"cpu": "digits/static-dnw", "cuda": "table1/static-dnw"}
 WARM_UP = 2
-"""Pairs that are not counted."""
+"""Number of pairs that are run but not counted."""
 
 
 class Timed(Recording):
-    """Adds up the time that it takes of the loop."""
+    """A recording that measures the time it takes from the loop."""
 
     spent, clock = 0.0, staticmethod(time.perf_counter)
 
@@ -61,7 +60,7 @@ class Timed(Recording):
 def measure(
     name: str, settings: Settings, device: str, pairs: int, epochs: int, disturbed: float | None
 ) -> dict[str, Any]:
-    """A row of the record."""
+    """Measure one row of the record."""
     place = start(device)
     found, step = training(settings, device)
     assert step.wiring is not None
@@ -121,7 +120,7 @@ def measure(
 
 
 def others_used() -> float:
-    """Seconds of all cores that other processes have used since the machine started; 0 where it cannot be told."""
+    """CPU seconds used by other processes since the machine started, over all cores; 0 if unknown."""
     try:
         ticks = [int(part) for part in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
     except OSError:
@@ -131,7 +130,7 @@ def others_used() -> float:
 
 
 def wait_for_quiet(disturbed: float) -> None:
-    """Until other processes use less than this of a core."""
+    """Wait until other processes use less than this share of a core."""
     while True:
         before, began = others_used(), time.perf_counter()
         time.sleep(0.3)
@@ -140,7 +139,7 @@ def wait_for_quiet(disturbed: float) -> None:
 
 
 def interval(values: list[float], share: float = 0.95, draws: int = 4000) -> tuple[float, float]:
-    """Where the median is with this probability, by resampling."""
+    """Bootstrap confidence interval of the median."""
     chance = random.Random(0)
     medians = sorted(statistics.median(chance.choices(values, k=len(values))) for _ in range(draws))
     return medians[int((1 - share) / 2 * draws)], medians[int((1 + share) / 2 * draws) - 1]
@@ -149,16 +148,20 @@ def interval(values: list[float], share: float = 0.95, draws: int = 4000) -> tup
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=list(RECIPES))
-    parser.add_argument("--recipe", help="another than the device's own")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the recipe")
+    parser.add_argument("--recipe", help="recipe to train instead of the default one")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting of the recipe"
+    )
     parser.add_argument("--pairs", type=int, default=60)
-    parser.add_argument("--epochs", type=int, help="of a turn; by default 1 on a CPU and 4 on a GPU")
-    parser.add_argument("--disturbed", type=float, default=0.1, help="on a CPU: of a core, what others may use")
-    parser.add_argument("--data", type=Path, help="the folder with CIFAR-10")
+    parser.add_argument("--epochs", type=int, help="epochs per turn; default: 1 on a CPU, 4 on a GPU")
+    parser.add_argument(
+        "--disturbed", type=float, default=0.1, help="CPU only: share of a core that other processes may use"
+    )
+    parser.add_argument("--data", type=Path, help="folder that contains CIFAR-10")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     if chosen.device == "cpu":
-        torch.set_num_threads(1)  # the maps are small: a second thread would only wait
+        torch.set_num_threads(1)  # the maps are too small for a second thread
     name = chosen.recipe or RECIPES[chosen.device]
     settings, _ = with_overrides(recipes.get(name).settings, chosen.set)
     if chosen.data is not None:
@@ -180,7 +183,7 @@ def tell(row: dict[str, Any]) -> None:
     print(
         f"{row['recipe']}, {'captured' if row['captured'] else 'called'}: {row['steps']} steps, a record every "
         f"{row['every']}: without {without:.1f} ms, with {recorded:.1f} ms; {ratio:+.2f} % ({low:+.2f} to "
-        f"{high:+.2f}), {100 * row['inside']:.2f} % in the recorder, {row['bytes_a_record']:,.0f} bytes a record"
+        f"{high:+.2f}), {100 * row['inside']:.2f} % in the recorder, {row['bytes_a_record']:,.0f} bytes per record"
     )
 
 

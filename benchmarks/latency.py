@@ -1,15 +1,15 @@
-"""How long one network takes on a CPU: our engine, ONNX Runtime and PyTorch, in one process on the same threads.
+"""Latency on a CPU: `wirings.engine`, ONNX Runtime and PyTorch, in one process with the same number of threads.
 
-- ``mobilenet``: MobileNetV1-DNW ×0.225 on one image of 224 pixels: compiled by `wirings.engine`, exported and run by
-  ONNX Runtime, and as it was trained, in PyTorch; beside it MobileNetV1 ×0.25 and ×0.5, in ONNX Runtime and compiled.
+- ``mobilenet``: MobileNetV1-DNW ×0.225 on one image of 224 pixels: compiled by `wirings.engine`, exported to ONNX
+  Runtime, and in PyTorch, compact or not; also MobileNetV1 ×0.25 and ×0.5, in ONNX Runtime and compiled.
 - ``batches``: the same network on 1, 8 and 64 images.
-- ``density``: single convolutions from 1 to 100 % of their weights, sparse and dense.
-- ``resnet``: ResNet18 for CIFAR-10, finalized at 5 and 2 % of its weights, on 1, 8 and 64 images; ONNX Runtime
-  multiplies by the zeros, too.
+- ``density``: single convolutions with 1 to 100 % of their weights, with sparse and with dense kernels.
+- ``resnet``: ResNet18 for CIFAR-10, finalized at 5 and 2 % of its weights, on 1, 8 and 64 images. ONNX Runtime also
+  multiplies by the zeros.
 
-The wiring is drawn, not trained: see `draw_wiring`. Sides take turns. Threads that spin after a call would take the
-next side's cores (ONNX Runtime's do for 40 ms), so every turn begins with a pause. Calls that are not counted follow,
-until caches and cores are as they stay.
+The wiring is random, not trained: see `draw_wiring`. Sides take turns. Some threads spin after a call (ONNX Runtime's
+for 40 ms) and would occupy the next side's cores, so every turn starts with a pause, followed by calls that warm up
+caches and cores and are not counted.
 
     python -m benchmarks.latency [mobilenet|batches|density|resnet] [--threads 2] [--seconds 4] [--out RECORD.json]
 """
@@ -46,26 +46,28 @@ from wirings.models.mobilenet import STAGES, MobileNetV1DNW
 
 WIDTH = 0.225
 PAPER = 42.1e6
-"""Multiply-adds of MobileNetV1-DNW ×0.225 in the paper's Table 3."""
+"""Multiply-adds of MobileNetV1-DNW ×0.225 in Table 3 of the paper."""
 PIXELS = 224
 PAUSE, WARM, BLOCK = 0.06, 0.1, 0.1
-"""Seconds of a turn: nothing, calls that are not counted, and calls that are."""
+"""Seconds of a turn that are spent idle, on warm-up calls, and on measured calls."""
 BATCHES = (1, 8, 64)
 TURNS = 30
-"""Turns at most, for each second of calls."""
+"""Maximum number of turns per requested second of calls."""
 DISTURBED = 0.02
-"""The share of a turn that threads may have waited for a core."""
+"""Share of a turn that threads may spend waiting for a core before the turn counts as disturbed."""
 
 
 # ---- networks -------------------------------------------------------------------------------------------------------
 
 
 def draw_wiring(model: MobileNetV1DNW, share: float, seed: int = 0) -> int:
-    """Give a network a wiring in which ``share`` of the nodes live; its multiply-adds as the paper counts them.
+    """Give a network a random wiring in which ``share`` of the nodes are alive.
 
-    In trained networks many nodes are dead, while a wiring that is drawn from all edges leaves hardly any. So a share
-    of the nodes of every block is drawn first, then the edges of the budget among them, all alike. Real edges get
-    weights, all others next to none.
+    Trained networks have many dead nodes, but edges drawn uniformly from all pairs leave hardly any. So the live nodes
+    of every block are drawn first, then the real edges uniformly among them. All other edges get a negligible weight.
+
+    Returns:
+        The multiply-adds, as the paper counts them.
     """
     random = np.random.default_rng(seed)
     pixels, work, live = (PIXELS // 2) ** 2, 0, _drawn(random, STAGES[0].before, share)
@@ -97,7 +99,7 @@ def _drawn(random: np.random.Generator, count: int, share: float) -> np.ndarray:
 
 
 def dnw() -> tuple[MobileNetV1DNW, dict[str, Any]]:
-    """The network with the paper's number of multiply-adds, and how it was made."""
+    """The network with the paper's number of multiply-adds, and a description of its wiring."""
     torch.manual_seed(0)
     model = models.get("mobilenetv1_dnw", rule="dnw", width=WIDTH, classes=1000, image_size=PIXELS)
     assert isinstance(model, MobileNetV1DNW)
@@ -113,7 +115,7 @@ def dnw() -> tuple[MobileNetV1DNW, dict[str, Any]]:
 
 
 def settle(model: nn.Module) -> None:
-    """Norms that have seen some images."""
+    """Run a few batches to fill the running statistics of norms, and switch to eval mode."""
     with torch.no_grad():
         for _ in range(6):
             model.train()(torch.randn(2, *model.input_shape))  # type: ignore[arg-type]
@@ -131,7 +133,7 @@ def resnet(density: float) -> nn.Module:
 
 
 def onnx_runtime(small: CompactModel, threads: int) -> Callable[[Tensor], Any]:
-    """The exported model, run by ONNX Runtime."""
+    """Export the model and run it in ONNX Runtime."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -144,7 +146,7 @@ def onnx_runtime(small: CompactModel, threads: int) -> Callable[[Tensor], Any]:
 
 
 def waited() -> float:
-    """Seconds that threads of this process have waited for a core, since they were started; 0 if it cannot be told."""
+    """Seconds that threads of this process have waited for a core so far; 0 if unknown."""
     total = 0
     for place in Path("/proc/self/task").glob("*/schedstat"):
         with contextlib.suppress(OSError):
@@ -153,10 +155,10 @@ def waited() -> float:
 
 
 def in_turn(sides: dict[str, Callable[[], Any]], seconds: float) -> dict[str, dict[str, float]]:
-    """Median, quartiles and minimum of a call of each side, all sides in turn, about ``seconds`` of calls for each.
+    """Median, quartiles and minimum of the time per call of each side, with about ``seconds`` of calls per side.
 
-    Turns in which a thread of ours had to wait for a core are left out, and counted as ``disturbed``; on a machine that
-    is never idle, all count after a while.
+    Sides take turns. Turns in which a thread had to wait for a core are excluded and counted as ``disturbed``. If the
+    machine is never idle, all turns count in the end.
     """
     taken: dict[str, list[float]] = {name: [] for name in sides}
     left_out: dict[str, list[float]] = {name: [] for name in sides}
@@ -178,7 +180,10 @@ def in_turn(sides: dict[str, Callable[[], Any]], seconds: float) -> dict[str, di
             block = time.perf_counter() - start
             quiet = waited() - before < DISTURBED * block
             (taken if quiet else left_out)[name].append(block / calls)
-    results, quiet_enough = {}, all(len(times) >= 5 for times in taken.values())  # the same for all that are compared
+    results, quiet_enough = (
+        {},
+        all(len(times) >= 5 for times in taken.values()),
+    )  # decided once for all sides, to keep them comparable
     for name in sides:
         counted = taken[name] if quiet_enough else taken[name] + left_out[name]
         results[name] = {**summary(counted), "min_s": min(counted), "disturbed": len(left_out[name])}
@@ -189,7 +194,7 @@ def in_turn(sides: dict[str, Callable[[], Any]], seconds: float) -> dict[str, di
 def measure(
     networks: dict[str, Callable[[Tensor], Any]], x: Tensor, seconds: float, same: Iterable[str] = ()
 ) -> dict[str, dict[str, float]]:
-    """Times of networks on images; those in ``same`` must give the same outputs."""
+    """Measure networks on images, and check that those in ``same`` give the same outputs."""
     outputs = [networks[name](x) for name in same]
     for output in outputs[1:]:
         scale = outputs[0].abs().max()
@@ -205,14 +210,14 @@ def measure(
     return times
 
 
-# ---- the parts ------------------------------------------------------------------------------------------------------
+# ---- parts ----------------------------------------------------------------------------------------------------------
 
 
 def mobilenet(threads: int, seconds: float) -> dict[str, Any]:
     model, about = dnw()
     print(
-        f"MobileNetV1-DNW ×{WIDTH}, a drawn wiring (seed {about['seed']}, {100 * about['live_share']:.1f} % of the "
-        f"nodes live): {about['mult_adds'] / 1e6:.2f}M multiply-adds as the paper counts, {PAPER / 1e6:.1f}M there"
+        f"MobileNetV1-DNW ×{WIDTH}, random wiring (seed {about['seed']}, {100 * about['live_share']:.1f} % of nodes "
+        f"alive): {about['mult_adds'] / 1e6:.2f}M multiply-adds as the paper counts them; paper: {PAPER / 1e6:.1f}M"
     )
     x = torch.randn(1, 3, PIXELS, PIXELS)
     small = compact(model, x)
@@ -238,7 +243,7 @@ def mobilenet(threads: int, seconds: float) -> dict[str, Any]:
     print(report)
     mine = times["DNW x0.225, engine"]["median_s"]
     ratio = times["DNW x0.225, PyTorch, not compact"]["median_s"] / mine
-    print(f"engine: {1e3 * mine:.2f} ms; {ratio:.1f}× faster than the network that is not compact, in PyTorch")
+    print(f"engine: {1e3 * mine:.2f} ms; {ratio:.1f}× faster than PyTorch on the original network")
     return {
         **about,
         "compact": small.report.as_mapping() if small.report else None,
@@ -266,7 +271,7 @@ DENSITIES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 
 
 def density(threads: int, seconds: float) -> dict[str, Any]:
-    """Where dense overtakes sparse."""
+    """Find the density from which dense kernels are faster than sparse ones."""
     rows = []
     for layer, (channels, kernel, pixels) in LAYERS.items():
         print(layer)
@@ -285,7 +290,7 @@ def density(threads: int, seconds: float) -> dict[str, Any]:
                     assert plan is not None
                     times = timed(plan, [x])
                     kinds = [step.kind == Kind.SUMS for step in plan.steps]
-                    looks[way].append(float(times[kinds].sum()))  # without the copies in and out
+                    looks[way].append(float(times[kinds].sum()))  # without the copies of inputs and outputs
             median = {way: float(np.median(found)) for way, found in looks.items()}
             rows.append({"layer": layer, "density": share, **{f"{way}_s": value for way, value in median.items()}})
             print(
@@ -322,7 +327,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", nargs="*", choices=["mobilenet", "batches", "density", "resnet"], default=[])
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of calls, for each side")
+    parser.add_argument("--seconds", type=float, default=4.0, help="seconds of calls per side")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     import onnxruntime

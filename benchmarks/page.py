@@ -1,9 +1,9 @@
-"""How fast the page is, in a Chromium without a graphics card: its first drawing, and frames a second while it plays.
+"""Speed of the HTML page in Chromium without a graphics card: time to the first drawing, and frames per second.
 
 python -m benchmarks.page [--out results/benchmarks/page.json]
 
-The network is Table 1's static one, 800 nodes that compute and 32,000 edges, whose weights wander as in training; the
-times are those that the page itself measures.
+The network is Table 1's static network with 800 computing nodes and 32,000 edges. Its weights change randomly, about as
+much as in training. The page itself measures the times.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RECORDS, EVERY, NOISE = 100, 78, 0.05
 
 
 def history() -> History:
-    """A static graph of Table 1 whose weights change by about 5 % of their size from record to record."""
+    """A history of Table 1's static graph whose weights change by about 5 % from record to record."""
     torch.manual_seed(0)
     graph: Any = models.get("tiny_static", rule="dnw").graph
     recorder, weight = Recorder(graph.wiring, every=EVERY), graph.all_weights()
@@ -47,7 +47,7 @@ def measure(tries: int, seconds: float) -> dict[str, Any]:
     film, rows = history(), []
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if found is None:
-        sys.exit("no Chromium: `make browser` installs one where it can")
+        sys.exit("Chromium not found. `make browser` installs it on Debian as root.")
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
         path = write_page(film, Path(folder) / "page.html", "table1/static-dnw")
         browser = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
@@ -93,9 +93,9 @@ def main() -> None:
     row = measure(chosen.tries, chosen.seconds)
     median = row["median"]
     print(
-        f"first drawing {median['first_ms']:.0f} ms, {median['frames_a_second']:.1f} frames a second, one in 20 longer "
-        f"than {median['slowest_of_20_ms']:.0f} ms (load {median['load']:.1f}, {row['swapped_a_record']:.0f} edges "
-        "swapped a record)"
+        f"first drawing {median['first_ms']:.0f} ms, {median['frames_a_second']:.1f} frames per second, one in 20 "
+        f"takes longer than {median['slowest_of_20_ms']:.0f} ms (load {median['load']:.1f}, "
+        f"{row['swapped_a_record']:.0f} edges swapped per record)"
     )
     settings = {"tries": chosen.tries, "seconds": chosen.seconds}
     save(chosen.out, {"benchmark": "page", "settings": settings, **machine("cpu"), "rows": [row]})

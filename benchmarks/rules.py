@@ -1,8 +1,8 @@
-"""What a training step costs with every rule of the leaderboard: all in turn, in one process, against ``dnw``.
+"""Cost of a training step with every rule of the leaderboard, relative to ``dnw``: in turns, in one process.
 
-On a GPU the step is captured, as in training; with ``--compile`` it is compiled, too, which takes half a minute a rule.
-A ratio is the median over rounds, in which every rule makes its steps after the others. Images are made up. What a rule
-does only now and then, as `rigl` changes edges every so many steps, is in it as often as it happens.
+On a GPU the step is captured, as in training; ``--compile`` also compiles it, which takes half a minute per rule.
+Images are synthetic. In every round, each rule runs its steps after the others, and a ratio is the median over rounds.
+Work that a rule does only every few steps, such as the updates of `rigl`, is included as often as it occurs.
 
     python -m benchmarks.rules [--network resnet] [--compile] [--out results/benchmarks/rules-h200.json]
     python -m benchmarks.rules --device cpu --batch 2 --rounds 2 --steps 1 --only dnw random
@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-if not __package__:  # run as a file: this folder must not hide Python's own module `select`
+if not __package__:  # run as a script: keep this folder's select.py from shadowing Python's select
     sys.path[0] = str(Path(__file__).parents[1])
 
 import torch
@@ -33,13 +33,13 @@ NETWORKS = {"mobilenet": "mobilenetv1_dnw", "resnet": "resnet18"}
 
 
 def rows_of(network: str) -> list[recipes.Recipe]:
-    """The leaderboard's recipes on one network; of the ResNet those with 10 % of the weights."""
+    """The leaderboard's recipes on one network; for the ResNet, those with 10 % of the weights."""
     found = [recipe for recipe in recipes.table("ste") if recipe.settings.model.name == NETWORKS[network]]
     return [recipe for recipe in found if network == "mobilenet" or recipe.name.endswith("-10")]
 
 
 def stepper(recipe: recipes.Recipe, options: argparse.Namespace) -> Callable[[], None]:
-    """One step of a recipe's training, with what its rule does after it."""
+    """Return a function that runs one training step of a recipe, including the rule's update."""
     images = DataSettings(name="synthetic", options={"examples": 4 * options.batch})
     settings = replace(recipe.settings, data=images, batch=options.batch)
     data, step = training(settings, options.device)
@@ -84,18 +84,18 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     for name, times in taken.items():
         ratio = statistics.median(a / b for a, b in zip(times, taken[dnw], strict=True))
         rows.append({"recipe": name, "times": summary(times), "ratio": ratio})
-        print(f"{name:40} {1e3 * statistics.median(times):8.3f} ms a step, {ratio:5.2f} × dnw", flush=True)
+        print(f"{name:40} {1e3 * statistics.median(times):8.3f} ms per step, {ratio:5.2f} × dnw", flush=True)
     return {"network": options.network, "batch": options.batch, "compiled": options.compile, "rows": rows}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--network", choices=list(NETWORKS), help="both unless given")
-    parser.add_argument("--batch", type=int, help="the recipe's unless given")
+    parser.add_argument("--network", choices=list(NETWORKS), help="default: both")
+    parser.add_argument("--batch", type=int, help="default: the recipe's batch size")
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=100, help="steps a round")
-    parser.add_argument("--only", nargs="*", help="names of rules")
+    parser.add_argument("--steps", type=int, default=100, help="steps per round")
+    parser.add_argument("--only", nargs="*", help="names of rules to measure; default: all")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

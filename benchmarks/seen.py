@@ -13,14 +13,14 @@ ROOT = Path(__file__).parents[1]
 
 
 def histories() -> dict[str, Path]:
-    """The committed histories by the names of their recipes, those of the paper's tables first."""
+    """The committed histories by recipe name; those of the paper's tables come first."""
     folder = ROOT / "results" / "histories"
     found = {path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.glob("**/*.wirings")}
     return {name: found[name] for name in sorted(found, key=lambda name: (not name.startswith("table"), name))}
 
 
 def moment(history: History) -> int:
-    """The record that screenshots show: early, when much is new."""
+    """The record that screenshots show: an early one, in which many edges change."""
     return min(range(len(history)), key=lambda i: abs(history.steps[i] - history.steps[-1] / 12))
 
 
@@ -70,24 +70,24 @@ def page() -> str:
     found = record("benchmarks/page")
     row = found["rows"][0]
     median = row["median"]
-    size = f"{row['nodes']:,} nodes, {row['edges']:,} edges, {row['swapped_a_record']:,.0f} swapped a record"
+    size = f"{row['nodes']:,} nodes, {row['edges']:,} edges, {row['swapped_a_record']:,.0f} swapped per record"
     where = f"Chromium {row['chromium']} without a graphics card, {found['hardware']}"
     return "\n".join(
         [
             f"| {size} | |",
             "|---|---|",
             f"| first drawing | {median['first_ms']:.0f} ms |",
-            f"| while it plays | {median['frames_a_second']:.0f} frames a second |",
+            f"| playback | {median['frames_a_second']:.0f} frames per second |",
             f"| one frame in twenty takes longer than | {median['slowest_of_20_ms']:.0f} ms |",
             "",
-            f"({where}, others computing beside it, load {median['load']:.1f}; median of {len(row['tries'])}.)",
+            f"({where}, shared with other processes, load {median['load']:.1f}; median of {len(row['tries'])} tries.)",
         ]
     )
 
 
 def recording() -> str:
-    lines = ["| | a step without | with | more | in the recorder |", "|---|---|---|---|---|"]
-    for name in ("history-cpu", "history-h200"):  # the second where there is one
+    lines = ["| | step without recording | with | overhead | time in the recorder |", "|---|---|---|---|---|"]
+    for name in ("history-cpu", "history-h200"):  # the second only if it was measured
         if not (ROOT / "results" / "benchmarks" / f"{name}.json").exists():
             continue
         found = record(f"benchmarks/{name}")
@@ -100,16 +100,16 @@ def recording() -> str:
             cost = f"{ratio} % ({low} to {high})"
             lines.append(f"| {where} | {without} | {recorded} | {cost} | {100 * row['inside']:.2f} % |")
     said = (
-        "Medians of turns side by side; in brackets where the median is with 95 %. With a GPU the host's time in the "
-        "recorder passes beside the steps."
+        "Medians of turns side by side, with 95 % confidence intervals in brackets. On a GPU, the host's time in the "
+        "recorder overlaps with the steps."
     )
     rows = record("benchmarks/history-cpu")["rows"]
     if len(rows) > 1:
         usual, often = rows
         more, low, high = (100 * (often[key] - 1) / usual["every"] for key in ("ratio", "ratio_low", "ratio_high"))
         said += (
-            " The noise of a shared machine is larger than the cost, so the second row has a record after every step: "
-            f"by it, a record every {usual['every']} steps costs {more:.1f} % ({low:.1f} to {high:.1f})."
+            " The noise of a shared machine is larger than the cost, so the second row records after every step: "
+            f"from this, a record every {usual['every']} steps costs {more:.1f} % ({low:.1f} to {high:.1f})."
         )
     return "\n".join([*lines, "", f"({said})"])
 

@@ -1,7 +1,7 @@
-"""Choosing k of n edges: `wirings.choose` and `wirings.real_edges` against PyTorch's sort, topk and kthvalue.
+"""Choosing k of n edges: `wirings.choose` and `wirings.real_edges` compared with sort, topk and kthvalue of PyTorch.
 
-All of them end in the same mask of exactly k edges (ties included), so that they can be compared. A plain copy of the
-weights is the floor; the bare calls, which give no mask, are in the record.
+For a fair comparison, all of them produce a mask of exactly k edges, ties included. A copy of the weights is the lower
+bound. The record also contains the bare calls, which produce no mask.
 
     python -m benchmarks.select [--device cuda] [--most 1e8] [--density 0.1] [--out results/benchmarks/select-cpu.json]
 """
@@ -12,7 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
-if not __package__:  # run as a file: this folder must not hide Python's own module `select`
+if not __package__:  # run as a script: keep this folder's select.py from shadowing Python's select
     sys.path[0] = str(Path(__file__).parents[1])
 
 import torch
@@ -42,9 +42,9 @@ def by_kthvalue(weight: Tensor, k: int) -> Tensor:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--most", type=float, default=1e8, help="the largest n")
+    parser.add_argument("--most", type=float, default=1e8, help="largest n")
     parser.add_argument("--density", type=float, default=0.1)
-    parser.add_argument("--seconds", type=float, default=1.0, help="how long to time each method")
+    parser.add_argument("--seconds", type=float, default=1.0, help="seconds of calls per method")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     device = options.device
@@ -57,7 +57,7 @@ def main() -> None:
         if n > options.most:
             break
         torch.manual_seed(0)
-        # uniform, as PyTorch starts the weights of a layer; a tensor for k, so that nothing is read back
+        # Uniform, as PyTorch initializes layers. k is a tensor, so that the host does not synchronize with the GPU.
         weight = torch.rand(n, device=device).mul_(2).sub_(1)
         k = int(options.density * n)
         count = torch.tensor(k, device=device)
@@ -66,7 +66,7 @@ def main() -> None:
             "kthvalue": by_kthvalue(weight, k),
             "choose": wirings.choose(weight, count),
         }
-        assert all(torch.equal(mask, masks["sort"]) for mask in masks.values()), "not the same edges"
+        assert all(torch.equal(mask, masks["sort"]) for mask in masks.values()), "the methods chose different edges"
         size = weight.abs()
         sides = {
             "copy": weight.clone,
@@ -80,7 +80,7 @@ def main() -> None:
             "bare kthvalue": lambda w=size, k=k: w.kthvalue(w.numel() - k),
         }
         if device == "cuda" and n > 10**6:
-            del sides["kthvalue"], sides["bare kthvalue"]  # up to half a second each, far from the best
+            del sides["kthvalue"], sides["bare kthvalue"]  # up to half a second per call, far from the best
         ways = {"called": sides}
         if device == "cuda":
             ways["captured"] = {name: captured(run) for name, run in sides.items()}
@@ -92,7 +92,7 @@ def main() -> None:
             cells = [f"{1e3 * taken[name]['median_s']:12.4f}" if name in taken else f"{'–':>12}" for name in names]
             print(f"{n:12,} " + " ".join(cells) + f"   {ratio:.3f} {way}", flush=True)
             rows.append({"n": n, "k": k, "way": way, "times": taken, "ratio_to_best": ratio})
-    print(f"worst ratio: {worst:.3f} ({'holds' if worst <= 1.1 else 'BROKEN'}: at most 1.1)")
+    print(f"worst ratio: {worst:.3f} ({'met' if worst <= 1.1 else 'NOT met'}: at most 1.1)")
     save(options.out, {"benchmark": "select", "density": options.density, **about, "device": device, "rows": rows})
     raise SystemExit(worst > 1.1)
 

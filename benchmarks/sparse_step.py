@@ -1,12 +1,12 @@
-"""What sparse training of a real network costs: a step of ResNet50 with 10 % of its weights against the dense step.
+"""Cost of sparse training of a real network: a step of ResNet50 with 10 % of its weights, compared with a dense step.
 
-By default ResNet50, 224 pixels, batch 256, bfloat16, channels_last, the settings of Table 4; synthetic images that are
-on the device already. Each side is called, and compiled (`torch.compile`), all in turn in one process. A ratio is the
-median over rounds, in which each side makes its steps right after the other. Memory is the most that a side holds at a
-time, its weights and the optimizer's included.
+By default: ResNet50, 224 pixels, batch 256, bfloat16, channels_last, the settings of Table 4, and synthetic images that
+are already on the device. Each side runs eagerly and compiled (`torch.compile`), in turns in one process. A ratio is
+the median over rounds, in which the sides run their steps one right after the other. Memory is the peak of a side,
+including its weights and the optimizer's state.
 
-``authors`` does what the authors' code does: in every layer, every step, all magnitudes are sorted and the smallest
-written to zero in a copy of the weight.
+``authors`` works like the authors' code: every layer sorts all magnitudes in every step and sets the smallest ones to
+zero in a copy of the weight.
 
     python -m benchmarks.sparse_step [--density 0.1] [--rule dnw] [--out results/benchmarks/sparse_step-h200.json]
     python -m benchmarks.sparse_step --device cpu --model resnet18 --batch 8 --size 32 --rounds 5 --no-compile
@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-if not __package__:  # run as a file: this folder must not hide Python's own module `select`
+if not __package__:  # run as a script: keep this folder's select.py from shadowing Python's select
     sys.path[0] = str(Path(__file__).parents[1])
 
 import torch
@@ -40,7 +40,7 @@ LIMITS = {"time": 1.03, "memory": 1.05}
 
 
 class SortedAway(torch.autograd.Function):
-    """A copy of a weight without its smallest entries; the gradient goes to all."""
+    """A copy of a weight with its smallest entries set to zero; the gradient reaches all entries."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, density: float) -> Tensor:
@@ -55,7 +55,7 @@ class SortedAway(torch.autograd.Function):
 
 
 class Authors(nn.Module):
-    """The authors' way, as a parametrization."""
+    """The authors' method as a parametrization."""
 
     def __init__(self, density: float) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Authors(nn.Module):
 
 
 def make(side: str, options: argparse.Namespace) -> tuple[nn.Module, Any]:
-    """The network of one side, and its wiring."""
+    """Make the network of one side and its wiring."""
     torch.manual_seed(0)
     wired = {"rule": options.rule, "density": options.density} if side == "wired" else {"rule": "dense"}
     model = models.get(options.model, classes=options.classes, image_size=options.size, **wired)
@@ -79,7 +79,7 @@ def make(side: str, options: argparse.Namespace) -> tuple[nn.Module, Any]:
 
 
 def stepper(side: str, compiled: bool, options: argparse.Namespace, x: Tensor, y: Tensor) -> Callable[[], None]:
-    """One whole training step of a side: forward, loss, backward, optimizer, rule."""
+    """Return a function that runs one training step of a side: forward, loss, backward, optimizer, rule."""
     model, wiring = make(side, options)
     settings = Settings(ModelSettings(options.model), optimizer=OPTIMIZER)
     optimizer = make_optimizer(model, wiring, settings, torch.device(options.device))
@@ -105,7 +105,7 @@ def allocated(device: str) -> int:
 
 
 def prepared(side: str, way: str, options: argparse.Namespace, x: Tensor, y: Tensor) -> tuple[Callable[[], None], Any]:
-    """A side's step, warmed up, and the most memory that it takes, in bytes (None on a CPU)."""
+    """Return the step of a side after a warm-up, and its peak memory in bytes (None on a CPU)."""
     before, started = allocated(options.device), time.perf_counter()
     step = stepper(side, way == "compiled", options, x, y)
     for _ in range(options.warmup):
@@ -123,11 +123,11 @@ def prepared(side: str, way: str, options: argparse.Namespace, x: Tensor, y: Ten
 
 
 def measure(way: str, sides: list[str], options: argparse.Namespace, x: Tensor, y: Tensor) -> dict[str, Any]:
-    """All sides in one way, called or compiled, in turn."""
+    """Measure all sides in turns, either called or compiled."""
     ready = {side: prepared(side, way, options, x, y) for side in sides}
     taken: dict[str, list[float]] = {side: [] for side in sides}
     for round_ in range(options.rounds):
-        for side in sides if round_ % 2 else reversed(sides):  # nobody is always first
+        for side in sides if round_ % 2 else reversed(sides):  # alternate the order
             taken[side].append(time_once(ready[side][0], options.device, options.steps))
     row: dict[str, Any] = {"way": way, "times": {side: summary(each) for side, each in taken.items()}}
     row["peak_bytes"] = {side: peak for side, (_, peak) in ready.items()}
@@ -138,15 +138,15 @@ def measure(way: str, sides: list[str], options: argparse.Namespace, x: Tensor, 
         each, peak, dense = row["times"][side], row["peak_bytes"][side], row["peak_bytes"]["dense"]
         memory = "" if peak is None else f", {peak / 2**30:.2f} GiB ({100 * (peak / dense - 1):+.1f} %)"
         print(
-            f"{way}, {side}: {1e3 * each['median_s']:.2f} ms a step (quartiles {1e3 * each['q1_s']:.2f} to "
+            f"{way}, {side}: {1e3 * each['median_s']:.2f} ms per step (quartiles {1e3 * each['q1_s']:.2f} to "
             f"{1e3 * each['q3_s']:.2f}, {each['n']} × {options.steps} steps), {100 * (row['ratios'][side] - 1):+.1f} % "
-            f"against dense{memory}",
+            f"compared with dense{memory}",
             flush=True,
         )
     if options.device == "cuda":
         holds = row["ratios"]["wired"] <= LIMITS["time"]
         holds &= row["peak_bytes"]["wired"] <= LIMITS["memory"] * row["peak_bytes"]["dense"]
-        print(f"{way}: {'holds' if holds else 'BROKEN'}: at most 3 % more time and 5 % more memory than dense")
+        print(f"{way}: {'met' if holds else 'NOT met'}: at most 3 % more time and 5 % more memory than dense")
     return row
 
 
@@ -157,14 +157,14 @@ def main() -> None:
     parser.add_argument("--rule", default="dnw")
     parser.add_argument("--density", type=float, default=0.1)
     parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--size", type=int, default=224, help="pixels a side")
+    parser.add_argument("--size", type=int, default=224, help="height and width of images in pixels")
     parser.add_argument("--classes", type=int, default=1000)
-    parser.add_argument("--precision", choices=["bf16", "fp32"], help="bf16 on a GPU, fp32 on a CPU")
-    parser.add_argument("--rounds", type=int, default=12, help="turns of each side")
-    parser.add_argument("--steps", type=int, default=10, help="steps a turn")
-    parser.add_argument("--warmup", type=int, default=5, help="steps before anything is measured")
+    parser.add_argument("--precision", choices=["bf16", "fp32"], help="default: bf16 on a GPU, fp32 on a CPU")
+    parser.add_argument("--rounds", type=int, default=12, help="turns per side")
+    parser.add_argument("--steps", type=int, default=10, help="steps per turn")
+    parser.add_argument("--warmup", type=int, default=5, help="steps before measuring")
     parser.add_argument("--no-compile", action="store_true")
-    parser.add_argument("--no-authors", action="store_true", help="leave the authors' way out")
+    parser.add_argument("--no-authors", action="store_true", help="skip the authors' method")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     options.precision = options.precision or ("bf16" if options.device == "cuda" else "fp32")

@@ -1,7 +1,7 @@
-"""What wiring costs: one training step of a wired model against the same model dense, in turn, in one process.
+"""Cost of wiring: one training step of a wired model compared with the dense model, in turns, in one process.
 
-By default a 20-layer perceptron of width 1,024, batch 512, density 10 %, SGD with momentum; on a CPU with one thread
-and with as many as PyTorch takes. The ratio is the median over pairs of steps, one right after the other.
+By default: a 20-layer perceptron of width 1,024, batch 512, density 10 %, SGD with momentum; on a CPU with one thread
+and with PyTorch's default number. The ratio is the median over pairs of steps that run one right after the other.
 
     python -m benchmarks.wired_step [--device cuda] [--rule dnw] [--out results/benchmarks/wired_step-cpu.json]
 """
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-if not __package__:  # run as a file: this folder must not hide Python's own module `select`
+if not __package__:  # run as a script: keep this folder's select.py from shadowing Python's select
     sys.path[0] = str(Path(__file__).parents[1])
 
 import torch
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=20)
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--batch", type=int, default=512)
-    parser.add_argument("--pairs", type=int, default=60, help="steps of each side")
+    parser.add_argument("--pairs", type=int, default=60, help="steps per side")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     device, width = options.device, options.width
@@ -66,16 +66,17 @@ def main() -> None:
         for pair in range(options.pairs + 3):
             for name, step in sides.items():
                 seconds = time_once(step, device)
-                if pair >= 3:  # the first ones warm up
+                if pair >= 3:  # the first pairs are a warm-up
                     taken[name].append(seconds)
         ratio = statistics.median(w / d for w, d in zip(taken["wired"], taken["dense"], strict=True))
         times = {name: summary(each) for name, each in taken.items()}
         for name, each in times.items():
             low, high = 1e3 * each["q1_s"], 1e3 * each["q3_s"]
             print(
-                f"{threads} threads, {name}: {1e3 * each['median_s']:.2f} ms a step (quartiles {low:.2f} to {high:.2f})"
+                f"{threads} threads, {name}: {1e3 * each['median_s']:.2f} ms per step "
+                f"(quartiles {low:.2f} to {high:.2f})"
             )
-        verdict = "holds" if ratio <= 1.1 else "BROKEN"
+        verdict = "met" if ratio <= 1.1 else "NOT met"
         print(f"{threads} threads, wired / dense: {ratio:.3f} ({verdict}: at most 1.1)")
         rows.append({"threads": threads, "times": times, "ratio": ratio})
     settings = {key: value for key, value in vars(options).items() if key != "out"}

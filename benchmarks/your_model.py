@@ -1,4 +1,4 @@
-"""The figures of docs/your_model.md, from records and from recipes; `benchmarks.readme` writes them."""
+"""The figures of docs/your_model.md, from records and recipes; `benchmarks.readme` writes them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from wirings.train import recipes
 
 
 def densities() -> str:
-    """What the paper's authors reached with ResNet50 on ImageNet, by density."""
+    """The authors' published accuracies of ResNet50 on ImageNet, by density."""
     percent = range(10, 100, 10)
     lines = ["| weights kept | " + " | ".join(f"{n} %" for n in (*percent, 100)) + " |", "|---" * 11 + "|"]
     dense = (recipes.get("table4/dense").paper or {})["published"]
@@ -20,7 +20,7 @@ def densities() -> str:
 
 
 def pretrained() -> str:
-    """Ways to go on from a dense network."""
+    """Ways to continue from a dense network."""
     titles = {
         "dense": "the dense network",
         "cut": "the largest tenth of its weights, and no more training",
@@ -39,7 +39,7 @@ def pretrained() -> str:
 
 
 def cost() -> str:
-    """Time and memory of training steps, wired against dense."""
+    """Time and memory of training steps, wired and dense."""
     lines = ["| a training step | wired, 10 % | dense | time | memory |", "|---|---|---|---|---|"]
     path = RESULTS / "benchmarks" / "sparse_step-h200.json"
     if path.exists():
