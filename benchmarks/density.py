@@ -79,7 +79,7 @@ def main() -> None:
         )
     for rule, points in found.items():
         for point in points:
-            print(f"{rule:16} {point.density:5g} %: {point.mean:.2f} ± {point.std:.2f} % ({point.seeds} seeds)")
+            print(f"{rule:16} {point.density:5g} %: {point.mean:.2f} ± {point.std:.2f} %, seeds: {point.seeds}")
     draw(found, options.out)
     print(f"wrote {options.out}")
 
