@@ -66,7 +66,7 @@ def _time(rule: str, board: Board) -> str:
 
 
 def _of(rule: str, board: Board) -> list[Standing]:
-    """The rows of a rule that have results, best first."""
+    """The rows of a rule that have results, the best first."""
     return [one for one in board.standings if one.rule == rule and one.row.mean is not None]
 
 

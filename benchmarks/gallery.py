@@ -35,7 +35,7 @@ SHOTS = {  # name: width, height, scale, dark mode, script to run before the scr
 
 
 def of_history(recipe: str, path: Path) -> None:
-    """Write the page of a history, screenshots of the page, and pictures of the history."""
+    """The page of a history, its screenshots, and pictures of it."""
     history, title, _ = look_at(path)
     name = recipe.replace("/", "-")
     page = draw.write_page(history, PAGES / f"{name}.html", title)
@@ -79,7 +79,7 @@ def screenshots(page: Path, name: str, record: int, node: int) -> None:
 
 
 def others() -> None:
-    """Draw networks without a history: the bundled trained network, and networks before training."""
+    """Pictures of networks that have no history: the trained one of the package, and networks before training."""
     of_state("trained", look_at("table1/static-dnw").history, "table1/static-dnw")
     torch.manual_seed(0)
     discrete = snapshot_of(models.get("tiny_discrete", rule="dnw", edges=2_000))

@@ -60,7 +60,7 @@ class Timed(Recording):
 def measure(
     name: str, settings: Settings, device: str, pairs: int, epochs: int, disturbed: float | None
 ) -> dict[str, Any]:
-    """Measure one row of the record."""
+    """A row of the record."""
     place = start(device)
     found, step = training(settings, device)
     assert step.wiring is not None
