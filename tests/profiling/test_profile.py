@@ -546,7 +546,7 @@ def test_the_table_and_the_dictionary() -> None:
     assert lines[0].split("  ")[0] == "layer"
     assert lines[0].endswith("params  live  mult-adds  live  edges  live  nodes  no output  dead")
     assert lines[3].split() == ["one", "StaticGraph", "50", "20", "800", "320", "5", "2", "8", "0", "5"]
-    assert lines[7].split()[:2] == ["total", f"{counted.params:,}"]
+    assert lines[8].split()[:2] == ["total", f"{counted.params:,}"]
     assert "others  norms and the like" in str(counted)
     assert "dense: " in lines[8]
     stored = counted.as_dict()

@@ -6,6 +6,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from wirings.utils.tables import Cell, text_table
+
 COUNTS = ("dense_params", "params", "live_params", "dense_mult_adds", "mult_adds", "live_mult_adds")
 HEADER = ("layer", "kind", "params", "live", "mult-adds", "live", "edges", "live", "nodes", "no output", "dead")
 NO_MODULE = "(attention)"
@@ -114,41 +116,33 @@ class Profile:
 
     def __str__(self) -> str:
         shown = [row for row in self.rows if row.dense_mult_adds]
-        lines = [HEADER, *(_cells(row) for row in shown), *self._rest(), self._total()]
-        widths = [max(len(line[place]) for line in lines) for place in range(len(HEADER))]
-        text = ["  ".join(_aligned(line, widths)) for line in lines]
-        text.insert(1, "  ".join("-" * width for width in widths))
+        lines = [*(_cells(row) for row in shown), *self._rest()]
+        text = text_table(HEADER, lines, align="ll" + "r" * (len(HEADER) - 2), footer=[self._total()])
         if self.totals["dense_params"] > self.params:
             text.append(f"dense: {self.dense_params:,} parameters, {self.dense_mult_adds:,} multiply-adds")
         if norms := self.all_params - self.dense_params:
             text.append(f"not counted: {norms:,} parameters of the norms of graphs' nodes")
         repeated = [f"{row.name} × {row.times:,} {row.per}s" for row in shown if row.times > 1]
         text += [f"counted together: {', '.join(repeated)}"] * bool(repeated) + list(self.notes)
-        return "\n".join(line.rstrip() for line in text)
+        return "\n".join(text)
 
-    def _rest(self) -> list[tuple[str, ...]]:
-        """One line for norms and whatever else has parameters and no multiply-adds."""
+    def _rest(self) -> list[list[Cell]]:
+        """One line for norms and other modules that have parameters but no multiply-adds."""
         rest = [row for row in self.rows if not row.dense_mult_adds]
         params, live = sum(row.params for row in rest), sum(row.live_params for row in rest)
         if not params:
             return []
-        return [(f"{len(rest)} others", "norms and the like", f"{params:,}", f"{live:,}", *[""] * (len(HEADER) - 4))]
+        return [[f"{len(rest)} others", "norms and the like", params, live, *[None] * (len(HEADER) - 4)]]
 
-    def _total(self) -> tuple[str, ...]:
-        places = ("edges", "live_edges", "nodes", "without_output", "dead_nodes")
-        sums = [[value for row in self.rows if (value := getattr(row, name)) is not None] for name in places]
-        counts = (self.params, self.live_params, self.mult_adds, self.live_mult_adds)
-        return ("total", "", *(f"{n:,}" for n in counts), *(f"{sum(values):,}" if values else "" for values in sums))
-
-
-def _cells(row: Row) -> tuple[str, ...]:
-    numbers = (
-        row.params, row.live_params, row.mult_adds, row.live_mult_adds, row.edges, row.live_edges, row.nodes,
-        row.without_output, row.dead_nodes,
-    )  # fmt: skip
-    return (row.name or "(model)", row.kind, *("" if n is None else f"{n:,}" for n in numbers))
+    def _total(self) -> list[Cell]:
+        names = ("edges", "live_edges", "nodes", "without_output", "dead_nodes")
+        known = [[value for row in self.rows if (value := getattr(row, name)) is not None] for name in names]
+        sums = [sum(values) if values else None for values in known]
+        return ["total", "", self.params, self.live_params, self.mult_adds, self.live_mult_adds, *sums]
 
 
-def _aligned(line: tuple[str, ...], widths: list[int]) -> list[str]:
-    cells = list(zip(line, widths, strict=True))
-    return [*(cell.ljust(width) for cell, width in cells[:2]), *(cell.rjust(width) for cell, width in cells[2:])]
+def _cells(row: Row) -> list[Cell]:
+    return [
+        row.name or "(model)", row.kind, row.params, row.live_params, row.mult_adds, row.live_mult_adds, row.edges,
+        row.live_edges, row.nodes, row.without_output, row.dead_nodes,
+    ]  # fmt: skip
