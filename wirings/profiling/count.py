@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 
 from wirings.budgets import mult_adds as costs
@@ -20,17 +19,25 @@ from wirings.profiling.live import Found, follow, follows
 from wirings.profiling.report import NO_MODULE, Profile, Row
 from wirings.profiling.rows import Counting
 from wirings.profiling.weights import Weights
+from wirings.utils.example_input import CallArguments, ExampleInput, call_error, example_arguments
 from wirings.wire.targets import multiplies
 
 
-def profile(model: nn.Module, input_shape: tuple[int, ...] | None = None, *, example: Any = None) -> Profile:
-    """Parameters and multiply-adds of a model, wired or plain, for one example.
+def profile(model: nn.Module, example_input: ExampleInput | None = None) -> Profile:
+    """Count the parameters and multiply-adds of a model, wired or plain, layer by layer.
 
     Args:
-        model: any module. It is run once, in evaluation, and left as it was.
-        input_shape: of one example, without the batch; by default ``model.input_shape``.
-        example: instead, what the model is called with: a tensor, or a tuple of arguments. Counts are for all of it,
-            its batch included.
+        model: any module. It is run once, in evaluation mode, and left unchanged.
+        example_input: what to run it on: a tensor, a tuple or list of inputs, or a dict of keyword inputs, whose batch
+            is included in the counts; or the shape of one example without the batch dimension, such as (3, 224, 224).
+            By default, the shape ``model.input_shape``. Models of token ids need a tensor: a shape makes
+            floating-point numbers.
+
+    Returns:
+        The counts. Print them for a table.
+
+    Raises:
+        WiringError: if the model does not run on the example input.
 
     >>> from torch import nn
     >>> counted = profile(nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU()), (3, 10, 10))
@@ -38,9 +45,14 @@ def profile(model: nn.Module, input_shape: tuple[int, ...] | None = None, *, exa
     (224, 21600)
     """
     if not isinstance(model, nn.Module):
-        raise WiringError(f"profile takes a torch.nn.Module, not {type(model).__name__}.")
-    arguments = _arguments(model, input_shape, example)
-    calls, products = _run(model, arguments)
+        raise WiringError(f"profile() expects a torch.nn.Module, got {type(model).__name__}.")
+    arguments = example_arguments(model, example_input, "profile")
+    try:
+        calls, products = _run(model, arguments)
+    except WiringError:
+        raise
+    except Exception as error:
+        raise call_error(model, example_input, arguments, error, "profile") from error
     weights = Weights(model)
     notes: list[str] = []
     graphs = {name: module for name, module in model.named_modules() if isinstance(module, Graph)}
@@ -52,26 +64,7 @@ def profile(model: nn.Module, input_shape: tuple[int, ...] | None = None, *, exa
     return Profile(tuple(rows), tuple(notes))
 
 
-def _arguments(model: nn.Module, input_shape: tuple[int, ...] | None, example: Any) -> tuple[Any, ...]:
-    if example is not None:
-        if input_shape is not None:
-            raise WiringError("profile takes input_shape or example=, not both.")
-        return example if type(example) is tuple else (example,)  # a packed sequence is a tuple, too
-    shape = getattr(model, "input_shape", None) if input_shape is None else input_shape
-    if shape is None:
-        raise WiringError(
-            f"{type(model).__name__} does not say what it takes: give profile the shape of one example without the "
-            "batch, such as (3, 224, 224), or example=, the arguments to call it with."
-        )
-    if not isinstance(shape, (tuple, list)) or not all(isinstance(n, int) and n > 0 for n in shape):
-        raise WiringError(f"input_shape is the sizes of one example, such as (3, 224, 224), not {shape!r}.")
-    first = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
-    # Like an image: a continuous graph takes as many steps as its input needs.
-    x = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
-    return (x.to(first.device, first.dtype),)
-
-
-def _run(model: nn.Module, arguments: tuple[Any, ...]) -> tuple[dict[str, list[Call]], Products]:
+def _run(model: nn.Module, arguments: CallArguments) -> tuple[dict[str, list[Call]], Products]:
     """Run the model once and note every call of a layer or graph, and of attention that is none."""
     calls: dict[str, list[Call]] = {}
 
@@ -87,15 +80,7 @@ def _run(model: nn.Module, arguments: tuple[Any, ...]) -> tuple[dict[str, list[C
     hooks = [module.register_forward_hook(note(name), with_kwargs=True) for name, module in watched]
     try:
         with costs.evaluating(model) as products:
-            model(*arguments)
-    except WiringError:
-        raise
-    except Exception as error:
-        came = ", ".join(str(shape) for shape in costs.shapes(arguments)) or "no tensor"
-        raise WiringError(
-            f"{type(model).__name__} does not run on an input of shape {came}: {error} Give profile the shape of one "
-            "example without the batch, or example=, the arguments to call it with."
-        ) from error
+            model(*arguments.args, **arguments.kwargs)
     finally:
         for hook in hooks:
             hook.remove()
@@ -104,7 +89,7 @@ def _run(model: nn.Module, arguments: tuple[Any, ...]) -> tuple[dict[str, list[C
 
 def _alive(
     model: nn.Module,
-    arguments: tuple[Any, ...],
+    arguments: CallArguments,
     weights: Weights,
     wires: dict[str, Wires],
     calls: dict[str, list[Call]],

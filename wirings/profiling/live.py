@@ -23,8 +23,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as trees
 
 from wirings.budgets.mult_adds import Call
+from wirings.errors import WiringError
 from wirings.graph import Graph
 from wirings.profiling.graphs import Wires, channel_dims, walk
+from wirings.utils.example_input import CallArguments, tensors_in
 from wirings.wire.parametrization import detach
 from wirings.wire.targets import _CONVOLUTIONS
 
@@ -59,7 +61,7 @@ def follows(module: nn.Module) -> bool:
 
 def follow(
     model: nn.Module,
-    example: tuple[Any, ...],
+    arguments: CallArguments,
     real: Mapping[str, Tensor],
     wires: Mapping[str, Wires],
     calls: Mapping[str, list[Call]],
@@ -69,7 +71,7 @@ def follow(
 
     Args:
         model: the model, which is copied.
-        example: what it is called with.
+        arguments: what it is called with.
         real: by name, which entries of wired weights are real.
         wires: the graphs, by name.
         calls: what was seen of each module.
@@ -89,8 +91,10 @@ def follow(
             probes[name] = _watch(module, recursive, random)
     _fill(run, real, random)
     with _Structure(), torch.enable_grad():
-        out = run(*trees.tree_map(lambda x: _as_input(x, random), example))
-        ends = [x for x in trees.tree_leaves(out) if isinstance(x, Tensor) and x.requires_grad]
+        args, kwargs = trees.tree_map(lambda x: _as_input(x, random), tuple(arguments))
+        ends = [x for x in tensors_in(run(*args, **kwargs)) if x.requires_grad]
+        if not ends:
+            raise WiringError("no tensor in its output depends on its input")
         sum((x * _positive(x, random)).sum() for x in ends).backward()  # type: ignore[union-attr]
     return {name: [seen.alive() for seen in calls] for name, calls in probes.items()}
 

@@ -1,1 +1,2 @@
-"""Small tools that every package may use: atomic files, the cache folder, checks of numbers, text tables."""
+"""Small tools that every package may use: atomic files, the cache folder, checks of numbers, text tables,
+example inputs."""
