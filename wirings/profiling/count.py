@@ -20,7 +20,7 @@ from wirings.profiling.live import Found, follow, follows
 from wirings.profiling.report import NO_MODULE, Profile, Row
 from wirings.profiling.rows import Counting
 from wirings.profiling.weights import Weights
-from wirings.wire.targets import multiplies
+from wirings.utils.layers import multiplies
 
 
 def profile(model: nn.Module, input_shape: tuple[int, ...] | None = None, *, example: Any = None) -> Profile:
