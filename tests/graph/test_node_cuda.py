@@ -332,5 +332,5 @@ def test_new_coefficients_do_not_compile_on_gpu() -> None:
     before = len(caches)
     for c in (0.0, 1.0, 16.0, -3.25, 1e-300):
         torch.testing.assert_close(combine(y, [k], [c]), y + c * k)
-        _combine_cuda._Launcher.known.clear()
+        _combine_cuda.KernelLauncher.known.clear()
     assert len(caches) == before

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from wirings.graph._node_cuda import _launcher
-from wirings.selection._select_cuda import on_device_of
-from wirings.selection.functional import in_transform
+from wirings.utils.transforms import in_transform
+from wirings.utils.triton_launch import on_device_of
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _TILE = 1024  # pixels that a program looks at together

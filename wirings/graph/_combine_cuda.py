@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from wirings.selection._select_cuda import _Launcher, on_device_of
+from wirings.utils.triton_launch import KernelLauncher, on_device_of
 
 _MOST = 7  # terms
 _BLOCK = 1024  # elements a program handles: eight a thread
@@ -72,7 +72,7 @@ def _launch(kernel, first, ks, coefficients) -> None:
     if n == 0:
         return
     like = [t if t is None else (t.dtype, t.data_ptr() % 16 == 0) for t in tensors]
-    launch = _Launcher((first[0].device, kernel.__name__, n, *like))
+    launch = KernelLauncher((first[0].device, kernel.__name__, n, *like))
     with on_device_of(first[0]):
         launch(kernel, -(-n // _BLOCK), 4, *tensors, *coefficients, *[0.0] * (_MOST - len(ks)), n, _BLOCK)
 

@@ -18,8 +18,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from wirings.selection._select_cuda import _Launcher, on_device_of
-from wirings.selection.functional import in_transform
+from wirings.utils.transforms import in_transform
+from wirings.utils.triton_launch import KernelLauncher, on_device_of
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _BANDED = _DTYPES[1:]  # of results that a matrix product gives
@@ -90,10 +90,10 @@ def _plan(shape: torch.Size, dtype: torch.dtype) -> tuple[tuple[int, int], tuple
     return (each, -(-tiles // each)), (height, width, banded, pixels, tile)
 
 
-def _launcher(*tensors: Tensor | None, rest: tuple[object, ...]) -> _Launcher:
+def _launcher(*tensors: Tensor | None, rest: tuple[object, ...]) -> KernelLauncher:
     """A launcher for kernels on these tensors, the first of which says where; ``rest``: all else they depend on."""
     like = [t if t is None else (t.dtype, t.data_ptr() % 16 == 0) for t in tensors]
-    return _Launcher((tensors[0].device, *like, tensors[0].shape, *rest))
+    return KernelLauncher((tensors[0].device, *like, tensors[0].shape, *rest))
 
 
 def _forward(

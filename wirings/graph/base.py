@@ -15,7 +15,8 @@ from wirings.budgets.budget import Amount, ConstantSchedule, Schedule, check_den
 from wirings.errors import WiringError
 from wirings.graph.topology import Blocks, Complete, Matrix, Tile, Topology, shown
 from wirings.rules import Rule
-from wirings.rules.base import Edges, held
+from wirings.rules.base import Edges
+from wirings.utils.layers import parametrizations_of
 from wirings.wire.handle import Wiring
 from wirings.wire.wire import wire_
 
@@ -137,7 +138,7 @@ class Graph(nn.Module):
 
     def real(self) -> Tensor:
         """Which of the weights are real edges now: by the rule, or in a plain graph those that are not zero."""
-        holder = held(self).get("weight")
+        holder = parametrizations_of(self).get("weight")
         if holder is None:
             return self.weight.detach() != 0
         edges: Edges = holder[0]
@@ -147,7 +148,7 @@ class Graph(nn.Module):
 
     def all_weights(self) -> Tensor:
         """The weights of all edges, hallucinated ones too; a parameter."""
-        holder = held(self).get("weight")
+        holder = parametrizations_of(self).get("weight")
         weight: Tensor = self.weight if holder is None else holder.original
         return weight
 
@@ -158,7 +159,7 @@ class Graph(nn.Module):
     @torch.no_grad()
     def _values(self) -> Tensor:
         """The weights that the forward pass uses in evaluation, zero where no edge is real."""
-        holder = held(self).get("weight")
+        holder = parametrizations_of(self).get("weight")
         if holder is None:
             return self.weight.detach()
         edges, training = holder[0], holder[0].training

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from wirings.errors import WiringError, unknown
-from wirings.selection.functional import in_transform
+from wirings.utils.transforms import in_transform
 
 Parts = tuple[Tensor, ...]  # a state of several tensors, as the adjoint equation has
 Function = Callable[[float, Tensor], Tensor]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from wirings.errors import WiringError
 from wirings.history.structure import Group, Kernels, LayerOf, Structure, Tile, Walk
-from wirings.wire.targets import _CONVOLUTIONS, is_turned, sends_first
+from wirings.utils.layers import CONVOLUTIONS, is_transposed_linear, sends_first
 
 
 class Place(NamedTuple):
@@ -109,7 +109,7 @@ class _Builder:
         module, shape = place.module, tuple(place.weight.shape)
         self.circles.append(False)
         recurrent = isinstance(module, (nn.RNNBase, nn.RNNCellBase)) and not place.attribute.startswith("weight_hr")
-        if isinstance(module, _CONVOLUTIONS) or is_turned(module):
+        if isinstance(module, CONVOLUTIONS) or is_transposed_linear(module):
             inner, groups, flip = int(np.prod(shape[2:])), getattr(module, "groups", 1), sends_first(module)
             rows, cols = shape[0] // groups, shape[1]
             gives, takes = (cols * groups, rows * groups) if flip else (rows * groups, cols * groups)

@@ -14,7 +14,7 @@ from wirings.history import file_format
 from wirings.history.from_model import Place, kernel_weights, structure_of
 from wirings.history.quantize import encode
 from wirings.history.replay import History
-from wirings.rules.base import held
+from wirings.utils.layers import original_weight
 from wirings.wire.parametrization import wired
 from wirings.wire.targets import find
 
@@ -45,7 +45,7 @@ def still(model: nn.Module, about: Mapping[str, Any] | None = None, step: int = 
 def _wired(model: nn.Module) -> list[tuple[Place, Tensor]]:
     found, seen = [], set()
     for name, module, attribute, edges in wired(model):
-        weight = held(module)[attribute].original
+        weight = original_weight(module, attribute)
         if edges.pool is not None:
             edges.pool.forget()
         if id(weight) not in seen:  # tied weights have one wiring

@@ -20,7 +20,7 @@ from wirings.profiling.report import NO_MODULE, Profile, Row
 from wirings.profiling.rows import Counting
 from wirings.profiling.weights import Weights
 from wirings.utils.example_input import CallArguments, ExampleInput, call_error, example_arguments
-from wirings.wire.targets import multiplies
+from wirings.utils.layers import multiplies
 
 
 def profile(model: nn.Module, example_input: ExampleInput | None = None) -> Profile:

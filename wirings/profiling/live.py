@@ -27,8 +27,8 @@ from wirings.errors import WiringError
 from wirings.graph import Graph
 from wirings.profiling.graphs import Wires, channel_dims, walk
 from wirings.utils.example_input import CallArguments, tensors_in
+from wirings.utils.layers import CONVOLUTIONS
 from wirings.wire.parametrization import detach
-from wirings.wire.targets import _CONVOLUTIONS
 
 _ZERO_AT_ZERO = {
     "relu", "relu6", "leaky_relu", "rrelu", "prelu", "elu", "selu", "celu", "gelu", "silu", "mish", "hardswish",
@@ -56,7 +56,7 @@ Found = dict[str, list[Alive]]  # by the module's name, one for every call
 
 def follows(module: nn.Module) -> bool:
     """Whether channels are followed through this module itself."""
-    return isinstance(module, (nn.Linear, *_CONVOLUTIONS, _NormBase, Graph))
+    return isinstance(module, (nn.Linear, *CONVOLUTIONS, _NormBase, Graph))
 
 
 def follow(
@@ -175,7 +175,7 @@ def _watch(module: nn.Module, recursive: bool, random: torch.Generator) -> list[
     def place(x: Tensor) -> int:  # the dimension of the channels
         if isinstance(module, _NormBase):
             return min(1, x.dim() - 1)
-        return x.dim() - 1 - (len(module.kernel_size) if isinstance(module, _CONVOLUTIONS) else 0)
+        return x.dim() - 1 - (len(module.kernel_size) if isinstance(module, CONVOLUTIONS) else 0)
 
     def before(_: nn.Module, inputs: tuple[Any, ...]) -> Any:
         came.append(_channels(inputs[0], place(inputs[0])))

@@ -15,8 +15,13 @@ from wirings.profiling.graphs import Wires, times, walk, work
 from wirings.profiling.live import Alive, Found
 from wirings.profiling.report import Row
 from wirings.profiling.weights import Weights, add, count, live_part
-from wirings.rules.base import held
-from wirings.wire.targets import _CONVOLUTIONS, _inside_parametrization, multiplies, wired_by_default
+from wirings.utils.layers import (
+    CONVOLUTIONS,
+    inside_parametrization,
+    multiplies,
+    parametrizations_of,
+    wired_by_default,
+)
 
 
 class Counting:
@@ -53,7 +58,7 @@ class Counting:
         inside: set[int] = set()
         graphs: list[str] = []
         for name, module in self.model.named_modules():
-            if _inside_parametrization(name) or id(module) in inside:
+            if inside_parametrization(name) or id(module) in inside:
                 continue
             in_graph = any(not graph or name.startswith(f"{graph}.") for graph in graphs)
             if isinstance(module, nn.MultiheadAttention):
@@ -61,7 +66,9 @@ class Counting:
             if isinstance(module, Graph):
                 graphs.append(name)
                 yield name, module, False
-            elif not (in_graph and isinstance(module, NodeFunction)) and (module._parameters or held(module)):
+            elif not (in_graph and isinstance(module, NodeFunction)) and (
+                module._parameters or parametrizations_of(module)
+            ):
                 yield name, module, in_graph
 
     # ---- layers -----------------------------------------------------------------------------------------------------
@@ -108,7 +115,7 @@ class Counting:
             self._unseen(name, unseen)
         norms = int(params[0]) if in_graph and costs.is_norm(module) else 0
         dense, real, live = (0, 0, 0) if norms else params.tolist()
-        followed = isinstance(module, (nn.Linear, *_CONVOLUTIONS))
+        followed = isinstance(module, (nn.Linear, *CONVOLUTIONS))
         nodes = getattr(module, "out_features", getattr(module, "out_channels", None)) if followed else None
         return Row(
             name, _kind(module), dense, real, live, mult_adds[0], mult_adds[1], mult_adds[2],
@@ -211,7 +218,7 @@ class Counting:
 def _own(module: nn.Module) -> dict[str, nn.Parameter]:
     """A module's own parameters; those of a parametrization under the name of what it holds."""
     own = {name: p for name, p in module._parameters.items() if p is not None}
-    for attribute, holder in held(module).items():
+    for attribute, holder in parametrizations_of(module).items():
         own[attribute] = next(holder.parameters())
     return own
 

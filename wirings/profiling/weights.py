@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from wirings.profiling.live import Alive
-from wirings.rules.base import Edges, held
+from wirings.rules.base import Edges
+from wirings.utils.layers import CONVOLUTIONS, multiplies, parametrizations_of, sends_first
 from wirings.wire.parametrization import wired
-from wirings.wire.targets import _CONVOLUTIONS, multiplies, sends_first
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Weights:
         """The real entries of wired weights, by name."""
         self._masks: dict[int, Tensor] = {}
         for name, module, attribute, edges in wired(model):
-            original = held(module)[attribute].original
+            original = parametrizations_of(module)[attribute].original
             if id(original) not in self._masks:
                 if edges.pool is not None:
                     edges.pool.forget()
@@ -49,7 +49,7 @@ class Weights:
     def __getitem__(self, place: tuple[nn.Module, str]) -> _Weight:
         """The weight that a module has under this name."""
         module, attribute = place
-        holder = held(module).get(attribute)
+        holder = parametrizations_of(module).get(attribute)
         original = getattr(holder, "original", None) if holder is not None else getattr(module, attribute)
         key = id(holder if original is None else original)
         if key not in self._found:
@@ -57,7 +57,7 @@ class Weights:
         return self._found[key]
 
     def _look(self, module: nn.Module, attribute: str) -> _Weight:
-        holder = held(module).get(attribute)
+        holder = parametrizations_of(module).get(attribute)
         if holder is not None and isinstance(holder[0], Edges):
             allowed = holder[0].allowed
             mask = self._masks[id(holder.original)]
@@ -92,7 +92,7 @@ def live_part(module: nn.Module, mask: Tensor, alive: Alive | None) -> Tensor:
     if alive is None:
         return mask
     fed, wanted = torch.from_numpy(alive.fed), torch.from_numpy(alive.wanted)
-    if not isinstance(module, _CONVOLUTIONS):
+    if not isinstance(module, CONVOLUTIONS):
         return mask & fed & wanted[:, None]
     first, second = (fed, wanted) if sends_first(module) else (wanted, fed)
     groups, within = module.groups, mask.shape[1]
