@@ -11,8 +11,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from wirings.graph._batch_cuda import _TILE, batch_map
-from wirings.graph.functions import Convolutions
-from wirings.graph.nodes import ConvNode
+from wirings.graph.nodes import ConvNode, Convolutions
 
 EPS = 1e-5
 SIZES = [(3, 5, 1, 1), (2, 3, 2, 2), (4, 7, 5, 4), (2, 9, 16, 16), (1, 2, 33, 17)]

@@ -1,7 +1,7 @@
-"""Counting: run the model once, look at every layer's shapes, and add up.
+"""`profile`: run the model once, note the shapes that every layer sees, and add up.
 
-An edge costs a multiply-add for each pixel that it carries, a node its kernel for each pixel of its map; norms,
-activations and biases cost none. Tied weights are parameters once and multiply every time.
+An edge costs one multiply-add for each pixel that it carries, a node its kernel for each pixel of its map; norms,
+activations and biases cost none. Tied weights count once as parameters and every time as multiply-adds.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from wirings.budgets import mult_adds as costs
 from wirings.budgets.mult_adds import Call, Products
 from wirings.errors import WiringError
 from wirings.graph import ContinuousGraph, Graph
-from wirings.profiling.graphs import Wires
-from wirings.profiling.live import Found, follow, follows
-from wirings.profiling.report import NO_MODULE, Profile, Row
-from wirings.profiling.rows import Counting
+from wirings.profiling.graphs import GraphEdges
+from wirings.profiling.live import CallLiveness, follow, follows
+from wirings.profiling.report import NO_MODULE, Profile, ProfileRow
+from wirings.profiling.rows import RowBuilder
 from wirings.profiling.weights import Weights
 from wirings.utils.example_input import CallArguments, ExampleInput, call_error, example_arguments
 from wirings.utils.layers import multiplies
@@ -56,16 +56,16 @@ def profile(model: nn.Module, example_input: ExampleInput | None = None) -> Prof
     weights = Weights(model)
     notes: list[str] = []
     graphs = {name: module for name, module in model.named_modules() if isinstance(module, Graph)}
-    wires = {name: Wires(graph, weights[graph, "weight"].mask.numpy()) for name, graph in graphs.items()}
-    near, far = _alive(model, arguments, weights, wires, calls, notes)
-    rows = Counting(model, calls, weights, wires, near, far, notes).rows()
+    edges_of = {name: GraphEdges(graph, weights[graph, "weight"].mask.numpy()) for name, graph in graphs.items()}
+    near, far = _alive(model, arguments, weights, edges_of, calls, notes)
+    rows = RowBuilder(model, calls, weights, edges_of, near, far, notes).rows()
     if n := products.mult_adds:
-        rows.append(Row(NO_MODULE, "scaled_dot_product_attention", 0, 0, 0, n, n, n, times=products.calls))
+        rows.append(ProfileRow(NO_MODULE, "scaled_dot_product_attention", 0, 0, 0, n, n, n, times=products.calls))
     return Profile(tuple(rows), tuple(notes))
 
 
 def _run(model: nn.Module, arguments: CallArguments) -> tuple[dict[str, list[Call]], Products]:
-    """Run the model once and note every call of a layer or graph, and of attention that is none."""
+    """Run the model once; note every call of a layer or graph, and of attention that is not a module."""
     calls: dict[str, list[Call]] = {}
 
     def note(name: str) -> Any:
@@ -91,17 +91,17 @@ def _alive(
     model: nn.Module,
     arguments: CallArguments,
     weights: Weights,
-    wires: dict[str, Wires],
+    edges_of: dict[str, GraphEdges],
     calls: dict[str, list[Call]],
     notes: list[str],
-) -> tuple[Found, Found]:
-    """What counts next to graphs, and what lives in the whole network. Layers that are not there count whole."""
-    if not wires and not weights.any_zero():
-        return {}, {}  # where every edge is real, nothing is dead
-    given = model, arguments, weights.real, wires, calls
+) -> tuple[CallLiveness, CallLiveness]:
+    """What counts next to graphs, and what is alive in the whole network. Layers that are missing count in full."""
+    if not edges_of and not weights.any_zero():
+        return {}, {}  # if every edge is real, nothing is dead
+    given = model, arguments, weights.real, edges_of, calls
     try:
-        return follow(*given, recursive=False) if wires else {}, follow(*given, recursive=True)
-    except Exception as error:  # a model may do anything
+        return follow(*given, recursive=False) if edges_of else {}, follow(*given, recursive=True)
+    except Exception as error:  # a model of the user's may do anything
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        notes.append(f"what is dead could not be followed through the model ({reason}), so nothing counts as dead.")
+        notes.append(f"dead channels could not be traced through the model ({reason}), so nothing counts as dead.")
         return {}, {}

@@ -1,2 +1,1 @@
-"""Small tools that every package may use: atomic files, the cache folder, checks of numbers, text tables,
-example inputs."""
+"""Small tools that every package may use: atomic files, the cache folder, checks, text tables, example inputs."""
