@@ -173,7 +173,7 @@ class Square(nn.Module):
     [
         ({"solver": "dopri"}, "unknown solver 'dopri'. Did you mean 'dopri5'"),
         ({"solver": "euler"}, "'euler' has no error estimate"),
-        ({"rtol": 0.0}, "rtol must be above 0"),
+        ({"rtol": 0.0}, "rtol must be positive"),
         ({"steps": 0}, "steps must be a whole number"),
         ({"max_steps": 0}, "max_steps must be a whole number"),
         ({"until": float("nan")}, "times must be finite"),

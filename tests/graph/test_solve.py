@@ -512,7 +512,7 @@ def test_overflow_in_equal_steps(method: str) -> None:
 
 
 def test_not_finite_from_the_start() -> None:
-    with pytest.raises(WiringError, match=r"^G: the state that it starts from.*is not finite"):
+    with pytest.raises(WiringError, match=r"^G: the initial state.*is not finite"):
         solve(lambda t, y: -y, torch.tensor([1.0, math.inf]), 0.0, 1.0, where="G")
     with pytest.raises(WiringError, match=r"^G: the first dy/dt.*is not finite, although the state is finite"):
         solve(lambda t, y: y / 0, torch.ones(2), 0.0, 1.0, where="G")
@@ -562,7 +562,7 @@ def test_failure_on_the_way_back_names_it() -> None:
 @both_solvers
 def test_wrong_shape(adjoint: bool) -> None:
     y = torch.ones(3, 2, requires_grad=True)
-    with pytest.raises(WiringError, match=r"^G: dy/dt must have the state's shape \(3, 2\), .* gave \(3,\)"):
+    with pytest.raises(WiringError, match=r"^G: dy/dt must have the state's shape \(3, 2\), got \(3,\)"):
         either(adjoint, lambda t, y: y.sum(1), y, 0.0, 1.0, where="G")
 
 
@@ -572,17 +572,17 @@ def test_wrong_shape(adjoint: bool) -> None:
     [
         ({"method": "dopri"}, "unknown solver 'dopri'. Did you mean 'dopri5'"),
         ({"method": "euler"}, "^G: 'euler' has no error estimate .*steps=.* or use 'bosh3' or 'dopri5'"),
-        ({"rtol": 0.0}, "^G: rtol must be above 0 and finite, not 0.0"),
+        ({"rtol": 0.0}, "^G: rtol must be positive and finite, got 0.0"),
         ({"rtol": math.inf}, "rtol"),
-        ({"atol": -1e-3}, "^G: atol must be above 0 and finite"),
+        ({"atol": -1e-3}, "^G: atol must be positive and finite"),
         ({"atol": math.nan}, "atol"),
-        ({"steps": 0}, "^G: steps must be a whole number of at least 1, not 0"),
-        ({"steps": 2.5}, "^G: steps must be a whole number of at least 1, not 2.5"),
+        ({"steps": 0}, "^G: steps must be a whole number, at least 1, got 0"),
+        ({"steps": 2.5}, "^G: steps must be a whole number, at least 1, got 2.5"),
         ({"steps": True}, "steps"),
-        ({"max_steps": 0}, "^G: max_steps must be a whole number of at least 1, not 0"),
+        ({"max_steps": 0}, "^G: max_steps must be a whole number, at least 1, got 0"),
         ({"max_steps": 1e3}, "max_steps"),
-        ({"t1": math.inf}, "^G: the times must be finite, but go from 0.0 to inf"),
-        ({"y": torch.ones(3, dtype=torch.int64)}, "^G: the state must be of a real floating-point dtype"),
+        ({"t1": math.inf}, "^G: the times must be finite, got 0.0 to inf"),
+        ({"y": torch.ones(3, dtype=torch.int64)}, "^G: the state must have a real floating-point dtype"),
     ],
 )
 def test_bad_options(adjoint: bool, options: dict[str, Any], message: str) -> None:

@@ -273,7 +273,7 @@ def test_groups_give_each_kind_its_nodes() -> None:
     x = torch.randn(6, 4)
     sums = x @ graph.matrix()[4:, :4].t()
     close(graph(x), torch.cat([sums[:, :2].tanh(), sums[:, 2:].relu()], 1), 1e-6)
-    with pytest.raises(WiringError, match=r"5 nodes, but the graph has 6"):
+    with pytest.raises(WiringError, match=r"sum to 5, but the graph has 6 nodes"):
         StaticGraph([4, 6], node=[None, kinds])
 
 

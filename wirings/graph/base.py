@@ -61,10 +61,14 @@ class Graph(nn.Module):
             if not 1 <= nodes <= self.nodes:
                 raise WiringError(f"{self._kind}: {what} must be 1 to {self.nodes}, the number of nodes, got {nodes}.")
             return np.arange(self.nodes - nodes, self.nodes) if from_end else np.arange(nodes)
-        numbers = np.asarray(nodes)
+        try:
+            numbers = np.asarray(nodes)
+        except ValueError:  # lists of different lengths
+            numbers = np.empty((0, 0))
         if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or not len(numbers):
-            got = nodes if isinstance(nodes, (bool, float, str)) else f"{type(nodes).__name__} of shape {numbers.shape}"
-            raise WiringError(f"{self._kind}: {what}= expects {expected}, got {got!r}.")
+            got = repr(nodes) if isinstance(nodes, (bool, float, str)) else type(nodes).__name__
+            shape = f" of shape {tuple(nodes.shape)}" if isinstance(nodes, (Tensor, np.ndarray)) else ""
+            raise WiringError(f"{self._kind}: {what}= expects {expected}, got {got}{shape}.")
         outside = numbers[(numbers < 0) | (numbers >= self.nodes)]
         if len(outside):
             raise WiringError(

@@ -82,12 +82,16 @@ class DynamicGraph(Graph):
         return self._same_maps(self.function.on_rows("after", self.sums(matrices, sent), time), rows, self.nodes)
 
     def _check_states(self, states: Tensor, batch: int | None = None) -> Tensor:
-        wrong = states.dim() < 2 or states.shape[1] != self.nodes or (batch is not None and states.shape[0] != batch)
+        wrong = (
+            not isinstance(states, Tensor)
+            or states.dim() < 2
+            or states.shape[1] != self.nodes
+            or (batch is not None and states.shape[0] != batch)
+        )
         if wrong:
             batches = "batch" if batch is None else str(batch)
-            raise WiringError(
-                f"{self._kind} expects states of shape ({batches}, {self.nodes}, …), got {tuple(states.shape)}."
-            )
+            got = tuple(states.shape) if isinstance(states, Tensor) else type(states).__name__
+            raise WiringError(f"{self._kind} expects states of shape ({batches}, {self.nodes}, …), got {got}.")
         return states.transpose(0, 1)
 
     def _same_maps(self, now: Tensor, before: Tensor, nodes: int) -> Tensor:

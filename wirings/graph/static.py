@@ -99,7 +99,8 @@ class StaticGraph(Graph):
             for start, stop in group.levels:
                 own = received[start - group.start : stop - group.start]
                 if i in near and sent:
-                    row, sources = start - group.start, self._joined(i, sent)
+                    row, sources = start - group.start, self._joined(start, sent)
+                    self._check_sizes(start, [own, sources])
                     own = own + through(near[i][row : row + stop - start, :row], sources)
                 state, message = self._compute(level, own, first=i == 0)
                 if state is not None:
@@ -108,7 +109,7 @@ class StaticGraph(Graph):
                     sent.append(message)
                 level += 1
             if sent:
-                messages.append(self._joined(i, sent))
+                messages.append(self._joined(group.start, sent))
         return self._outputs(kept)
 
     def levels(self) -> list[NodeLevel]:
@@ -143,20 +144,23 @@ class StaticGraph(Graph):
                 break
             sources.insert(0, message)
             missing -= len(message)
-        return product(far[i], self._joined(i, sources))
+        return product(far[i], self._joined(group.start, sources))
 
-    def _joined(self, i: int, pieces: list[Tensor]) -> Tensor:
-        """Concatenate what several levels send to group i."""
+    def _joined(self, position: int, pieces: list[Tensor]) -> Tensor:
+        """Concatenate what several levels send to the node at this position of the order."""
         if len(pieces) == 1:
             return pieces[0]
+        self._check_sizes(position, pieces)
+        return torch.cat(pieces)
+
+    def _check_sizes(self, position: int, pieces: list[Tensor]) -> None:
+        """Raise an error if the node at this position would have to add maps of different sizes."""
         if any(piece.shape[2:] != pieces[0].shape[2:] for piece in pieces):
             sizes = " and ".join(sorted({"×".join(map(str, piece.shape[2:])) for piece in pieces}))
             raise WiringError(
-                f"{self._kind}: {self._name(i)} receives maps of different sizes, {sizes}. Edges that skip a strided "
-                "block cannot be added to those that do not: give only the input block a stride, or use Blocks(…, "
-                "reach=1)."
+                f"{self._kind}: {self._name(position)} receives maps of different sizes, {sizes}, which cannot "
+                "be added. Give only the input nodes a stride, or use Blocks(…, reach=1)."
             )
-        return torch.cat(pieces)
 
     def _compute(self, level: int, received: Tensor, first: bool) -> tuple[Tensor | None, Tensor | None]:
         """The states of a level, if they contain outputs, and what it sends, unless it is the last."""
@@ -247,10 +251,10 @@ class StaticGraph(Graph):
             {name: Product(tile, dense=which == "near") for name, tile in tiles.items() if tile is not None}
         )
 
-    def _name(self, i: int) -> str:
+    def _name(self, position: int) -> str:
         if isinstance(self.topology, Blocks):
-            return f"block {i}"
-        return f"node {int(np.flatnonzero(self.position == self.groups[i].start)[0])}"
+            return f"block {next(i for i, group in enumerate(self.groups) if group.stop > position)}"
+        return f"node {self.order[position]}"
 
 
 def _is_list(node: Any) -> bool:
