@@ -52,7 +52,7 @@ class Graph(nn.Module):
     def _kind(self) -> str:
         return class_name(self)
 
-    def _node_numbers(self, what: str, nodes: NodeSelection | None, from_end: bool) -> np.ndarray:
+    def _node_numbers(self, what: str, nodes: Any, from_end: bool) -> np.ndarray:
         """The numbers of the nodes that ``inputs=`` or ``outputs=`` selects."""
         expected = f"a number of nodes (the {'last' if from_end else 'first'} ones) or a list of node numbers"
         if nodes is None:

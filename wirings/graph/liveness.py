@@ -70,8 +70,8 @@ def path_liveness(
     forward = reached(inputs, sources, targets, nodes)
     backward = reached(outputs, targets, sources, nodes)
     onward = _ends(sources[backward[targets]], nodes)
-    arrays = (array[None] for array in (forward, onward, forward, backward))
-    return Liveness(sources, targets, *arrays, fed=forward, used=backward)
+    alike = forward[None], onward[None], forward[None], backward[None]
+    return Liveness(sources, targets, *alike, forward, backward)
 
 
 def step_liveness(
@@ -100,10 +100,9 @@ def step_liveness(
         read_every_step: whether outputs are read after every step, or after the last one only.
     """
     if steps is None:
-        sent, counted = reached(inputs, sources, targets, nodes), reached(outputs, targets, sources, nodes)
-        arrived, onward = _ends(targets[sent[sources]], nodes), _ends(sources[counted[targets]], nodes)
-        arrays = (array[None] for array in (sent, onward, arrived, counted))
-        return Liveness(sources, targets, *arrays, fed=arrived, used=onward)
+        forward, backward = reached(inputs, sources, targets, nodes), reached(outputs, targets, sources, nodes)
+        fed, used = _ends(targets[forward[sources]], nodes), _ends(sources[backward[targets]], nodes)
+        return Liveness(sources, targets, forward[None], used[None], fed[None], backward[None], fed, used)
     fed_steps = steps if input_steps is None else input_steps
     sent, onward, arrived, counted = np.zeros((4, steps, nodes), bool)
     for time in range(steps):

@@ -192,12 +192,10 @@ class StaticGraph(Graph):
 
     # ---- construction ------------------------------------------------------------------------------------------------
 
-    def _build_functions(
-        self, node: NodeRecipe | Sequence[NodeRecipe | None] | None, levels: list[tuple[int, int]]
-    ) -> list[tuple[int, slice | None]]:
+    def _build_functions(self, node: Any, levels: list[tuple[int, int]]) -> list[tuple[int, slice | None]]:
         """Make the nodes' functions; return, for each level, the number of its function and which of its nodes."""
         if isinstance(self.topology, Blocks):
-            recipes = list(node) if _is_list(node) else [node] * len(levels)  # type: ignore[arg-type]
+            recipes = list(node) if _is_list(node) else [node] * len(levels)
             if len(recipes) != len(levels):
                 raise WiringError(
                     f"{self._kind}: node= has {len(recipes)} recipes for {len(levels)} blocks; give one for each, "

@@ -16,6 +16,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -120,7 +121,8 @@ class Blocks(Topology):
     """
 
     def __init__(self, sizes: Sequence[int], reach: int | None = None) -> None:
-        if not isinstance(sizes, Sequence) or isinstance(sizes, str):
+        given: Any = sizes
+        if not isinstance(given, Sequence) or isinstance(given, str):
             raise WiringError(f"Blocks expects a list with the size of each block, got {sizes!r}.")
         self.sizes, self.reach = list(sizes), reach
         for i, size in enumerate(self.sizes):
