@@ -204,10 +204,11 @@ def _kernels(graph: Any) -> list[tuple[list[int], Tensor]]:
     if not hasattr(graph, "functions"):  # a dynamic graph has one function for all nodes
         whole = [(getattr(graph, "function", None), list(range(getattr(graph, "nodes", 0))))]
     else:  # a static one has some for each level of its nodes
-        nodes: dict[Any, list[int]] = {}
-        for level in graph.levels():
-            nodes.setdefault(level.function, []).extend(int(v) for v in level.nodes)
-        whole = list(nodes.items())
+        nodes: dict[int, list[int]] = {}
+        levels = [level for group in graph.groups for level in group.levels]
+        for (function, _), (start, stop) in zip(graph._function_of, levels, strict=True):
+            nodes.setdefault(function, []).extend(int(v) for v in graph.order[start:stop])
+        whole = [(graph.functions[function], list_of) for function, list_of in nodes.items()]
     return [found for function, list_of in whole for found in _kernels_within(function, list_of)]
 
 
