@@ -1,4 +1,4 @@
-"""Profiles: small networks counted by hand, and what is dead in whole networks."""
+"""Profiles: small networks counted by hand, and dead nodes of whole networks."""
 
 import itertools
 import json
@@ -32,7 +32,7 @@ def counts(counted: Profile | ProfileRow) -> tuple[int, ...]:
 
 
 def with_edges(graph: Any, *edges: tuple[int, int]) -> Any:
-    """A plain graph with these edges, (from, to), alone."""
+    """A plain graph that has only these edges, (from, to)."""
     matrix = torch.zeros(graph.nodes, graph.nodes)
     for number, (u, v) in enumerate(edges, 1):
         matrix[v, u] = number
@@ -58,7 +58,7 @@ def with_edges(graph: Any, *edges: tuple[int, int]) -> Any:
         (nn.Sequential(nn.BatchNorm1d(4), nn.PReLU()), (4,), 9, 0),
     ],
 )
-def test_layers_by_hand(layer: nn.Module, shape: tuple[int, ...], params: int, mult_adds: int) -> None:
+def test_layers_counted_by_hand(layer: nn.Module, shape: tuple[int, ...], params: int, mult_adds: int) -> None:
     if isinstance(layer, nn.LSTM):
         counted = profile(layer, torch.zeros(*shape))
         mult_adds = 7 * (4 * 5 * 3 + 4 * 5 * 5)
@@ -103,7 +103,7 @@ def test_attention_and_bilinear_layers() -> None:
     assert profile(bilinear, (torch.zeros(1, 3), torch.zeros(1, 4))).mult_adds == 60
 
 
-def test_tied_weights_are_parameters_once_and_multiply_every_time() -> None:
+def test_tied_weights_count_once_as_parameters() -> None:
     tied = nn.Sequential(nn.Linear(4, 4, bias=False), nn.ReLU(), nn.Linear(4, 4, bias=False))
     tied[2].weight = tied[0].weight
     assert counts(profile(tied, (4,)))[1::2] == (16, 32, 32)
@@ -129,7 +129,7 @@ def test_wired_and_finalized_models_count_alike() -> None:
     assert after.rows[0].edges == 16
 
 
-def test_edges_that_are_not_allowed_are_not_dense_ones() -> None:
+def test_dense_counts_exclude_edges_that_are_not_allowed() -> None:
     layer = nn.Linear(4, 4, bias=False)
     wirings.wire_(layer, "dnw", k=3, allowed={"weight": torch.eye(4).bool()})
     assert counts(profile(layer, (4,))) == (4, 3, 3, 4, 3, 3)
@@ -263,7 +263,7 @@ class Chain(nn.Module):
         return self.head(F.relu(self.norm(self.two(self.one(self.stem(x))))).mean((-2, -1)))
 
 
-def test_what_is_dead_is_followed_through_the_whole_network() -> None:
+def test_dead_nodes_are_traced_through_the_whole_network() -> None:
     # one: 0 → 3 → 5, 1 → 4 → 6, 2 → 7; its outputs 5, 6, 7 are two's inputs 0, 1, 2.
     # two: 0 → 3 → 5, 1 → 4; input 2 goes nowhere, node 4 neither, and nothing comes to output 6.
     counted = profile(Chain())
@@ -280,7 +280,7 @@ def test_what_is_dead_is_followed_through_the_whole_network() -> None:
     assert (norm.params, norm.live_params) == (4, 2)
 
 
-def test_channels_that_no_edge_takes_are_not_counted_before_a_graph() -> None:
+def test_layer_before_a_graph_counts_only_channels_that_are_sent() -> None:
     model = Chain()
     with_edges(model.one, (0, 3), (3, 5), (2, 7))
     counted = profile(model)
@@ -289,7 +289,7 @@ def test_channels_that_no_edge_takes_are_not_counted_before_a_graph() -> None:
 
 
 class Block(nn.Module):
-    """Ways that channels take: a residual, a concatenation, a shuffle and a gate."""
+    """Paths of channels: a residual, a concatenation, a shuffle and a gate."""
 
     input_shape = (4, 6, 6)
 
@@ -307,7 +307,7 @@ class Block(nn.Module):
         return self.last(y * torch.sigmoid(self.gate(y.mean((2, 3), keepdim=True)))).sum((2, 3))
 
 
-def test_channels_are_followed_along_every_way() -> None:
+def test_channels_are_traced_through_residuals_and_gates() -> None:
     model = Block()
     full = profile(model)
     assert full.live_mult_adds == full.mult_adds == full.dense_mult_adds
@@ -362,7 +362,7 @@ def test_transposed_and_grouped_convolutions_lose_their_dead_channels() -> None:
     assert [row.edges for row in counted.rows] == [6, 36, 5]
 
 
-def test_what_cannot_be_followed_lives() -> None:
+def test_untraceable_models_count_as_alive() -> None:
     class Odd(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -383,7 +383,7 @@ def test_what_cannot_be_followed_lives() -> None:
     assert (counted.live_mult_adds, counted.mult_adds) == (16, 16)
 
 
-def test_words_through_an_embedding() -> None:
+def test_token_ids_through_an_embedding() -> None:
     class Words(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -471,7 +471,7 @@ def test_mobilenet_without_its_dead_nodes_computes_the_same() -> None:
         ("densenet", {"rule": "dnw", "width": 0.5, "density": 0.03, "image_size": 64}),
     ],
 )
-def test_what_lives_is_what_compaction_leaves(name: str, settings: dict[str, Any]) -> None:
+def test_live_counts_match_compaction(name: str, settings: dict[str, Any]) -> None:
     from wirings.compaction.compact import compact
 
     model = models.get(name, classes=10, **settings).eval()
@@ -483,7 +483,7 @@ def test_what_lives_is_what_compaction_leaves(name: str, settings: dict[str, Any
 # ---- what it says, and what it leaves as it was ------------------------------------------------------------------
 
 
-def test_what_could_not_be_seen_is_named() -> None:
+def test_notes_name_what_could_not_be_counted() -> None:
     class Bare(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -524,7 +524,7 @@ def test_a_norm_inside_a_graph_is_left_out() -> None:
     assert (counted.params, counted.all_params) == (11, 11 + sum(p.numel() for p in graph.functions.parameters()))
 
 
-def test_the_model_is_left_as_it_was() -> None:
+def test_model_is_unchanged() -> None:
     model = models.get("digits_static")
     model.graph.eval()
     modes = {name: module.training for name, module in model.named_modules()}
@@ -541,7 +541,7 @@ def test_the_model_is_left_as_it_was() -> None:
     assert torch.backends.mha.get_fastpath_enabled()
 
 
-def test_the_table_and_the_dictionary() -> None:
+def test_table_and_dict() -> None:
     counted = profile(Chain())
     lines = str(counted).splitlines()
     assert lines[0].split("  ")[0] == "layer"
@@ -560,7 +560,7 @@ def test_the_table_and_the_dictionary() -> None:
 
 @dataclass
 class Output:
-    """What networks of Hugging Face return, in short."""
+    """An output like those of Hugging Face models."""
 
     logits: Tensor
     hidden: tuple[Tensor, ...] | None = None
@@ -623,6 +623,6 @@ def test_rejects_invalid_arguments(call: Any, message: str) -> None:
     assert "tensor([" not in str(caught.value)
 
 
-def test_a_network_without_classes() -> None:
+def test_rejects_networks_without_classes() -> None:
     with pytest.raises(WiringError, match="a network has at least one class, not 0"):
         opened("table2/dnw", classes=0)
