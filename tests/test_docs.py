@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from wirings import rules
+from wirings.graph import nodes
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
@@ -16,11 +17,13 @@ names = [str(page.relative_to(ROOT)) for page in PAGES]
 
 @pytest.fixture
 def registry() -> Iterator[None]:
-    """Pages may register rules of their own: forget them afterwards."""
-    before = dict(rules.base._registry)
+    """Pages may register rules and nodes of their own: forget them afterwards."""
+    registries = (rules.base._registry, nodes.base._registry)
+    before = [dict(registry) for registry in registries]
     yield
-    rules.base._registry.clear()
-    rules.base._registry.update(before)
+    for registry, entries in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(entries)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names)

@@ -44,10 +44,10 @@ def test_41k_parameters_counted_as_the_paper_counts(name: str) -> None:
 
 def test_orders_of_the_reference() -> None:
     static, discrete = models.get("tiny_static"), models.get("tiny_discrete")
-    assert static.graph.functions[1]._parts["before"] == ("norm", "activation", "conv")
-    assert static.graph.functions[1]._parts["after"] == ()
-    assert discrete.graph.function._parts["before"] == ("activation", "conv")
-    assert discrete.graph.function._parts["after"] == ("norm",)
+    assert static.graph.functions[1].parts["before"] == ("norm", "activation", "conv")
+    assert static.graph.functions[1].parts["after"] == ()
+    assert discrete.graph.function.parts["before"] == ("activation", "conv")
+    assert discrete.graph.function.parts["after"] == ("norm",)
     assert static.graph.longest_path() == 5
     assert not list(static.graph.functions[-1].parameters())  # output nodes have no operation
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from wirings.graph.functions import Convolutions
+from wirings.graph.nodes import Convolutions
 
 
 def draw_norm_scales(model: nn.Module) -> None:
