@@ -216,19 +216,13 @@ def _time(seconds: float) -> str:
 
 
 PAGES = {
-    "README.md": {
-        "demo": demo,
-        "best": choosing.best,
-        "examples": examples,
-        "graphs": graphs,
-        "paper": paper,
-        "shipped": engine.shipped,
-        "wiring": seen.wiring,
-        "cost": cost,
-    },
+    "README.md": {"demo": demo},
+    "docs/costs.md": {"cost": cost, "graphs": graphs, "shipped": engine.shipped},
+    "docs/tutorials/neural_graph.md": {"examples": examples},
     "docs/your_model.md": your_model.FIGURES,
     "docs/results.md": {name: functools.partial(table, name) for name in TABLES}
-    | {"times": times, "scales": scales, "dead": dead, "tuned": tuned, "ste": choosing.ste},
+    | {"paper": paper, "best": choosing.best, "ste": choosing.ste}
+    | {"times": times, "scales": scales, "dead": dead, "tuned": tuned},
     "docs/rules.md": {"choosing": choosing.choosing},
     "docs/engine.md": engine.FIGURES,
     "docs/gallery.md": seen.FIGURES,
