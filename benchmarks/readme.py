@@ -1,4 +1,4 @@
-"""Write the figures of README and docs from the records in `results/`; with --check, only say whether they agree.
+"""Write the figures of README and docs from the records in `results/`; with --check, only compare them.
 
 python -m benchmarks.readme [--check]
 """
@@ -136,7 +136,7 @@ def scales() -> str:
             std = statistics.stdev(found) if len(found) > 1 else None
             cells.append(f"{tables.with_std(statistics.mean(found), std, 2)} ({len(found)})" if found else "")
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", "(In brackets the number of seeds.)"])
+    return "\n".join([*lines, "", "(The number of seeds is in brackets.)"])
 
 
 def dead() -> str:
@@ -166,9 +166,11 @@ def times() -> str:
     most = (first + (found["epochs"] - 1) * max(others)) / 60
     lines.append(f"| `{found['recipe']}` |  |  | about {most:.0f} min of steps |")
     each = f"the first took {first:.1f} s, each of the others {min(others):.1f} to {max(others):.1f} s"
-    alone = f"Of the continuous graph {len(others) + 1} epochs were trained alone: {each}."
-    rest = "long; later ones need a few more evaluations of the solver, and testing comes on top."
-    return "\n".join([*lines, "", f"({alone} {found['epochs']} as the slowest take that", f"{rest})"])
+    alone = f"For the continuous graph, {len(others) + 1} epochs were trained without sharing the GPU: {each}."
+    rest = (
+        f"The estimate for {found['epochs']} epochs takes the slowest of these; later ones need a few more evaluations"
+    )
+    return "\n".join([*lines, "", f"({alone}", rest, "of the solver, and testing is not included.)"])
 
 
 def tuned() -> str:
