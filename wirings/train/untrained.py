@@ -12,14 +12,11 @@ from torch import nn
 
 from wirings.errors import WiringError
 from wirings.models.registry import _registry
-from wirings.train import recipes
+from wirings.train import data, recipes
 from wirings.train.build import build
 from wirings.train.distributed import Place
 from wirings.train.runs import open_run
 from wirings.train.settings import Settings
-
-CLASSES = {"imagenet": 1000, "cifar10": 10, "digits": 10}
-"""Classes of the data sets that always have as many."""
 
 
 def new_model(settings: Settings, classes: int | None = None, image_size: int | None = None) -> nn.Module:
@@ -30,7 +27,9 @@ def new_model(settings: Settings, classes: int | None = None, image_size: int | 
         classes: how many, where the data does not say so before it is read.
         image_size: of a side, in pixels, instead of the recipe's.
     """
-    known = CLASSES.get(settings.data.name, settings.data.options.get("classes", settings.model.options.get("classes")))
+    known = data.get(settings.data.name).classes
+    if known is None:
+        known = settings.data.options.get("classes", settings.model.options.get("classes"))
     classes = known if classes is None else classes
     if classes is None:
         raise WiringError(
