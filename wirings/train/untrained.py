@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -10,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from wirings import models
 from wirings.errors import WiringError
-from wirings.models.registry import _registry
 from wirings.train import data, recipes
 from wirings.train.build import build
 from wirings.train.distributed import Place
@@ -37,7 +36,7 @@ def new_model(settings: Settings, classes: int | None = None, image_size: int | 
             "--classes."
         )
     if image_size is not None:
-        if "image_size" not in inspect.signature(_registry[settings.model.name]).parameters:
+        if "image_size" not in models.options(settings.model.name):
             raise WiringError(f"model {settings.model.name!r} is for images of one size: drop image_size={image_size}.")
         options = {**settings.model.options, "image_size": image_size}
         settings = replace(settings, model=replace(settings.model, options=options))
