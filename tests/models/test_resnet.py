@@ -29,8 +29,8 @@ def test_matches_torchvision(name: str) -> None:
         renamed[key] = value[..., None, None] if key == "head.weight" else value
     nn.init.zeros_(theirs.fc.bias)
     ours.load_state_dict(renamed)
-    images = torch.randn(2, 3, 96, 96)
-    torch.testing.assert_close(ours(images), theirs(images))
+    images = torch.randn(2, 3, 96, 96).double()
+    torch.testing.assert_close(ours.double()(images), theirs.double()(images))
 
 
 def test_sizes() -> None:
