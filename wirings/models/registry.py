@@ -71,11 +71,11 @@ def register(build: M | None = None, *, passes_on: Iterable[str] = ()) -> M | Ca
         passes_on: Names of further options that the function takes as ``**`` arguments and passes on.
 
     >>> @register
-    ... def two_layers(hidden: int = 8, classes: int = 10) -> nn.Module:
+    ... def two_linear(hidden: int = 8, classes: int = 10) -> nn.Module:
     ...     return nn.Sequential(nn.Linear(4, hidden), nn.ReLU(), nn.Linear(hidden, classes))
-    >>> get("two_layers", rule="dnw", density=0.5, classes=2).wiring.look()[1].edges
+    >>> get("two_linear", rule="dnw", density=0.5, classes=2).wiring.look()[1].edges
     8
-    >>> _ = _registry.pop("two_layers")
+    >>> _ = _registry.pop("two_linear")
     """
 
     def add(function: M) -> M:
