@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from torch import Tensor, nn
+from torch import Tensor, cat, nn
+from torch.nn.functional import avg_pool2d, relu
 
 from wirings.errors import WiringError
 from wirings.models.option_groups import NetworkSize
@@ -30,6 +31,22 @@ def depthwise(channels: int, stride: int = 1) -> list[nn.Module]:
 def stem(channels: int) -> nn.Sequential:
     """Return a convolution and a max pooling that divide an image's height and width by four."""
     return nn.Sequential(*conv_norm(3, channels, 3, stride=2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, padding=1))
+
+
+class ShortcutUnit(nn.Module):
+    """Base of units that join a branch to a shortcut, followed by a ReLU.
+
+    With a stride of 2 the shortcut is pooled and concatenated, otherwise it is added.
+    """
+
+    def __init__(self, branch: nn.Module, stride: int) -> None:
+        super().__init__()
+        self.branch, self.stride = branch, stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.stride == 2:
+            return relu(cat([avg_pool2d(x, 3, 2, padding=1), self.branch(x)], 1))
+        return relu(x + self.branch(x))
 
 
 class PooledClassifier(nn.Module):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from torch import Tensor, cat, nn
-from torch.nn.functional import avg_pool2d, relu
+from torch import Tensor, nn
 
 from wirings.models.option_groups import DENSE_LAYERS, IMAGENET_SIZE, LayerWiring, NetworkSize
-from wirings.models.parts import PooledClassifier, conv_norm, depthwise, stem
+from wirings.models.parts import PooledClassifier, ShortcutUnit, conv_norm, depthwise, stem
 from wirings.models.registry import register
 
 STEM, CHANNELS, UNITS, GROUPS = 24, (240, 480, 960), (4, 8, 4), 3
@@ -24,27 +23,19 @@ class ChannelShuffle(nn.Module):
         return x.view(batch, self.groups, channels // self.groups, height, width).transpose(1, 2).reshape(x.shape)
 
 
-class ShuffleUnit(nn.Module):
-    """Grouped pointwise, depthwise and grouped pointwise convolution, with a shortcut.
-
-    With a stride of 2 the shortcut is pooled and concatenated, otherwise it is added.
-    """
+class ShuffleUnit(ShortcutUnit):
+    """Grouped pointwise, depthwise and grouped pointwise convolution, with a shortcut."""
 
     def __init__(self, before: int, channels: int, stride: int, first_groups: int) -> None:
-        super().__init__()
-        inner, self.stride = channels // 4, stride
-        self.branch = nn.Sequential(
+        inner = channels // 4
+        branch = nn.Sequential(
             *conv_norm(before, inner, 1, groups=first_groups),
             nn.ReLU(inplace=True),
             ChannelShuffle(GROUPS),
             *depthwise(inner, stride),
             *conv_norm(inner, channels - before if stride == 2 else channels, 1, groups=GROUPS),
         )
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.stride == 2:
-            return relu(cat([avg_pool2d(x, 3, 2, padding=1), self.branch(x)], 1))
-        return relu(x + self.branch(x))
+        super().__init__(branch, stride)
 
 
 class ShuffleNetV1(PooledClassifier):

@@ -7,37 +7,28 @@ has 145M multiply-adds at width 1 and 40M at width 0.5, as published.
 
 from __future__ import annotations
 
-from torch import Tensor, cat, nn
-from torch.nn.functional import avg_pool2d, relu
+from torch import nn
 
 from wirings.models.option_groups import DENSE_LAYERS, IMAGENET_SIZE, LayerWiring, NetworkSize
-from wirings.models.parts import PooledClassifier, conv_norm, depthwise, stem
+from wirings.models.parts import PooledClassifier, ShortcutUnit, conv_norm, depthwise, stem
 from wirings.models.registry import register
 
 STEM, CHANNELS, UNITS = 24, (144, 288, 576), (4, 8, 4)
 
 
-class XceptionUnit(nn.Module):
-    """Pointwise, two depthwise and pointwise convolutions, with a shortcut.
-
-    With a stride of 2 the shortcut is pooled and concatenated, otherwise it is added.
-    """
+class XceptionUnit(ShortcutUnit):
+    """Pointwise, two depthwise and pointwise convolutions, with a shortcut."""
 
     def __init__(self, before: int, channels: int, stride: int) -> None:
-        super().__init__()
-        inner, self.stride = channels // 4, stride
-        self.branch = nn.Sequential(
+        inner = channels // 4
+        branch = nn.Sequential(
             *conv_norm(before, inner, 1),
             nn.ReLU(inplace=True),
             *depthwise(inner, stride),
             *depthwise(inner),
             *conv_norm(inner, channels - before if stride == 2 else channels, 1),
         )
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.stride == 2:
-            return relu(cat([avg_pool2d(x, 3, 2, padding=1), self.branch(x)], 1))
-        return relu(x + self.branch(x))
+        super().__init__(branch, stride)
 
 
 class Xception(PooledClassifier):
