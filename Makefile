@@ -1,9 +1,9 @@
-# Two commands do all their own set-up: `make demo` and `make test`. They need Python 3.11 or later, and make.
+# `make demo`, `make test` and `make docs` set up everything they need, given Python 3.11 or later.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types unit package browser bench clean
+.PHONY: demo test lint types unit docs package browser bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m wirings demo
@@ -20,6 +20,10 @@ types: $(VENV)/.installed
 
 unit: $(VENV)/.installed
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# The documentation site, in build/site. Builds offline, and fails on broken links and missing references.
+docs: $(VENV)/.installed
+	$(BIN)/python docs/build.py
 
 # The source and binary distributions, and a trial of the wheel in an empty environment, outside of the checkout.
 package: $(VENV)/.installed
@@ -51,4 +55,4 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build .cache *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -11,24 +11,24 @@ from wirings.train.leaderboard import Board, Standing
 
 ROOT = Path(__file__).parents[1]
 WHEN = {
-    "dnw": "to begin with: nothing to set or to remember, and any edge can still come in at the end",
-    "decayed_gradient": "very few edges, whose wiring should settle: `dnw` first, a fixed wiring at last",
-    "soft_threshold": 'few edges, and all fit at first: with a `schedule`, and `share="global"`, as its papers have it',
-    "top_kast": "the gradient of all weights would not fit",
-    "str": "a total is given, and layers should find out themselves how much of it is theirs",
-    "gmp": "a pruning that everybody knows, and all edges fit at first",
-    "l1_anneal": "the same, with weights drawn to zero before they go",
-    "targeted_dropout": "one training, and the density may still be lowered afterwards",
-    "set": "sparse from beginning to end, in memory and time, where no other gradient is to be had",
-    "rigl": "the same, where the gradient of all edges can be had now and then",
+    "dnw": "the default: no settings, no memory, and any edge can still enter at the end",
+    "decayed_gradient": "very few edges, and the wiring should settle: starts as `dnw`, ends with a fixed wiring",
+    "soft_threshold": 'few edges, and all fit at first: with a `schedule` and `share="global"`, as in its papers',
+    "top_kast": "the gradient of all weights does not fit",
+    "str": "only the total is given, and layers should learn their shares of it",
+    "gmp": "a well-known pruning method, and all edges fit at first",
+    "l1_anneal": "the same, with weights shrunk towards zero before they are removed",
+    "targeted_dropout": "one training, after which the density may still be lowered",
+    "set": "sparse from beginning to end, in memory and time; needs only the gradient of real edges",
+    "rigl": "the same, if the gradient of all edges is available from time to time",
     "sparse_momentum": "edges should move between layers; needs the momentum of all weights",
-    "nm": "the network will run where n of every m weights are fast (2:4)",
-    "fine_tune": "there is a trained network already",
-    "lottery": "to study tickets: it trains twice",
-    "random": "the baseline for all others: what learning a wiring is worth",
-    "expander": "the same, with equally many edges for every node",
-    "no_update": "an ablation: what the gradient to hallucinated edges is worth",
-    "dense": "all edges: what is given up",
+    "nm": "the network will run on hardware with fast n:m sparsity (2:4)",
+    "fine_tune": "you already have a trained network",
+    "lottery": "to study lottery tickets; trains twice",
+    "random": "the baseline: shows what learning a wiring is worth",
+    "expander": "the same, with equally many edges into every node",
+    "no_update": "an ablation: shows what the gradient of hallucinated edges is worth",
+    "dense": "all edges: shows what sparsity costs",
 }
 """When to use a rule."""
 HEADER = ("rule", "when to use it", "gradient", "edges at first", "remembers", "a step")
@@ -36,13 +36,12 @@ COLUMNS = ("Table 2's network", "ResNet, 10 %", "5 %", "2 %")
 DENSE = {0: "table2/complete", 1: "resnet/dense", 2: "resnet/dense", 3: "resnet/dense"}
 """For each column: the recipe of the same network with all its edges, which the leaderboard does not list."""
 NOTE = (
-    "(Accuracy on CIFAR-10 in percent, mean ± standard deviation, in brackets the number of seeds, and the kind of "
-    "row: cubic, a schedule leads from all edges to as many; global, all layers are ranked together; erk, the other "
-    "way to share edges out; none of these is the plain one, which stands first where another one is better. –: not "
-    "measured, or no row. "
-    "Gradient: whether training needs that of all edges, of some, or of real ones alone. Edges at first: "
-    "those that the first step uses, without a schedule, at a density of 10 %. Remembers: bytes an allowed edge. "
-    "A step: its time over `dnw`'s on Table 2's network, measured side by side.)"
+    "(Accuracy on CIFAR-10 in percent, mean ± standard deviation; in brackets the number of seeds and the variant: "
+    "cubic, a schedule from all edges to the same final number; global, all layers are ranked together; erk, shares "
+    "by ERK. Without a variant it is the plain rule, which comes first if a variant is better. –: not measured, or no "
+    "such row. Gradient: whether training needs the gradient of all edges, of some, or of real edges only. Edges at "
+    "first: those that the first step uses, without a schedule, at a density of 10 %. Remembers: bytes per allowed "
+    "edge. A step: its time relative to `dnw` on Table 2's network, measured side by side.)"
 )
 
 
@@ -115,8 +114,9 @@ def best(folder: Path = ROOT / "results") -> str:
         cells += [_cell(tables.row_of(recipes.get(dense), folder), "")]
         lines.append(f"| {board.title.partition(';')[0]} | {' | '.join(cells)} |")
     note = (
-        "(Accuracy on CIFAR-10 in percent, number of seeds; multiply-adds of one image. Cubic: a schedule leads from "
-        "all edges to as many. Global: all layers are ranked together, which puts more edges where maps are large.)"
+        "(Accuracy on CIFAR-10 in percent, number of seeds in brackets; multiply-adds of one image. Cubic: a schedule "
+        "from all edges to the same final number. Global: all layers are ranked together, which puts more edges where "
+        "feature maps are large.)"
     )
     return "\n".join([*lines, "", note])
 

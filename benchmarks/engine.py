@@ -1,4 +1,5 @@
-"""The figures of docs/engine.md, and README's of shipping a network, from the record of `benchmarks.latency`;
+"""The figures of docs/engine.md, and of inference in docs/costs.md, from the record of `benchmarks.latency`.
+
 `benchmarks.readme` writes them.
 """
 
@@ -25,7 +26,7 @@ def latency() -> str:
     for name, taken in times.items():
         low, middle, high, fastest = (f"{1e3 * taken[key]:.2f}" for key in ("q1_s", "median_s", "q3_s", "min_s"))
         lines.append(f"| {_shown(name)} | {middle} ms | {low} to {high} | {fastest} |")
-    return "\n".join([*lines, "", f"({100 * found['live_share']:.0f} % of the nodes live. {_ratio(times)})"])
+    return "\n".join([*lines, "", f"({100 * found['live_share']:.0f} % of the nodes are alive. {_ratio(times)})"])
 
 
 def shipped() -> str:
@@ -41,7 +42,7 @@ def shipped() -> str:
     for name in sides:
         accuracy = (recipes.get(f"table3/{rows[name.partition(',')[0]]}").paper or {})["accuracy"]
         lines.append(f"| {_shown(name)} | {1e3 * times[name]['median_s']:.2f} ms | {accuracy} % |")
-    work = f"The wiring is drawn, with the {found['mult_adds'] / 1e6:.1f}M multiply-adds of the paper's trained one."
+    work = f"The wiring is random, with the {found['mult_adds'] / 1e6:.1f}M multiply-adds of the paper's trained one."
     return "\n".join([*lines, "", f"(Medians, {found['hardware']}. {work} {_ratio(times)})"])
 
 
@@ -52,7 +53,7 @@ def _shown(name: str) -> str:
 
 def _ratio(times: dict[str, Any]) -> str:
     ratio = times[PLAIN]["median_s"] / times[ENGINE]["median_s"]
-    return f"The engine is {ratio:.0f} times as fast as PyTorch on the network that is not compact."
+    return f"The engine is {ratio:.0f} times as fast as PyTorch on the original network."
 
 
 def batches() -> str:
@@ -66,8 +67,8 @@ def resnet() -> str:
     sums = [step for step in found["steps"]["0.05"] if step["mult_adds"] > 1e6]
     first, last = (step["mult_adds"] / step["seconds"] / 1e9 for step in (sums[0], sums[-1]))
     told = (
-        f"(One image at 5 %: the first layers, with maps of 32 × 32, make {first:.0f} G multiply-adds a second, the "
-        f"last, with maps of 4 × 4, {last:.0f}.)"
+        f"(One image at 5 %: the first layers, with maps of 32 × 32, run at {first:.0f} G multiply-adds per second, "
+        f"the last, with maps of 4 × 4, at {last:.0f}.)"
     )
     return "\n".join([_by_batch(titled, "weights, images"), "", told])
 

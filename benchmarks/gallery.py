@@ -130,8 +130,7 @@ def main() -> None:
         others()
     for path in IMAGES.glob("*.png"):
         shrink(path)
-    for text in ("README.md", "docs/gallery.md"):
-        (ROOT / text).write_text(readme.rendered(text))
+    (ROOT / "docs" / "gallery.md").write_text(readme.rendered("docs/gallery.md"))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Write the figures of README and docs from the records in `results/`; with --check, only say whether they agree.
+"""Write the figures of README and docs from the records in `results/`; with --check, only compare them.
 
 python -m benchmarks.readme [--check]
 """
@@ -136,7 +136,7 @@ def scales() -> str:
             std = statistics.stdev(found) if len(found) > 1 else None
             cells.append(f"{tables.with_std(statistics.mean(found), std, 2)} ({len(found)})" if found else "")
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", "(In brackets the number of seeds.)"])
+    return "\n".join([*lines, "", "(The number of seeds is in brackets.)"])
 
 
 def dead() -> str:
@@ -166,9 +166,11 @@ def times() -> str:
     most = (first + (found["epochs"] - 1) * max(others)) / 60
     lines.append(f"| `{found['recipe']}` |  |  | about {most:.0f} min of steps |")
     each = f"the first took {first:.1f} s, each of the others {min(others):.1f} to {max(others):.1f} s"
-    alone = f"Of the continuous graph {len(others) + 1} epochs were trained alone: {each}."
-    rest = "long; later ones need a few more evaluations of the solver, and testing comes on top."
-    return "\n".join([*lines, "", f"({alone} {found['epochs']} as the slowest take that", f"{rest})"])
+    alone = f"For the continuous graph, {len(others) + 1} epochs were trained without sharing the GPU: {each}."
+    rest = (
+        f"The estimate for {found['epochs']} epochs takes the slowest of these; later ones need a few more evaluations"
+    )
+    return "\n".join([*lines, "", f"({alone}", rest, "of the solver, and testing is not included.)"])
 
 
 def tuned() -> str:
@@ -216,19 +218,13 @@ def _time(seconds: float) -> str:
 
 
 PAGES = {
-    "README.md": {
-        "demo": demo,
-        "best": choosing.best,
-        "examples": examples,
-        "graphs": graphs,
-        "paper": paper,
-        "shipped": engine.shipped,
-        "wiring": seen.wiring,
-        "cost": cost,
-    },
+    "README.md": {"demo": demo},
+    "docs/costs.md": {"cost": cost, "graphs": graphs, "shipped": engine.shipped},
+    "docs/tutorials/neural_graph.md": {"examples": examples},
     "docs/your_model.md": your_model.FIGURES,
     "docs/results.md": {name: functools.partial(table, name) for name in TABLES}
-    | {"times": times, "scales": scales, "dead": dead, "tuned": tuned, "ste": choosing.ste},
+    | {"paper": paper, "best": choosing.best, "ste": choosing.ste}
+    | {"times": times, "scales": scales, "dead": dead, "tuned": tuned},
     "docs/rules.md": {"choosing": choosing.choosing},
     "docs/engine.md": engine.FIGURES,
     "docs/gallery.md": seen.FIGURES,

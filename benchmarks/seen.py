@@ -1,4 +1,4 @@
-"""What docs/gallery.md and README say of records: committed histories, how fast the page is, what recording costs."""
+"""The figures of docs/gallery.md from records: committed histories, how fast the page is, what recording costs."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def moment(history: History) -> int:
     return min(range(len(history)), key=lambda i: abs(history.steps[i] - history.steps[-1] / 12))
 
 
-def _film(recipe: str, path: Path, root: str, docs: str) -> tuple[str, str]:
-    """A history's screenshot, which leads to its page, and a text. Links begin with ``root`` or ``docs``."""
+def _film(recipe: str, path: Path) -> tuple[str, str]:
+    """A history's screenshot, which links to its page, and a text."""
     history, name = History.load(path), recipe.replace("/", "-")
     step, last = history.steps[moment(history)], history.state()
     size = f"{np.count_nonzero(last.alive):,} of {history.structure.nodes:,} nodes used, {len(last):,} edges"
     accuracy = history.series("accuracy")[1][-1]
-    page = f"{docs}pages/{name}.html"
+    page = f"pages/{name}.html"
     picture = (
         f"[![The page of {recipe} at step {step:,} of its training: blocks of nodes, and edges between them, new ones "
-        f"with an outline, dying ones dashed]({docs}images/{name}-desktop.png)]({page})"
+        f"with an outline, dying ones dashed](images/{name}-desktop.png)]({page})"
     )
     text = (
         f"`{recipe}`, {history.steps[-1]:,} steps, {len(history)} records: {size}; {history.births[1:].sum():,} were "
-        f"swapped from record to record; {accuracy:.1f} % accuracy at the end. [Its history]({root}results/histories/"
+        f"swapped from record to record; {accuracy:.1f} % accuracy at the end. [Its history](../results/histories/"
         f"{recipe}.wirings) has {_bytes(path)}, [its page]({page}), to download and open, "
         f"{_bytes(ROOT / 'docs' / 'pages' / f'{name}.html')}."
     )
@@ -49,17 +49,11 @@ def _bytes(path: Path) -> str:
     return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"
 
 
-def wiring() -> str:
-    """One wiring, for README."""
-    recipe, path = next(iter(histories().items()))
-    return "\n\n".join(_film(recipe, path, "", "docs/"))
-
-
 def films() -> str:
-    """All of them, for the gallery."""
+    """Every committed history: screenshot, sizes and links."""
     parts: list[str] = []
     for recipe, path in histories().items():
-        parts += _film(recipe, path, "../", "")
+        parts += _film(recipe, path)
         if recipe.startswith("table"):  # the digits' are below
             picture = f"images/{recipe.replace('/', '-')}-edges.png"
             parts.append(f"![Edges of {recipe} that were born and that died, over training]({picture})")

@@ -23,11 +23,11 @@ def pretrained() -> str:
     """Ways to continue from a dense network."""
     titles = {
         "dense": "the dense network",
-        "cut": "the largest tenth of its weights, and no more training",
-        "fine_tune": "`fine_tune`: the largest tenth, fixed, trained on",
-        "dnw": "`dnw`, trained on",
-        "dnw, schedule": "`dnw`, the density falling to 10 % over half of that",
-        "dnw, new": "`dnw` from new weights, for as long as both trainings together",
+        "cut": "the largest tenth of its weights, without further training",
+        "fine_tune": "`fine_tune`: the largest tenth, fixed, trained further",
+        "dnw": "`dnw`, trained further",
+        "dnw, schedule": "`dnw`, with the density falling to 10 % over the first half of that",
+        "dnw, new": "`dnw` from new weights, trained as long as both trainings together",
     }
     outcomes = {outcome["way"]: outcome for outcome in record("examples/pretrained_digits")["outcomes"]}
     lines = ["| | edges | test accuracy |", "|---|---|---|"]

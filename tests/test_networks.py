@@ -179,7 +179,7 @@ def test_finalized_transformer_survives_save_and_load(tmp_path: Path) -> None:
 
 def test_transposed_weights_are_profiled_and_reported_by_node() -> None:
     model: Any = hugging_face("gpt2")
-    plain = profile(model, example=TOKENS).mult_adds
+    plain = profile(model, TOKENS).mult_adds
     wiring = wirings.wire_(model, rules.get("targeted_dropout", regular=True), density=0.25, skip=["lm_head"])
     layer = next(layer for layer in wiring.layers if layer.name.endswith("0.mlp.c_fc.weight"))
     assert tuple(layer.weight.shape) == (32, 128)
@@ -195,7 +195,7 @@ def test_transposed_weights_are_profiled_and_reported_by_node() -> None:
     assert (report.without_input, report.without_output) == (1, 1)
     tokens, edges = TOKENS.numel(), sum(layer.weight.numel() for layer in wiring.layers)
     kept = sum(report.edges for report in wiring.look())
-    assert plain - profile(model, example=TOKENS).mult_adds == tokens * (edges - kept)
+    assert plain - profile(model, TOKENS).mult_adds == tokens * (edges - kept)
 
 
 def test_checkpoint_of_a_wired_transformer_loads_into_the_plain_model(tmp_path: Path) -> None:

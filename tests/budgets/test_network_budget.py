@@ -134,7 +134,7 @@ def test_by_hand() -> None:
     assert [r.edges for r in wiring.look()] == [18, 16]
     model = copy.deepcopy(plain)
     wiring = wire_(model, mult_adds=5e2, example_input=torch.zeros(2, 2, 4, 4))
-    assert profile(model, example=torch.zeros(2, 2, 4, 4)).mult_adds == 500, "of both examples"
+    assert profile(model, torch.zeros(2, 2, 4, 4)).mult_adds == 500, "of both examples"
 
 
 def test_numbers_of_numpy() -> None:
@@ -226,9 +226,9 @@ class Attends(nn.Module):
 def test_products_of_attention_cost_the_same_however_they_are_written(model: nn.Module, edges: int) -> None:
     x = torch.randn(3, 7, 16)
     whole = 3 * 7 * edges + 2 * 3 * 7 * 7 * 16  # every edge once a token; queries × keys, and these × values
-    assert profile(model, example=x).mult_adds == whole
+    assert profile(model, x).mult_adds == whole
     wire_(model, mult_adds=0.5, example_input=x)
-    assert profile(model, example=x).mult_adds == whole // 2
+    assert profile(model, x).mult_adds == whole // 2
     with pytest.raises(WiringError, match="mult_adds"):
         wire_(copy.deepcopy(wirings.unwire_(model)), mult_adds=2 * 3 * 7 * 7 * 16 - 1, example_input=x)
 
@@ -237,9 +237,9 @@ def test_recurrent_layers_attention_and_tied_weights() -> None:
     x = torch.randn(2, 5, 6)
     for target, met in ((5000, 5000), (7777, 7770), (0.6, 4990)):  # every edge is used at ten places, or twenty
         model = Steps()
-        assert profile(model, example=x).mult_adds == 8320
+        assert profile(model, x).mult_adds == 8320
         wire_(model, mult_adds=target, example_input=x)
-        assert profile(model, example=x).mult_adds == met
+        assert profile(model, x).mult_adds == met
     model = Steps()
     wiring = wire_(model, params=400)
     assert sum(r.edges for r in wiring.look()) == 400 - sum(

@@ -18,7 +18,6 @@ from wirings import WiringError
 from wirings.cli.app import app
 from wirings.cli.sweep import _keep
 from wirings.train import results
-from wirings.train.data import base as data
 from wirings.train.sweep import folder, on_ray, plan, work
 from wirings.train.sweep.on_ray import OnRay
 
@@ -150,22 +149,11 @@ def test_runs_are_told_whole_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert words[words.index("--start") + 1] == str(tmp_path / "out" / "table2/complete/seed0")
 
 
-def test_a_folder_of_data_is_for_runs_that_read_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_data_is_for_runs_that_read_files(tmp_path: Path) -> None:
     runs = plan.make([ROWS[0], "table1/static-dnw", "table4/dense"], [0], [])
     words = [work.command(run, tmp_path, data=tmp_path / "data") for run in runs]
     assert ["--data" in line for line in words] == [False, True, True]
     assert words[1][-2:] == ["--data", str(tmp_path / "data")]
-    refused = []
-
-    def refuse(self: data.Options, name: str, *, directory: bool = False, size: int | None = None) -> None:
-        refused.extend([name] if directory else [])
-        raise WiringError("so far, and nothing is fetched")
-
-    monkeypatch.setattr(data.Options, "refuse", refuse)
-    for name in data.names():
-        with pytest.raises(WiringError):
-            data.load(name, directory=tmp_path)
-    assert refused == sorted(data.NO_FILES), "the data that takes no folder"
 
 
 def test_results_of_whole_recipes_are_kept_once(tmp_path: Path) -> None:

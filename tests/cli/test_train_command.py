@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from wirings import WiringError
 from wirings.cli.app import app
 from wirings.train import recipes, results
+from wirings.train.data import CIFAR10
 from wirings.train.data.digits import load
 
 RECIPE = "digits/static-dnw"
@@ -71,6 +72,15 @@ def test_a_run_on_folders_of_images_names_its_classes(tmp_path: Path) -> None:
     train("--out", "run", settings=changes)
     said = call("predict", "run", "images/val/red/one.png")
     assert sorted(guess.split()[0] for guess in said.partition(": ")[2].split(", ")) == ["blue", "red"]
+
+
+def test_data_prepares_what_can_be_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CIFAR10, "fetch", lambda _, directory: tmp_path / f"from {directory}")
+    assert call("data", "cifar10").strip() == f"ready: {tmp_path / 'from None'}"
+    with pytest.raises(WiringError, match="data set 'imagenet' cannot be downloaded, only cifar10 can"):
+        call("data", "imagenet")
+    with pytest.raises(WiringError, match=r"unknown data set 'cifar'\. Did you mean 'cifar10'"):
+        call("data", "cifar")
 
 
 def test_images_that_the_network_cannot_take(tmp_path: Path) -> None:

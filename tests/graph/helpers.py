@@ -1,4 +1,4 @@
-"""What the graph tests share: copying plain layers into a graph, comparing outputs and gradients."""
+"""Helpers of the graph tests: copy plain layers into a graph, compare outputs and gradients."""
 
 from collections.abc import Callable
 
@@ -23,7 +23,7 @@ def block_matrix(sizes: list[int], layers: dict[tuple[int, int], Tensor]) -> Ten
 
 
 def close(a: Tensor, b: Tensor, tolerance: float) -> None:
-    """Equal to ``tolerance``, relative to the largest value."""
+    """Assert equality up to ``tolerance``, relative to the largest value."""
     assert a.shape == b.shape
     scale = max(1.0, b.abs().max().item())
     assert (a - b).abs().max().item() <= tolerance * scale
@@ -36,7 +36,7 @@ def same(
     pairs: Callable[[], list[tuple[Tensor, Tensor]]],
     tolerance: float,
 ) -> None:
-    """Equal outputs, equal gradients for the input, and for every pair that is to be equal after the backward pass."""
+    """Assert equal outputs and input gradients, and that all ``pairs`` are equal after the backward pass."""
     torch.manual_seed(1)
     x1, x2 = (x.clone().requires_grad_() for _ in range(2))
     y1, y2 = one(x1), other(x2)

@@ -11,8 +11,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from wirings.graph._batch_cuda import _TILE, batch_map
-from wirings.graph.functions import Convolutions
-from wirings.graph.nodes import ConvNode
+from wirings.graph.nodes import ConvNode, Convolutions
 
 EPS = 1e-5
 SIZES = [(3, 5, 1, 1), (2, 3, 2, 2), (4, 7, 5, 4), (2, 9, 16, 16), (1, 2, 33, 17)]
@@ -22,7 +21,7 @@ EVERY += itertools.product([(2, 20, 9, 15), (1, 700, 2, 25)], [1, 2], [True], [T
 
 
 def reference(x: Tensor, gamma: Tensor, beta: Tensor, mean: Any, var: Any, kernel: Tensor, relu: bool, stride: int):
-    """Plain PyTorch."""
+    """The same in plain PyTorch."""
     y = x.transpose(0, 1)
     y = F.batch_norm(y, mean, var, gamma, beta, training=mean is None, eps=EPS)
     y = F.relu(y) if relu else y
@@ -67,7 +66,7 @@ def compare(size: tuple[int, ...], stride: int, relu: bool, own: bool, device: s
 
 @pytest.mark.usefixtures("interpreter")
 @pytest.mark.parametrize(("size", "stride", "relu", "own"), EVERY)
-def test_in_the_interpreter(size, stride, relu, own) -> None:
+def test_matches_plain_pytorch_in_the_interpreter(size, stride, relu, own) -> None:
     if own and size[1] * size[2] * size[3] < 3:
         pytest.skip("a norm needs several values")
     compare(size, stride, relu, own, "cpu")
@@ -76,7 +75,7 @@ def test_in_the_interpreter(size, stride, relu, own) -> None:
 @on_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("size", "stride", "relu", "own"), [*EVERY, ((3, 90, 32, 32), 2, True, True)])
-def test_on_a_gpu(size, stride, relu, own, dtype) -> None:
+def test_matches_plain_pytorch_on_a_gpu(size, stride, relu, own, dtype) -> None:
     assert 64 * _TILE < 90 * 32 * 32  # the last one takes several tiles a program
     compare(size, stride, relu, own, "cuda", dtype)
 
@@ -84,7 +83,7 @@ def test_on_a_gpu(size, stride, relu, own, dtype) -> None:
 @on_gpu
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_nodes_take_them_and_keep_running_statistics(stride: int, compiled: bool) -> None:
+def test_nodes_use_the_kernels_and_keep_running_statistics(stride: int, compiled: bool) -> None:
     torch.manual_seed(0)
     torch.backends.cudnn.allow_tf32 = False
     recipe = ConvNode(norm="batch", stride=stride, eps=0.1)

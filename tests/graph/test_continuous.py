@@ -44,7 +44,7 @@ def test_a_linear_graph_is_a_matrix_exponential(adjoint: bool, until: float) -> 
     assert counts[0] < counts[1] < counts[2]
 
 
-def test_float32_to_its_tolerance() -> None:
+def test_float32_is_within_its_tolerance() -> None:
     graph, x = linear(torch.float32, rtol=1e-6, atol=1e-6)
     close(graph(x), exact(graph, x, graph.matrix()), 1e-5)
 
@@ -104,7 +104,7 @@ def test_adjoint_and_backprop_agree_as_the_tolerance_shrinks() -> None:
     assert differences[2] < 1e-4
 
 
-def test_time_flows_into_the_nodes() -> None:
+def test_nodes_can_depend_on_time() -> None:
     graph = ContinuousGraph(2, inputs=2, outputs=2, node=TimeNode(), rtol=1e-8, atol=1e-8).double()
     with torch.no_grad():
         graph.set_matrix_(torch.zeros(2, 2, dtype=torch.float64))
@@ -125,7 +125,7 @@ def test_strides_by_zero_padding_in_continuous_time() -> None:
     assert all(p.grad.isfinite().all() and p.grad.abs().sum() > 0 for p in graph.function.parameters())
 
 
-def test_the_paper_s_initial_condition() -> None:
+def test_initial_states_are_those_of_the_paper() -> None:
     graph = ContinuousGraph(5, inputs=[3, 1], outputs=5, edges=3)
     states = graph.initial(torch.tensor([[1.0, 2.0]]))
     assert torch.equal(states, torch.tensor([[0.0, 2.0, 0.0, 1.0, 0.0]]))
@@ -145,7 +145,7 @@ def test_half_precision_inside_leaves_the_states_in_float32() -> None:
     assert 1e-5 < (half - full).abs().max() < 0.1
 
 
-def test_failures_are_told() -> None:
+def test_solver_failures_raise() -> None:
     graph, x = linear()
     graph.set_matrix_(torch.full((6, 6), 1e200, dtype=torch.float64))
     with pytest.raises(WiringError, match=r"^ContinuousGraph.*(not finite|too large)"):
@@ -173,13 +173,13 @@ class Square(nn.Module):
     [
         ({"solver": "dopri"}, "unknown solver 'dopri'. Did you mean 'dopri5'"),
         ({"solver": "euler"}, "'euler' has no error estimate"),
-        ({"rtol": 0.0}, "rtol must be above 0"),
+        ({"rtol": 0.0}, "rtol must be positive"),
         ({"steps": 0}, "steps must be a whole number"),
         ({"max_steps": 0}, "max_steps must be a whole number"),
         ({"until": float("nan")}, "times must be finite"),
     ],
 )
-def test_bad_settings_are_told_at_once(settings: dict[str, object], message: str) -> None:
+def test_rejects_invalid_settings_at_construction(settings: dict[str, object], message: str) -> None:
     with pytest.raises(WiringError, match=message):
         ContinuousGraph(4, inputs=2, outputs=1, **settings)  # type: ignore[arg-type]
 

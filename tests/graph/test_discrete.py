@@ -14,7 +14,7 @@ from wirings.graph import ActivationNode, ConvNode, Groups, NodeFunction, PerSte
 
 @both_precisions
 def test_a_perceptron_is_a_discrete_graph(dtype: torch.dtype, tolerance: float) -> None:
-    """The paper's figure 1: the layers are computed one a step; nothing else has arrived at the output by then."""
+    """Figure 1 of the paper: one layer is computed per step; nothing else has arrived at the output by then."""
     torch.manual_seed(0)
     sizes = [4, 6, 5, 3]
     layers = [nn.Linear(a, b, bias=False).to(dtype) for a, b in itertools.pairwise(sizes)]
@@ -39,7 +39,7 @@ def test_a_perceptron_is_a_discrete_graph(dtype: torch.dtype, tolerance: float) 
 @both_precisions
 @pytest.mark.parametrize("biases", [False, True])
 def test_a_static_graph_unrolled_is_a_discrete_graph(dtype: torch.dtype, tolerance: float, biases: bool) -> None:
-    """Edges that jump ahead in the static graph pass through nodes that only wait, one for each step of the way.
+    """Edges that skip levels of the static graph go through nodes that only wait, one for each step.
 
     With biases, nodes must not start before their input is there, which a function that depends on the step can do.
     """
@@ -198,8 +198,8 @@ def test_every_topology_computes_the_paper_s_equation(dtype: torch.dtype, tolera
 
 @both_precisions
 @pytest.mark.parametrize("order", [("before", "after"), ("before",), ("after",)])
-def test_shortcuts_change_nothing(dtype: torch.dtype, tolerance: float, order: tuple[str, ...]) -> None:
-    """From one input to the last states nodes are left out at both ends; step by step they are not."""
+def test_skipping_unneeded_states_changes_nothing(dtype: torch.dtype, tolerance: float, order: tuple[str, ...]) -> None:
+    """From one input to the last states, unneeded nodes are skipped at both ends; step by step they are not."""
     torch.manual_seed(0)
     parts = {
         ("before", "after"): {"before": ["activation", "conv"], "after": ["norm"]},
@@ -264,7 +264,7 @@ def test_a_sequence_may_go_on_without_input() -> None:
     assert torch.equal(graph(x), graph(padded))
 
 
-def test_checkpointing_keeps_less() -> None:
+def test_checkpointing_saves_memory() -> None:
     torch.manual_seed(0)
     graph = DiscreteGraph(20, inputs=3, outputs=2, steps=6, edges=100, node=ConvNode(), reads="every")
     x = torch.randn(2, 3, 6, 6)
@@ -289,7 +289,7 @@ def test_checkpointing_keeps_less() -> None:
         close(a, b, 1e-6)
 
 
-def test_dead_nodes_are_those_without_a_walk_in_time() -> None:
+def test_dead_nodes_are_not_on_any_walk_in_time() -> None:
     # 0 → 1 → 2 → 3 (output), 0 → 4 → 3; with 2 steps only 0, 4, 3 matter, with 3 steps only 0, 1, 2, 3
     matrix = torch.zeros(6, 6)
     for u, v in [(0, 1), (1, 2), (2, 3), (0, 4), (4, 3)]:
@@ -320,7 +320,7 @@ def test_dead_nodes_are_those_without_a_walk_in_time() -> None:
 
 
 def test_strides_by_zero_padding_keep_the_resolution() -> None:
-    """The paper's figure 2: a strided convolution's smaller map, with zeros around it, has the graph's size again."""
+    """Figure 2 of the paper: the smaller map of a strided convolution is padded with zeros to the graph's size."""
     torch.manual_seed(0)
     parts = {"before": ["activation", "conv"], "after": ["norm"]}
     kinds = Groups([5, 5], [ConvNode(**parts), ConvNode(stride=2, pad=True, **parts)])
@@ -353,8 +353,8 @@ def test_prints_as_a_constructor_call() -> None:
 
 @pytest.mark.parametrize("inflow", ["first", "every"])
 @pytest.mark.parametrize("reads", ["last", "every"])
-def test_dead_nodes_are_those_that_make_no_difference(inflow: str, reads: str) -> None:
-    """A node is dead if nothing of the input passes it: cut off, it changes nothing. Plain nodes, positive weights."""
+def test_removing_dead_nodes_changes_nothing(inflow: str, reads: str) -> None:
+    """Cutting off dead nodes does not change the output. Plain nodes, positive weights."""
     for seed in range(12):
         torch.manual_seed(seed)
         graph = DiscreteGraph(7, inputs=2, outputs=2, steps=3, edges=8, inflow=inflow, reads=reads).double()

@@ -36,7 +36,7 @@ def gradients(model: nn.Module, x: Tensor) -> tuple[Tensor, list[Tensor]]:
 
 
 def compare(model: nn.Module, x: Tensor) -> None:
-    """The CPU's numbers on a GPU, both in float32 without TF32, and gradients with float64 as the judge."""
+    """Compare a GPU with the CPU in float32 without TF32, and gradients of both with float64."""
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     try:
@@ -50,13 +50,13 @@ def compare(model: nn.Module, x: Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_the_tiny_classifiers_as_on_a_cpu(name: str) -> None:
+def test_tiny_classifiers_match_the_cpu(name: str) -> None:
     torch.manual_seed(0)
     compare(models.get(name, rule="dnw", **TINY[name]), torch.randn(6, 3, 32, 32))
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_other_graphs_as_on_a_cpu(kind: str) -> None:
+def test_other_graphs_match_the_cpu(kind: str) -> None:
     torch.manual_seed(0)
     build, shape = GRAPHS[kind]
     compare(build(), torch.randn(shape))
@@ -65,7 +65,7 @@ def test_other_graphs_as_on_a_cpu(kind: str) -> None:
 @pytest.mark.parametrize("name", ["tiny_static", "tiny_discrete"])
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
-def test_a_whole_step_is_captured(name: str, compiled: bool) -> None:
+def test_whole_training_step_can_be_captured(name: str, compiled: bool) -> None:
     torch.manual_seed(0)
     model = models.get(name, rule="dnw").cuda()
     twin = copy.deepcopy(model)

@@ -20,7 +20,7 @@ COMBINATIONS = list(itertools.product([True, False], repeat=3))
 
 
 def reference(x: Tensor, gamma: Tensor | None, beta: Tensor | None, kernel: Tensor | None, relu: bool) -> Tensor:
-    """Plain PyTorch, in the dtype of its arguments; a single pixel is no error."""
+    """The same in plain PyTorch, in the dtype of its arguments; maps of a single pixel are allowed."""
     if gamma is not None and beta is not None:
         off = x - x.mean((2, 3), keepdim=True)
         x = off * (off.square().mean((2, 3), keepdim=True) + EPS).rsqrt()
@@ -40,7 +40,7 @@ def case(
     device: str = "cpu",
     parameters: torch.dtype = torch.float32,
 ) -> list[Tensor | None]:
-    """States, gamma, beta and kernel, all of which want a gradient."""
+    """States, gamma, beta and kernel, all of which require a gradient."""
     generator, n = torch.Generator(device).manual_seed(sum(shape)), shape[0]
     draw = lambda *size: torch.randn(size, generator=generator, device=device)  # noqa: E731
     x = (draw(*shape) * 2 + 0.5).to(dtype)
@@ -110,7 +110,7 @@ def test_other_dtype_for_the_result(interpreter: None, dtypes: tuple[torch.dtype
     agree(case((2, 5, 5, 7), dtype=dtypes[0], parameters=torch.bfloat16), True, 2e-2, dtypes[1])
 
 
-def test_any_layout(interpreter: None) -> None:
+def test_strided_tensors(interpreter: None) -> None:
     x, *parameters = case((3, 4, 4, 4))
     assert x is not None
     turned = x.detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()
@@ -123,7 +123,7 @@ def test_any_layout(interpreter: None) -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 4, 4), (3, 0, 4, 4)])
-def test_nothing_at_all(interpreter: None, shape: tuple[int, ...]) -> None:
+def test_empty_tensors(interpreter: None, shape: tuple[int, ...]) -> None:
     tensors = case(shape)
     out = node_map(*tensors, EPS, True)
     assert out.shape == shape
@@ -132,7 +132,7 @@ def test_nothing_at_all(interpreter: None, shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")  # NumPy, of the missing images
-def test_nothing_leaks_from_the_padding(interpreter: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padding_does_not_leak(interpreter: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_node_cuda, "_BANDED", (torch.float32,))
     x, gamma, beta, kernel = case((1, 3, 3, 3))
     out = node_map(x, gamma, beta, kernel, 0.0, True)  # a missing image has variance 0
@@ -140,7 +140,7 @@ def test_nothing_leaks_from_the_padding(interpreter: None, monkeypatch: pytest.M
     assert all(torch.isfinite(g).all() for g in gradients(out, torch.ones_like(out), [x, gamma, beta, kernel]))
 
 
-def test_nan_is_seen(interpreter: None) -> None:
+def test_nan_propagates(interpreter: None) -> None:
     x = torch.tensor([float("nan"), 1.0, -1.0, 0.0]).view(1, 1, 2, 2).requires_grad_()
     out = node_map(x, None, None, None, EPS, True)
     torch.testing.assert_close(out, F.relu(x), equal_nan=True)
@@ -148,7 +148,7 @@ def test_nan_is_seen(interpreter: None) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_same_every_time(interpreter: None, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+def test_is_deterministic(interpreter: None, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     monkeypatch.setattr(_node_cuda, "_PROGRAMS", 6)
     tensors = case((2, 70, 4, 4), dtype=dtype)
     runs = []
@@ -168,7 +168,7 @@ def test_operator(interpreter: None, norm: bool, relu: bool, conv: bool) -> None
     assert set(results.values()) == {"SUCCESS"}
 
 
-def test_mistakes() -> None:
+def test_rejects_invalid_arguments() -> None:
     x, gamma, _, _ = case((2, 3, 4, 4))
     with pytest.raises(ValueError, match="both"):
         node_map(x, gamma, None, None, EPS, True)  # type: ignore[arg-type]
@@ -204,7 +204,7 @@ def test_combinations_on_gpu(norm: bool, relu: bool, conv: bool, dtype: torch.dt
 
 @on_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_same_every_time_on_gpu(dtype: torch.dtype) -> None:
+def test_is_deterministic_on_gpu(dtype: torch.dtype) -> None:
     tensors = case((32, 512, 8, 8), dtype=dtype, device="cuda")
     runs = []
     for _ in range(5):
@@ -295,7 +295,7 @@ def test_combine_dtypes(interpreter: None) -> None:
     combine_agrees((5, 9), [torch.float64] * 3, torch.float64, 1e-14, "cpu")  # no coefficient is cut to float32
 
 
-def test_combine_of_nothing_and_of_any_layout(interpreter: None) -> None:
+def test_combine_empty_and_strided_tensors(interpreter: None) -> None:
     assert combine(torch.zeros(0, 3), [torch.zeros(0, 3)], [2.0]).shape == (0, 3)
     y, k = torch.randn(4, 6).t(), torch.randn(6, 4)
     torch.testing.assert_close(combine(y, [k], [2]), y + 2 * k)
@@ -304,7 +304,7 @@ def test_combine_of_nothing_and_of_any_layout(interpreter: None) -> None:
     assert torch.equal(k.grad, torch.full_like(k, 3.0))  # type: ignore[arg-type]
 
 
-def test_combine_mistakes() -> None:
+def test_combine_rejects_invalid_arguments() -> None:
     y = torch.zeros(3)
     for ks, coefficients in (([y], []), ([y] * 8, [1.0] * 8)):
         with pytest.raises(ValueError, match="coefficients"):
@@ -332,5 +332,5 @@ def test_new_coefficients_do_not_compile_on_gpu() -> None:
     before = len(caches)
     for c in (0.0, 1.0, 16.0, -3.25, 1e-300):
         torch.testing.assert_close(combine(y, [k], [c]), y + c * k)
-        _combine_cuda._Launcher.known.clear()
+        _combine_cuda.KernelLauncher.known.clear()
     assert len(caches) == before

@@ -86,7 +86,7 @@ def test_linear_system(method: str, dtype: torch.dtype, bound: float) -> None:
 
 @each_method
 def test_order_of_convergence(method: str) -> None:
-    """Half the step, a 2^order-th of the error."""
+    """Halving the step divides the error by 2^order."""
 
     def f(t: float, y: Tensor) -> Tensor:  # y = 1 / (1 + t^2), neither linear nor autonomous
         return -2 * t * y**2
@@ -126,7 +126,7 @@ def test_either_tolerance_counts() -> None:
 
 
 @each_method
-def test_backward_in_time_comes_back(method: str) -> None:
+def test_solving_backwards_returns_to_the_start(method: str) -> None:
     matrix, y = system()
     options: dict[str, Any] = {"method": method, "rtol": 1e-9, "atol": 1e-9}
     options |= {"steps": 400} if method not in ADAPTIVE else {}
@@ -138,7 +138,7 @@ def test_backward_in_time_comes_back(method: str) -> None:
 
 @each_method
 def test_time_reaches_f_and_ends_exactly(method: str) -> None:
-    """For y' = cos t; and f is never asked beyond the end."""
+    """For y' = cos t; f is never evaluated beyond the final time."""
     y, steps = torch.zeros(2, 2, dtype=torch.float64), None if method in ADAPTIVE else 7
     f = Watched(lambda t, y: torch.full_like(y, math.cos(t)))
     solution = solve(f, y, 0.1, 0.8, method=method, steps=steps, rtol=1e-8, atol=1e-8)
@@ -150,7 +150,7 @@ def test_time_reaches_f_and_ends_exactly(method: str) -> None:
 
 
 @both_solvers
-def test_no_time_no_change(adjoint: bool) -> None:
+def test_empty_time_interval_returns_the_state(adjoint: bool) -> None:
     y = torch.randn(3)
     solution = either(adjoint, linear(torch.eye(3)), y, 0.7, 0.7)
     assert solution.y is y
@@ -159,7 +159,7 @@ def test_no_time_no_change(adjoint: bool) -> None:
 
 @each_method
 def test_counts_of_equal_steps(method: str) -> None:
-    """No stage is computed for nothing: the one for the error estimate is left out."""
+    """No stage is wasted: the one for the error estimate is left out."""
     matrix, y = system()
     solution = solve(linear(matrix), y, 0.0, 1.0, method=method, steps=3)
     stages = {"euler": 1, "midpoint": 2, "rk4": 4, "bosh3": 3, "dopri5": 6}[method]
@@ -168,7 +168,7 @@ def test_counts_of_equal_steps(method: str) -> None:
 
 @pytest.mark.parametrize(("method", "stages"), [("dopri5", 6), ("bosh3", 3)])
 def test_rejected_steps_are_counted_and_leave_the_result_right(method: str, stages: int) -> None:
-    """All is quiet until t = 1, then a sharp pulse comes, which a long step must miss at first."""
+    """Nothing happens until a sharp pulse at t = 1, which a long step must miss at first."""
 
     def pulse(t: float, y: Tensor) -> Tensor:
         return torch.full_like(y, math.exp(-0.5 * ((t - 1) / 0.02) ** 2))
@@ -183,7 +183,7 @@ def test_rejected_steps_are_counted_and_leave_the_result_right(method: str, stag
 
 
 def test_step_sizes() -> None:
-    """They grow tenfold at most, shrink to a fifth at most, and do not grow right after a rejection."""
+    """Steps grow at most tenfold, shrink at most to a fifth, and do not grow right after a rejection."""
     f = Watched(lambda t, y: torch.full_like(y, math.nan if len(f.times) == 17 else 1.0))  # once, in the third step
     solution = solve(f, torch.zeros(4, dtype=torch.float64), 0.0, 2.0)
     assert solution.rejected == 1
@@ -196,7 +196,7 @@ def test_step_sizes() -> None:
 
 
 def test_rejected_steps_leave_no_graph() -> None:
-    """What a rejected step has built for the gradient is freed before the next one is tried."""
+    """The autograd graph of a rejected step is freed before the next step."""
     scale = torch.ones((), dtype=torch.float64, requires_grad=True)
     nodes: list[weakref.ref[Any]] = []
     alive: list[int] = []
@@ -287,8 +287,8 @@ def test_combine() -> None:
 
 @each_adaptive
 @pytest.mark.parametrize("tolerance", [1e-3, 1e-6])
-def test_like_torchdiffeq(method: str, tolerance: float) -> None:
-    """As accurate as the tolerance asks, by its own best answer, in hardly more evaluations than it takes."""
+def test_agrees_with_torchdiffeq(method: str, tolerance: float) -> None:
+    """Within the tolerance of torchdiffeq's most accurate solution, in about as many evaluations."""
     torchdiffeq = pytest.importorskip("torchdiffeq")
     matrix, start = system()
     times = torch.tensor([0.0, 2.0], dtype=torch.float64)
@@ -308,7 +308,7 @@ def test_like_torchdiffeq(method: str, tolerance: float) -> None:
 
 
 @pytest.mark.parametrize("method", ["euler", "midpoint"])
-def test_equal_steps_like_torchdiffeq(method: str) -> None:
+def test_equal_steps_agree_with_torchdiffeq(method: str) -> None:
     """(Its rk4 is another formula of order 4.)"""
     torchdiffeq = pytest.importorskip("torchdiffeq")
     matrix, y = system()
@@ -349,7 +349,7 @@ def test_gradient_of_the_linear_system(method: str, adjoint: bool) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"method": "rk4", "steps": 30}, {"method": "bosh3", "steps": 60}])
 def test_adjoint_agrees_with_the_gradient_of_the_steps(options: dict[str, Any]) -> None:
-    """A function of time, with several parameters, one of them unused and one that wants no gradient; odd shapes."""
+    """A function of time with several parameters, one unused and one without a gradient, of odd shapes."""
     matrix, y = (x.requires_grad_() for x in system())
     bias, idle = (torch.randn(5, 1, dtype=torch.float64, requires_grad=True) for _ in range(2))
     fixed = torch.randn(5, 1, dtype=torch.float64)
@@ -388,7 +388,7 @@ def test_adjoint_controls_the_error_of_every_part() -> None:
     torch.testing.assert_close(grad, torch.full_like(y, 2.5 * math.sin(20)), rtol=1e-4, atol=1e-4)
 
 
-def test_adjoint_of_a_tensor_that_is_no_leaf() -> None:
+def test_adjoint_of_non_leaf_tensors() -> None:
     weight, y = (x.requires_grad_() for x in system())
 
     def end(adjoint: bool) -> Tensor:
@@ -427,8 +427,8 @@ def test_adjoint_memory_does_not_grow_with_the_steps() -> None:
     assert saved(False, 50) == 10 * saved(False, 5)
 
 
-def test_adjoint_is_autocast_as_the_way_there_was() -> None:
-    """And it leaves the casts of weights outside able to carry a gradient."""
+def test_adjoint_uses_the_autocast_of_the_forward_pass() -> None:
+    """It also leaves no cached cast without a gradient outside."""
     weight, y = torch.nn.Parameter(torch.randn(8, 8) * 0.3), torch.randn(4, 8)
     seen: list[torch.dtype] = []
 
@@ -451,7 +451,7 @@ def test_adjoint_is_autocast_as_the_way_there_was() -> None:
 
 
 def test_no_gradient_flows_through_the_error_estimate() -> None:
-    """The gradient of chosen steps is that of the same steps given: one dopri5 step from 0 to a short time."""
+    """The gradient of adaptive steps equals that of the same steps given: one dopri5 step over a short time."""
     matrix, y = (x.requires_grad_() for x in system())
     grads = []
     for options in ({"rtol": 1.0, "atol": 1.0}, {"steps": 1}):
@@ -461,7 +461,7 @@ def test_no_gradient_flows_through_the_error_estimate() -> None:
     torch.testing.assert_close(grads[0], grads[1], rtol=0, atol=0)
 
 
-def test_equal_steps_compile_whole() -> None:
+def test_equal_steps_compile_without_graph_breaks() -> None:
     matrix, y = (x.requires_grad_() for x in system(torch.float32))
 
     def end(matrix: Tensor, y: Tensor) -> Tensor:
@@ -483,7 +483,7 @@ def test_equal_steps_compile_whole() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @both_solvers
 def test_blow_up(method: str, dtype: torch.dtype, adjoint: bool) -> None:
-    """The solution of y' = y^2 from 1 ends; there is none from t = 1 on."""
+    """The solution of y' = y^2 from 1 diverges at t = 1."""
     with pytest.raises(WiringError, match=r"^ContinuousGraph: the step size became too small") as caught:
         either(adjoint, lambda t, y: y**2, torch.ones(3, dtype=dtype), 0.0, 2.0, method=method, where="ContinuousGraph")
     reached = re.search(r"to t = ([\d.]+), on the way to 2", str(caught.value))
@@ -493,7 +493,7 @@ def test_blow_up(method: str, dtype: torch.dtype, adjoint: bool) -> None:
         assert part in str(caught.value)
 
 
-def test_not_a_number_on_the_way() -> None:
+def test_nan_raises() -> None:
     with pytest.raises(WiringError, match=r"^the solver: .*not finite beyond.* to t = 0\.5, on the way to 1"):
         solve(lambda t, y: -y if t <= 0.5 else y * math.nan, torch.ones(3), 0.0, 1.0)
 
@@ -511,8 +511,8 @@ def test_overflow_in_equal_steps(method: str) -> None:
         solve(lambda t, y: y**2, torch.full((2,), 9.0), 0.0, 9.0, method=method, steps=9, where="Graph")
 
 
-def test_not_finite_from_the_start() -> None:
-    with pytest.raises(WiringError, match=r"^G: the state that it starts from.*is not finite"):
+def test_rejects_initial_states_that_are_not_finite() -> None:
+    with pytest.raises(WiringError, match=r"^G: the initial state.*is not finite"):
         solve(lambda t, y: -y, torch.tensor([1.0, math.inf]), 0.0, 1.0, where="G")
     with pytest.raises(WiringError, match=r"^G: the first dy/dt.*is not finite, although the state is finite"):
         solve(lambda t, y: y / 0, torch.ones(2), 0.0, 1.0, where="G")
@@ -521,7 +521,7 @@ def test_not_finite_from_the_start() -> None:
 
 
 def test_recovers_from_a_step_that_is_not_finite() -> None:
-    """The root of a negative number ends a step that is too long; shorter ones do it."""
+    """Too long a step takes the root of a negative number; shorter ones succeed."""
     broken = 0
 
     def f(t: float, y: Tensor) -> Tensor:
@@ -546,7 +546,7 @@ def test_step_limit() -> None:
         solve(linear(matrix), y, 0.0, 2.0, max_steps=tried - 1, **options)
 
 
-def test_failure_on_the_way_back_names_it() -> None:
+def test_failure_of_the_adjoint_names_it() -> None:
     y = torch.ones(2, requires_grad=True)
     broken = False
 
@@ -562,7 +562,7 @@ def test_failure_on_the_way_back_names_it() -> None:
 @both_solvers
 def test_wrong_shape(adjoint: bool) -> None:
     y = torch.ones(3, 2, requires_grad=True)
-    with pytest.raises(WiringError, match=r"^G: dy/dt must have the state's shape \(3, 2\), .* gave \(3,\)"):
+    with pytest.raises(WiringError, match=r"^G: dy/dt must have the state's shape \(3, 2\), got \(3,\)"):
         either(adjoint, lambda t, y: y.sum(1), y, 0.0, 1.0, where="G")
 
 
@@ -572,20 +572,20 @@ def test_wrong_shape(adjoint: bool) -> None:
     [
         ({"method": "dopri"}, "unknown solver 'dopri'. Did you mean 'dopri5'"),
         ({"method": "euler"}, "^G: 'euler' has no error estimate .*steps=.* or use 'bosh3' or 'dopri5'"),
-        ({"rtol": 0.0}, "^G: rtol must be above 0 and finite, not 0.0"),
+        ({"rtol": 0.0}, "^G: rtol must be positive and finite, got 0.0"),
         ({"rtol": math.inf}, "rtol"),
-        ({"atol": -1e-3}, "^G: atol must be above 0 and finite"),
+        ({"atol": -1e-3}, "^G: atol must be positive and finite"),
         ({"atol": math.nan}, "atol"),
-        ({"steps": 0}, "^G: steps must be a whole number of at least 1, not 0"),
-        ({"steps": 2.5}, "^G: steps must be a whole number of at least 1, not 2.5"),
+        ({"steps": 0}, "^G: steps must be a whole number, at least 1, got 0"),
+        ({"steps": 2.5}, "^G: steps must be a whole number, at least 1, got 2.5"),
         ({"steps": True}, "steps"),
-        ({"max_steps": 0}, "^G: max_steps must be a whole number of at least 1, not 0"),
+        ({"max_steps": 0}, "^G: max_steps must be a whole number, at least 1, got 0"),
         ({"max_steps": 1e3}, "max_steps"),
-        ({"t1": math.inf}, "^G: the times must be finite, but go from 0.0 to inf"),
-        ({"y": torch.ones(3, dtype=torch.int64)}, "^G: the state must be of a real floating-point dtype"),
+        ({"t1": math.inf}, "^G: the times must be finite, got 0.0 to inf"),
+        ({"y": torch.ones(3, dtype=torch.int64)}, "^G: the state must have a real floating-point dtype"),
     ],
 )
-def test_bad_options(adjoint: bool, options: dict[str, Any], message: str) -> None:
+def test_rejects_invalid_options(adjoint: bool, options: dict[str, Any], message: str) -> None:
     options = {"y": torch.ones(3), "t0": 0.0, "t1": 1.0, "where": "G"} | options
     with pytest.raises(WiringError, match=message):
         either(adjoint, lambda t, y: -y, **options)

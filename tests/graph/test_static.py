@@ -16,7 +16,7 @@ from wirings.graph import ActivationNode, ConvNode, Groups, NodeFunction, PlainN
 
 
 @pytest.mark.parametrize("kind", ["batch", "instance"])
-def test_norms_of_nodes_add_what_they_are_told_to_the_variance(kind: str) -> None:
+def test_eps_of_node_norms(kind: str) -> None:
     torch.manual_seed(0)
     node = ConvNode(norm=kind, before=["norm"], eps=0.5).build(4)
     maps = torch.randn(3, 4, 5, 5) + 1
@@ -247,7 +247,7 @@ def test_the_gradient_reaches_edges_that_are_not_real_but_does_not_pass_through_
     assert torch.equal(grad, plain.weight.grad)
 
 
-def test_a_node_function_of_ones_own() -> None:
+def test_custom_node_function() -> None:
     class Leaky(NodeFunction):
         def __init__(self, nodes: int) -> None:
             super().__init__()
@@ -266,18 +266,18 @@ def test_a_node_function_of_ones_own() -> None:
         assert "Leaky" in repr(own)
 
 
-def test_groups_give_each_kind_its_nodes() -> None:
+def test_groups_of_node_kinds() -> None:
     torch.manual_seed(0)
     kinds = Groups([2, 3], [ActivationNode("tanh"), ActivationNode("relu")])
     graph = StaticGraph([4, 5], node=[None, kinds])
     x = torch.randn(6, 4)
     sums = x @ graph.matrix()[4:, :4].t()
     close(graph(x), torch.cat([sums[:, :2].tanh(), sums[:, 2:].relu()], 1), 1e-6)
-    with pytest.raises(WiringError, match=r"5 nodes, but the graph has 6"):
+    with pytest.raises(WiringError, match=r"sum to 5, but the graph has 6 nodes"):
         StaticGraph([4, 6], node=[None, kinds])
 
 
-def test_what_a_graph_tells() -> None:
+def test_matrix_networkx_and_paths() -> None:
     # 0, 1 are inputs, 5 is the output: 0 → 2 → 4 → 5 and 0 → 5 live; 1 → nothing; 3 has no input; 2 → 3 is not there
     graph = StaticGraph([2, 2, 1, 1], edges=5, node=PlainNode())
     matrix = torch.zeros(6, 6)
@@ -352,7 +352,7 @@ def test_a_graph_inside_a_model_is_wired_by_wire_() -> None:
     assert all(0 < r.edges < r.possible for r in wiring.look()[1:])
 
 
-def test_compiles_whole() -> None:
+def test_compiles_without_graph_breaks() -> None:
     torch.manual_seed(0)
     graph = StaticGraph([3, 6, 6, 2], edges=20, node=ConvNode())
     x = torch.randn(2, 3, 4, 4)
@@ -363,8 +363,8 @@ def test_compiles_whole() -> None:
 
 
 @pytest.mark.parametrize("kind", ["static", "complete", "dag"])
-def test_work_and_memory_go_with_the_allowed_edges(kind: str) -> None:
-    """Multiplications an allowed edge and image, forward and backward; and what is kept: the same at every size."""
+def test_work_and_memory_are_proportional_to_allowed_edges(kind: str) -> None:
+    """Multiplications and stored values per allowed edge and image are the same at every size."""
     from torch.utils.flop_counter import FlopCounterMode
 
     each = []
@@ -385,7 +385,7 @@ def test_work_and_memory_go_with_the_allowed_edges(kind: str) -> None:
     assert each[1] <= (3 * 6 if kind == "complete" else 6.1 if kind == "static" else 8)
 
 
-def test_sparse_matrices_hold_what_their_edges_need() -> None:
+def test_sparse_tiles_store_only_their_edges() -> None:
     nodes = 2000
     allowed = (torch.arange(nodes)[:, None] - torch.arange(nodes)).abs() == 1
     allowed[:10] = False
@@ -409,7 +409,7 @@ def test_groups_without_blocks() -> None:
     close(graph(x), torch.stack(states[-4:], 1), 1e-6)
 
 
-def test_a_rule_that_scales_is_read_as_it_is_used() -> None:
+def test_matrix_has_the_scaled_weights_of_the_rule() -> None:
     class Twice(wirings.rules.Rule):
         name = "twice"
 

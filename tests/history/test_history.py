@@ -18,7 +18,7 @@ from wirings.graph import Complete, ConvNode, Dag
 from wirings.history import History, Recorder, WiringState, file_format, snapshot_of
 from wirings.history.from_model import WiredWeight, structure_of
 from wirings.history.quantize import decode, encode
-from wirings.wire.targets import node_matrix
+from wirings.utils.layers import node_matrix
 
 # ---- records -----------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The authors' checkpoints: made-up ones, run by a reference of their forward pass that was written for this test."""
+"""The authors' checkpoints: made-up ones, compared with a reference of their forward pass written for this test."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from wirings import WiringError, compact
 from wirings.models import authors
 
 STAGES = [(32, 64, 1, 1), (64, 128, 2, 2), (128, 256, 2, 2), (256, 512, 2, 6), (512, 1024, 2, 2)]
-"""Channels in, channels out, the input nodes' stride, blocks after the input."""
+"""Input channels, output channels, stride of the input nodes, number of blocks after the input."""
 State = dict[str, Tensor]
 
 
@@ -44,7 +44,7 @@ def large(random: bool = False, small: bool = False, classes: int = 10) -> State
 
 
 def strongest(weight: Tensor, k: int) -> Tensor:
-    """The weight with all but its k largest entries set to zero, wherever they lie."""
+    """Return the weight with all but its k largest entries set to zero."""
     flat = weight.flatten()
     kept = torch.zeros_like(flat)
     places = flat.abs().topk(k).indices
@@ -81,7 +81,7 @@ def run_large(state: State, x: Tensor, width: float) -> tuple[Tensor, list[int]]
 
 
 @pytest.mark.parametrize("form", ["dnw", "random", "small", "small random"])
-def test_large_checkpoints(form: str) -> None:
+def test_large_networks_match_the_reference(form: str) -> None:
     width = 0.225
     state = large(random="random" in form, small="small" in form)
     x = torch.randn(2, 3, 32, 32)
@@ -95,7 +95,7 @@ def test_large_checkpoints(form: str) -> None:
     assert [layer.used for layer in published.layers[:5]] == used
     if "random" not in form:
         assert [layer.kept for layer in published.layers[:5]] == [103, 1244, 4976, 72990, 79626]
-        assert published.layers[0].used == 103  # one block: all of its weight is read
+        assert published.layers[0].used == 103  # with one block, the whole weight is read
         assert published.layers[3].used < 0.8 * 72990
     assert "layers.3" in str(published)
     if form == "dnw":
@@ -122,6 +122,7 @@ def tiny(kind: str, random: bool = False) -> State:
     batch_norm(state, "downsample.1", 16)
     batch_norm(state, "downsample.5", 32)
     state["fc.weight"], state["fc.bias"] = torch.randn(10, 100), torch.randn(10)
+    state["zeros"] = torch.zeros(1, 768, 8, 8)
     return state
 
 
@@ -144,7 +145,7 @@ def head(state: State, maps: Tensor) -> Tensor:
 
 
 def run_static(state: State, x: Tensor, weight: Tensor) -> tuple[Tensor, int]:
-    """Blocks of 32 and four times 192: all compute; then the last 100 nodes receive from all, and are read."""
+    """Blocks of 32 and 4 × 192 nodes compute; then the last 100 nodes receive from all and are read."""
     starts = [0, 32, 224, 416, 608, 800]
     sent: list[Tensor] = []
     received = stem(state, x)
@@ -164,7 +165,7 @@ def run_static(state: State, x: Tensor, weight: Tensor) -> tuple[Tensor, int]:
 
 
 @pytest.mark.parametrize("random", [False, True])
-def test_tiny_static_checkpoints(random: bool) -> None:
+def test_tiny_static_network_matches_the_reference(random: bool) -> None:
     state = tiny("static", random)
     weight = state["graph.weight"]
     weight = weight * state["graph.mask"] if random else strongest(weight, 32_000)
@@ -177,14 +178,15 @@ def test_tiny_static_checkpoints(random: bool) -> None:
     assert layer.used == used
     if not random:
         assert layer.kept == 32_000
-        assert 12_800 < layer.used < 13_700  # most of the rest lies where nothing reads
+        assert 12_800 < layer.used < 13_700  # most of the others are never read
 
 
 @pytest.mark.parametrize("random", [False, True])
 @pytest.mark.parametrize("kind", ["discrete", "continuous"])
-def test_tiny_discrete_and_continuous_checkpoints(kind: str, random: bool) -> None:
+def test_tiny_dynamic_networks_match_the_equation(kind: str, random: bool) -> None:
     state = tiny(kind, random)
-    published = authors.load({f"module.{name}": value for name, value in state.items()} if random else dict(state))
+    given = {f"module.{name}": value for name, value in state.items()} if random else dict(state)
+    published = authors.load(given, in_place_relu=False)
     state = {name.removeprefix("odesolve.odefunc."): value for name, value in state.items()}
     weight = state["graph.weight"]
     weight = weight * state["graph.mask"] if random else strongest(weight, 32_000)
@@ -213,19 +215,73 @@ def test_tiny_discrete_and_continuous_checkpoints(kind: str, random: bool) -> No
     assert layer.used == layer.kept == int(weight.count_nonzero())
 
 
-def test_checkpoints_of_another_architecture() -> None:
-    with pytest.raises(WiringError, match=r"no checkpoint of the authors'.*it has weight"):
+def run_continuous(state: State, x: Tensor, weight: Tensor, in_place: bool, tolerance: float) -> tuple[Tensor, int]:
+    """The authors' continuous network: torchdiffeq, with a derivative that may apply ReLU in place to its argument."""
+    torchdiffeq = pytest.importorskip("torchdiffeq")
+    calls = 0
+
+    def change(time: Tensor, states: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        positive = states.relu_() if in_place else states.relu()
+        sent = F.conv2d(positive, state["conv.weight"], padding=1, groups=800)
+        return F.instance_norm(F.conv2d(sent, weight), weight=state["norm.weight"], bias=state["norm.bias"])
+
+    first = stem(state, x)
+    start = torch.cat([first, first.new_zeros(len(x), 768, 8, 8)], 1)
+    times = torch.tensor([0.0, 1.0]).to(x)
+    states = torchdiffeq.odeint(change, start, times, rtol=tolerance, atol=tolerance, method="dopri5")[-1]
+    return head(state, states[:, -100:]), calls
+
+
+@pytest.mark.parametrize("random", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.float64, 1e-3), (torch.float64, 1e-5)], ids=str
+)
+@torch.no_grad()
+def test_continuous_network_can_compute_as_the_authors_did(random: bool, dtype: torch.dtype, tolerance: float) -> None:
+    state = tiny("continuous", random)
+    theirs, equation = (authors.load(dict(state), in_place_relu=x).model.to(dtype) for x in (True, False))
+    for model in (theirs, equation):
+        graph: Any = model.graph
+        assert (graph.rtol, graph.atol) == (1e-3, 1e-3)
+        graph.rtol = graph.atol = tolerance
+    state = {k.removeprefix("odesolve.odefunc."): v.to(dtype) for k, v in state.items()}
+    weight = state["graph.weight"]
+    weight = weight * state["graph.mask"] if random else strongest(weight, 32_000)
+    x = torch.randn(2, 3, 32, 32, dtype=dtype)
+    expected, calls = run_continuous(state, x, weight, True, tolerance)
+    largest = expected.abs().max()
+    assert (theirs(x) - expected).abs().max() < 1e-5 * largest
+    assert theirs.graph.effort.evaluations == calls
+    plain, _ = run_continuous(state, x, weight, False, tolerance)
+    assert (equation(x) - plain).abs().max() < 10 * tolerance * largest
+    assert (plain - expected).abs().max() > 0.3 * largest, "the two are very different networks"
+
+
+def test_in_place_relu_is_the_default_and_differentiable() -> None:
+    model = authors.load(tiny("continuous")).model
+    assert type(model.graph).__name__ == "InPlaceReluGraph"
+    model(torch.randn(1, 3, 32, 32)).sum().backward()
+    assert model.graph.weight.grad.abs().sum() > 0
+    model.graph.max_steps = 2
+    with pytest.raises(WiringError, match="not done after max_steps = 2 steps"):
+        model(torch.randn(1, 3, 32, 32))
+
+
+def test_rejects_other_architectures() -> None:
+    with pytest.raises(WiringError, match=r"not a checkpoint of the authors'.*got weight"):
         authors.load({"weight": torch.zeros(2)})
     state = large()
-    with pytest.raises(WiringError, match=r"layers.0.graph.weight is ranked, so width= is needed"):
+    with pytest.raises(WiringError, match=r"layers.0.graph.weight has no mask, so give width="):
         authors.load(dict(state))
-    with pytest.raises(WiringError, match=r"layers.1.graph.weight of the checkpoint has shape \(3, 3, 1, 1\), but"):
+    with pytest.raises(WiringError, match=r"expected layers.1.graph.weight of shape .*, got \(3, 3, 1, 1\)"):
         authors.load({**state, "layers.1.graph.weight": torch.zeros(3, 3, 1, 1)}, width=0.2)
     with pytest.raises(WiringError, match=r"also has layers.7.se.weight"):
         authors.load({**state, "layers.7.se.weight": torch.zeros(3)}, width=0.2)
     with pytest.raises(WiringError, match=r"has no bn.running_mean"):
         authors.load({name: x for name, x in state.items() if name != "bn.running_mean"}, width=0.2)
-    with pytest.raises(WiringError, match="a state dict, names and tensors, was expected"):
+    with pytest.raises(WiringError, match="expected a state dict of names and tensors, got dict"):
         authors.load({"epoch": 3})
     with pytest.raises(WiringError, match="unknown kind"):
         authors.load(tiny("static"), kind="sideways")
@@ -233,14 +289,14 @@ def test_checkpoints_of_another_architecture() -> None:
         authors.load({name: x for name, x in tiny("static").items() if not name.startswith("downsample.5")})
 
 
-def test_files(tmp_path: Path) -> None:
+def test_reads_files(tmp_path: Path) -> None:
     torch.save({"state_dict": {f"module.{k}": v for k, v in tiny("static").items()}, "epoch": 160}, tmp_path / "a.pt")
     assert authors.load(tmp_path / "a.pt").layers[0].kept == 32_000
     with pytest.raises(WiringError, match="there is no file"):
         authors.load(tmp_path / "b.pt")
     torch.save({"state_dict": {}, "settings": Path("x")}, tmp_path / "c.pt")
-    with pytest.raises(WiringError, match="load it yourself"):
+    with pytest.raises(WiringError, match=r"load it with torch\.load"):
         authors.load(tmp_path / "c.pt")
     (tmp_path / "d.pt").write_text("hello")
-    with pytest.raises(WiringError, match=r"d.pt is damaged, no checkpoint"):
+    with pytest.raises(WiringError, match=r"d.pt is damaged, not a checkpoint"):
         authors.load(tmp_path / "d.pt")

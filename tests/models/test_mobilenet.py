@@ -1,4 +1,4 @@
-"""MobileNetV1-DNW and MobileNetV1: what they compute, how many edges they have, what they refuse."""
+"""MobileNetV1-DNW and MobileNetV1: what they compute, how many edges they have, what they reject."""
 
 from typing import Any
 
@@ -9,11 +9,12 @@ from torch import nn
 import wirings
 from wirings import WiringError, models
 from wirings.graph import StaticGraph
+from wirings.models import NetworkSize
 from wirings.models.mobilenet import STAGES, MobileNetV1, MobileNetV1DNW, edges_of_width
 
 
 def plain_stack(network: MobileNetV1DNW) -> nn.Sequential:
-    """Depthwise and pointwise convolutions of the same sizes, without a norm and a ReLU between the two."""
+    """Return depthwise and pointwise convolutions of the same sizes, without a norm and a ReLU in between."""
     layers: list[nn.Module] = [nn.Conv2d(3, 32, 3, padding=1, bias=False)]
     for stage in STAGES:
         before = stage.before
@@ -53,18 +54,18 @@ def copy_across(network: MobileNetV1DNW, stack: nn.Sequential) -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_layers_alone_are_a_plain_stack_of_convolutions(training: bool) -> None:
+def test_edges_to_the_next_block_alone_make_a_plain_stack(training: bool) -> None:
     torch.manual_seed(0)
     network = models.get("mobilenetv1_dnw", reach=1)
     assert isinstance(network, MobileNetV1DNW)
     for name, parameter in network.named_parameters():
         if "norm" in name:
             nn.init.uniform_(parameter, 0.5, 1.5)
-    network.double()  # in float32 a ReLU's input near zero has either sign, with the order in which sums are made
+    network.double()  # in float32 the sign of a ReLU's input near zero depends on the order of summation
     stack = plain_stack(network).double()
     copy_across(network, stack)
     images = torch.randn(4, 3, 32, 32).double()
-    for _ in range(2):  # so that running statistics are not what they start from
+    for _ in range(2):  # so that running statistics differ from their initial values
         network(images), stack(images)
     network.train(training), stack.train(training)
     ours, theirs = network(images), stack(images)
@@ -77,7 +78,7 @@ def test_layers_alone_are_a_plain_stack_of_convolutions(training: bool) -> None:
 
 
 @pytest.mark.parametrize("rule", ["dnw", "random", "no_update"])
-def test_edges_are_those_of_the_width(rule: str) -> None:
+def test_number_of_edges_follows_from_the_width(rule: str) -> None:
     model = models.get("mobilenetv1_dnw", rule=rule, width=0.225)
     # 0.225² of 2,048; 24,576; 98,304; 1,441,792; 1,572,864: MobileNetV1's pointwise weights by resolution
     assert [report.edges for report in model.wiring.look()] == [103, 1244, 4976, 72990, 79626]
@@ -96,7 +97,7 @@ def test_full_width_has_the_edges_of_mobilenetv1() -> None:
     assert sum(edges_of_width(stage, 1.0) for stage in STAGES) == sum(pointwise) == 3_139_584
 
 
-def test_small_keeps_a_part_of_the_classifier() -> None:
+def test_small_wires_the_classifier() -> None:
     model = models.get("mobilenetv1_dnw", rule="dnw", width=0.15, small=True, classes=1000, image_size=224)
     reports = model.wiring.look()
     assert reports[-1].name == "head.weight"
@@ -118,7 +119,7 @@ def test_stems_and_resolutions(name: str, size: int, stride: int, last: int) -> 
     assert first.stride == (stride, stride)
 
 
-def test_initial_edges_have_one_bound_a_graph() -> None:
+def test_initial_weights_have_one_bound_for_each_graph() -> None:
     torch.manual_seed(0)
     model = models.get("mobilenetv1_dnw")
     for graph, stage in zip(model.stages, STAGES, strict=True):
@@ -164,13 +165,13 @@ def test_mobilenetv1_can_be_wired() -> None:
         (lambda: models.get("mobilenetv1_dnw", rule="dnw", width=1.5), "stages.0, which allows 2,048"),
         (lambda: models.get("mobilenetv1_dnw", rule="dnw", width=0.0), "width must be above 0"),
         (lambda: models.get("mobilenetv1_dnw", image_size=8), "image_size = 8 is too small"),
-        (lambda: models.get("mobilenetv1", width=0.01), "at least one channel"),
+        (lambda: models.get("mobilenetv1", width=0.01), "at least one of 32 channels"),
         (lambda: models.get("mobilenetv1", rule="dnw", width=0.25), "needs a budget"),
-        (lambda: MobileNetV1(0.25)(torch.zeros(1, 3, 8, 8)), "at least 16 × 16 pixels"),
+        (lambda: MobileNetV1(NetworkSize(image_size=32))(torch.zeros(1, 3, 8, 8)), "at least 16 × 16 pixels"),
         (lambda: MobileNetV1DNW(image_size=96)(torch.zeros(1, 3, 31, 40)), "at least 32 × 32 pixels"),
-        (lambda: MobileNetV1DNW()(torch.zeros(3, 32, 32)), r"\(3, 32, 32\) came"),
+        (lambda: MobileNetV1DNW()(torch.zeros(3, 32, 32)), r"got \(3, 32, 32\)"),
     ],
 )
-def test_mistakes(make: Any, words: str) -> None:
+def test_rejects_bad_arguments(make: Any, words: str) -> None:
     with pytest.raises(WiringError, match=words):
         make()

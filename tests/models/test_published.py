@@ -1,4 +1,4 @@
-"""The published networks of Table 3: their sizes, that they compute, that any rule can wire them."""
+"""The published networks of Table 3: their sizes and outputs, and that any rule can wire them."""
 
 import sys
 from typing import Any
@@ -9,8 +9,8 @@ from torch import nn
 from vision import MISSING
 
 from wirings import WiringError, models
-from wirings.models.shufflenetv1 import Shuffle
-from wirings.models.xception import Unit
+from wirings.models.shufflenetv1 import ChannelShuffle
+from wirings.models.xception import XceptionUnit
 from wirings.profiling import profile
 
 OWN = ["densenet", "shufflenetv1", "xception"]
@@ -20,7 +20,7 @@ EVERY = [*OWN, *(pytest.param(name, marks=needs_torchvision) for name in TORCHVI
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_they_take_images_of_any_size_and_give_classes(name: str) -> None:
+def test_takes_images_of_any_size(name: str) -> None:
     model = models.get(name, width=0.5, classes=7, image_size=64).eval()
     assert model.input_shape == (3, 64, 64)
     assert model.wiring is None
@@ -33,7 +33,7 @@ def test_they_take_images_of_any_size_and_give_classes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_any_rule_wires_all_but_the_first_layer_and_the_classifier(name: str) -> None:
+def test_wires_all_layers_but_the_first_and_the_classifier(name: str) -> None:
     model: Any = models.get(name, rule="random", width=0.5, classes=7, density=0.25)
     reports = model.wiring.look()
     assert all(report.edges == max(1, report.possible // 4) for report in reports)
@@ -51,18 +51,18 @@ def test_every_parameter_gets_a_gradient(name: str) -> None:
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters() if p.dim() > 1)
 
 
-def test_a_shuffle_deals_channels_out() -> None:
+def test_channel_shuffle_interleaves_groups() -> None:
     x = torch.arange(6.0).view(1, 6, 1, 1)
-    assert Shuffle(3)(x).flatten().tolist() == [0, 2, 4, 1, 3, 5]
+    assert ChannelShuffle(3)(x).flatten().tolist() == [0, 2, 4, 1, 3, 5]
 
 
-def test_units_halve_maps_and_keep_what_came_in_beside_the_new() -> None:
-    unit = Unit(8, 24, 2).eval()
+def test_units_with_a_stride_concatenate_the_pooled_shortcut() -> None:
+    unit = XceptionUnit(8, 24, 2).eval()
     x = torch.rand(1, 8, 6, 6)
     out = unit(x)
     assert out.shape == (1, 24, 3, 3)
     torch.testing.assert_close(out[:, :8], nn.functional.avg_pool2d(x, 3, 2, padding=1))
-    same = Unit(24, 24, 1).eval()
+    same = XceptionUnit(24, 24, 1).eval()
     nn.init.zeros_(same.branch[-1].weight)
     assert torch.equal(same(out), out.relu())
 
@@ -86,7 +86,7 @@ def test_sizes(name: str, width: float, millions: float) -> None:
     assert counted.notes == ()
 
 
-def test_x_mobilenet_keeps_its_first_pointwise_layer_whole() -> None:
+def test_x_mobilenet_keeps_its_first_pointwise_layer_dense() -> None:
     model: Any = models.get("mobilenetv1_x", rule="expander", classes=1000)
     names = [layer.name for layer in model.wiring.layers]
     assert (names[0], len(names)) == ("features.4.3.weight", 12)
@@ -103,13 +103,13 @@ def test_x_mobilenet_keeps_its_first_pointwise_layer_whole() -> None:
 
 
 @needs_torchvision
-def test_shufflenetv2_has_widths_of_its_own() -> None:
-    with pytest.raises(WiringError, match=r"ShuffleNetV2 has widths of its own, 0\.5, 1, 1\.5, 2, but width is 0\.7"):
+def test_shufflenetv2_rejects_other_widths() -> None:
+    with pytest.raises(WiringError, match=r"comes in the widths 0\.5, 1, 1\.5, 2, got width = 0\.7"):
         models.get("shufflenetv2", width=0.7)
 
 
 @pytest.mark.parametrize("name", TORCHVISION)
-def test_without_torchvision_the_remedy_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_torchvision_is_reported(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchvision", None)
-    with pytest.raises(WiringError, match=r"is torchvision's, which cannot be imported .* pip install torchvision"):
+    with pytest.raises(WiringError, match=r"needs torchvision, which cannot be imported .* pip install torchvision"):
         models.get(name)

@@ -1,4 +1,4 @@
-"""Residual networks: torchvision's function and sizes, what is wired, how they start."""
+"""Residual networks: outputs and sizes match torchvision's; what is wired, how they are initialised."""
 
 import math
 from typing import Any
@@ -14,7 +14,7 @@ from wirings.profiling import profile
 
 @pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 @pytest.mark.parametrize("name", ["resnet50", "resnet18"])
-def test_it_computes_what_torchvision_s_does(name: str) -> None:
+def test_matches_torchvision(name: str) -> None:
     import torchvision
 
     theirs = getattr(torchvision.models, name)(weights=None).eval()
@@ -29,8 +29,8 @@ def test_it_computes_what_torchvision_s_does(name: str) -> None:
         renamed[key] = value[..., None, None] if key == "head.weight" else value
     nn.init.zeros_(theirs.fc.bias)
     ours.load_state_dict(renamed)
-    images = torch.randn(2, 3, 96, 96)
-    torch.testing.assert_close(ours(images), theirs(images))
+    images = torch.randn(2, 3, 96, 96).double()
+    torch.testing.assert_close(ours.double()(images), theirs.double()(images))
 
 
 def test_sizes() -> None:
@@ -38,13 +38,13 @@ def test_sizes() -> None:
         model = models.get(name)
         assert sum(p.numel() for p in model.parameters()) == params
         counted = profile(model)
-        assert abs(counted.mult_adds / mult_adds - 1) < 1e-6, "but for weights that happen to be zero"
+        assert abs(counted.mult_adds / mult_adds - 1) < 1e-6, "except for weights that happen to be zero"
         assert counted.notes == ()
     half: Any = models.get("resnet18", width=0.5)
     assert [stage[0].conv1.out_channels for stage in half.stages] == [32, 64, 128, 256]
 
 
-def test_small_images_meet_a_stem_without_stride() -> None:
+def test_stem_has_no_stride_for_small_images() -> None:
     small: Any = models.get("resnet18", width=0.25, image_size=64).eval()
     large: Any = models.get("resnet18", width=0.25, image_size=65).eval()
     assert (small.conv1.kernel_size, small.conv1.stride) == ((3, 3), (1, 1))
@@ -60,7 +60,7 @@ def test_small_images_meet_a_stem_without_stride() -> None:
 
 
 @pytest.mark.parametrize("first_dense", [False, True])
-def test_every_convolution_is_wired_the_classifier_too(first_dense: bool) -> None:
+def test_wires_every_convolution_including_the_classifier(first_dense: bool) -> None:
     model: Any = models.get("resnet50", rule="random", classes=10, image_size=32, density=0.1, first_dense=first_dense)
     convolutions = [name for name, m in model.named_modules() if isinstance(m, nn.Conv2d)]
     reports = model.wiring.look()
@@ -70,7 +70,7 @@ def test_every_convolution_is_wired_the_classifier_too(first_dense: bool) -> Non
     assert not any(p.dim() == 1 for p in (layer.weight for layer in model.wiring.layers)), "norms stay dense"
 
 
-def test_how_it_starts() -> None:
+def test_initialisation() -> None:
     model = models.get("resnet50")
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):

@@ -72,10 +72,12 @@ class Attends(torch.nn.Module):
 
 
 def test_a_model_of_ones_own_with_attention_that_is_no_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def attends(classes: int = 10, rule: Any = None, density: float | None = None) -> torch.nn.Module:
-        return registry.wired(Attends(classes), rule, density)
+    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
 
-    monkeypatch.setitem(registry._registry, "attends", attends)
+    @registry.register
+    def attends(classes: int = 10) -> torch.nn.Module:
+        return Attends(classes)
+
     result = run(tmp_path, "model.name=attends", "model.options={density: 0.25}")
     assert result.edges == 24 * 8 // 4 + 64 * 10 // 4
     assert result.mult_adds == 8 * 24 * 8 // 4 + 64 * 10 // 4 + 2 * 8 * 8 * 8

@@ -6,7 +6,7 @@ from torch import nn
 
 from wirings import Blocks, Dag, StaticGraph
 from wirings.graph import ActivationNode
-from wirings.wire.targets import joined, receivers
+from wirings.utils.layers import joined, receivers
 
 MODULES = {
     "linear": (nn.Linear(3, 4), "weight"),

@@ -9,18 +9,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from wirings.budgets.mult_adds import Call, Use, evaluating, extra, shapes, uses
 from wirings.errors import WiringError
-from wirings.rules.base import held
-from wirings.wire.targets import Target, multiplies
+from wirings.utils.layers import multiplies, original_weight
 
 
-def costs(model: nn.Module, targets: Sequence[Target], example_input: Any) -> tuple[list[int], int]:
+class WeightToWire(Protocol):
+    """What is needed of a weight that is about to be wired; `wirings.wire.targets.Target` is one."""
+
+    weight: nn.Parameter
+    places: list[tuple[str, nn.Module, str]]
+
+    @property
+    def name(self) -> str: ...
+
+
+def costs(model: nn.Module, targets: Sequence[WeightToWire], example_input: Any) -> tuple[list[int], int]:
     """The multiply-adds of one edge of each target, and those of everything else in the model.
 
     The model is run once on ``example_input``, in evaluation, and left as it was.
@@ -29,7 +38,7 @@ def costs(model: nn.Module, targets: Sequence[Target], example_input: Any) -> tu
     numel: dict[int, int] = {}
     found, rest = _uses(model, _arguments(model, example_input))
     for use in found:
-        weight = _weight(use.holder, use.attribute)
+        weight = original_weight(use.holder, use.attribute)
         parts, rows = times.setdefault(id(weight), {}), len(weight)
         parts[use.times] = parts.get(use.times, 0.0) + len(range(rows)[use.rows]) / max(rows, 1)
         numel[id(weight)] = weight.numel()
@@ -42,7 +51,7 @@ def costs(model: nn.Module, targets: Sequence[Target], example_input: Any) -> tu
     return [_cost(target, times.get(id(target.weight), {})) for target in targets], rest
 
 
-def _cost(target: Target, parts: dict[int, float]) -> int:
+def _cost(target: WeightToWire, parts: dict[int, float]) -> int:
     module = target.places[0][1]
     if getattr(module, "wired_weights", None):
         raise WiringError(
@@ -61,14 +70,6 @@ def _cost(target: Target, parts: dict[int, float]) -> int:
             f"so its edges have no one cost; skip=[{target.name!r}], or give k= or params=."
         )
     return whole
-
-
-def _weight(module: nn.Module, attribute: str) -> Tensor:
-    holder = held(module).get(attribute)
-    if holder is None:
-        return getattr(module, attribute)
-    original = getattr(holder, "original", None)
-    return next(holder.parameters()) if original is None else original
 
 
 def _arguments(model: nn.Module, example_input: Any) -> tuple[Any, ...]:

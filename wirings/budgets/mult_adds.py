@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
 
-from wirings.wire.targets import _CONVOLUTIONS, _TRANSPOSED, is_turned, wired_by_default
+from wirings.utils.layers import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS, is_transposed_linear, wired_by_default
 
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm, nn.CrossMapLRN2d)
 FREE = (*_NORMS, nn.Embedding, nn.EmbeddingBag, nn.PReLU)
@@ -47,12 +47,14 @@ def is_norm(module: nn.Module) -> bool:
 def uses(module: nn.Module, call: Call) -> list[Use]:
     """The weights that a call multiplies by. Biases, norms and activations are not counted."""
     first, out = call.inputs[0] if call.inputs else (), call.outputs[0] if call.outputs else ()
-    if isinstance(module, (nn.Linear, nn.Bilinear)) or is_turned(module):
+    if isinstance(module, (nn.Linear, nn.Bilinear)) or is_transposed_linear(module):
         return [Use(module, "weight", math.prod(out[:-1]))]
-    if isinstance(module, _CONVOLUTIONS):
+    if isinstance(module, CONVOLUTIONS):
         dims = len(module.kernel_size)
         batch = math.prod(out[: len(out) - dims - 1])
-        maps = first if isinstance(module, _TRANSPOSED) else out  # a transposed one spreads every pixel that comes in
+        maps = (
+            first if isinstance(module, TRANSPOSED_CONVOLUTIONS) else out
+        )  # a transposed one spreads every pixel that comes in
         return [Use(module, "weight", batch * math.prod(maps[len(maps) - dims :]))]
     if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
         return [Use(module, name, math.prod(first[:-1])) for name in wired_by_default(module)]

@@ -299,14 +299,16 @@ def show(
 
 @app.command()
 def data(
-    name: Annotated[str, typer.Argument(help="Which data: cifar10.")],
+    name: Annotated[str, typer.Argument(help="Name of a data set that can be downloaded.")],
     directory: Annotated[Path | None, typer.Option(help="A folder that holds it already, in any known layout.")] = None,
 ) -> None:
     """Fetch, check and prepare a data set."""
-    if name != "cifar10":
-        raise WiringError(
-            f"{name!r} cannot be fetched; only cifar10 can. Other data is read from your own folder: --data."
-        )
-    from wirings.train.data import cifar10
+    from wirings.train import data as data_sets
 
-    typer.echo(f"ready: {cifar10.prepare(directory)}")
+    dataset = data_sets.get(name)
+    if not dataset.can_fetch:
+        known = ", ".join(each for each in data_sets.names() if data_sets.get(each).can_fetch)
+        raise WiringError(
+            f"data set {name!r} cannot be downloaded, only {known} can. Other data is read from your folder: --data."
+        )
+    typer.echo(f"ready: {dataset.fetch(directory)}")

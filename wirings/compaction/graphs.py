@@ -14,7 +14,7 @@ from wirings.compaction.builder import Builder
 from wirings.compaction.node_functions import Where, known, part_of
 from wirings.compaction.operations import Concat, Conv, Linear, Place, Select
 from wirings.graph import Blocks, DiscreteGraph, StaticGraph
-from wirings.graph.functions import Plain
+from wirings.graph.nodes import Plain
 
 
 def lower_static(builder: Builder, graph: nn.Module, hint: str, x: str) -> str:
@@ -99,20 +99,17 @@ def can_lower(module: nn.Module) -> bool:
 def _functions_of_nodes(graph: StaticGraph) -> tuple[Where, bool]:
     """Every node's function and its number there; and whether some function can only be called on all its nodes."""
     where: Where = [(Plain(), 0)] * graph.nodes
-    levels = [level for group in graph.groups for level in group.levels]
     whole = False
-    for (start, stop), (number, some) in zip(levels, graph._function_of, strict=True):
-        function = graph._function(number)
-        whole = whole or not known(function)
-        first = 0 if some is None else some.start
-        for position in range(start, stop):
-            where[int(graph.order[position])] = (function, first + position - start)
+    for level in graph.levels():
+        whole = whole or not known(level.function)
+        first = 0 if level.part is None else level.part.start
+        for number, node in enumerate(level.nodes, first):
+            where[int(node)] = (level.function, number)
     return where, whole
 
 
 def _own_levels(graph: StaticGraph) -> list[np.ndarray]:
-    levels = [level for group in graph.groups for level in group.levels]
-    return [graph.order[start:stop] for start, stop in levels]
+    return [level.nodes for level in graph.levels()]
 
 
 def _real_levels(graph: StaticGraph, targets: np.ndarray, sources: np.ndarray) -> list[np.ndarray]:

@@ -13,7 +13,7 @@ from wirings.compaction.aten import norm_as_affine
 from wirings.compaction.builder import Builder
 from wirings.compaction.operations import Activation, Affine, Concat, Conv, InstanceNorm, Pad, Select
 from wirings.compaction.trace import trace
-from wirings.graph.functions import (
+from wirings.graph.nodes import (
     ACTIVATIONS,
     Activations,
     Convolutions,
@@ -63,7 +63,7 @@ def part_of(builder: Builder, where: Where, part: tuple[Any, ...], x: str, hint:
 def _leaf(function: NodeFunction, number: int, time: float) -> tuple[NodeFunction, int]:
     """The function that a node has at a time, without what only gathers functions."""
     if isinstance(function, Stepwise):
-        return _leaf(function._at(time), number, time)
+        return _leaf(function.at(time), number, time)
     if isinstance(function, Grouped):
         for inner, count in zip(function.functions, function.counts, strict=True):
             if number < count:
@@ -75,7 +75,7 @@ def _leaf(function: NodeFunction, number: int, time: float) -> tuple[NodeFunctio
 def _signature(function: NodeFunction) -> Any:
     """Functions of one signature differ in their parameters only."""
     if isinstance(function, Convolutions):
-        return "conv", function.recipe, function._before, function._after
+        return "conv", function.recipe, function.parts["before"], function.parts["after"]
     if isinstance(function, Activations):
         return "activation", function.activation, function.bias is not None
     if isinstance(function, Timed):  # its nodes are gathered by the rest's own signature when they get there
@@ -97,7 +97,7 @@ def _same_kind(builder: Builder, leaves: Where, part: tuple[Any, ...], x: str, h
             x = builder.add(Affine, (x,), hint, scale=torch.ones_like(shift), shift=shift)
         return _activation(builder, function.activation, x, hint)
     if isinstance(function, Convolutions):
-        for step in function._before if part[0] == "before" else function._after:
+        for step in function.parts[part[0]]:
             if step == "norm":
                 x = _norm(builder, leaves, x, hint)
             elif step == "activation":

@@ -1,10 +1,20 @@
-"""Neural graphs: topologies, node functions; static, discrete-time and continuous-time graphs."""
+"""Neural graphs: static, discrete-time and continuous-time ones, their topologies and their node functions."""
 
 from wirings.graph.base import Graph
 from wirings.graph.continuous import ContinuousGraph, Effort
 from wirings.graph.discrete import DiscreteGraph
-from wirings.graph.functions import NodeFunction
-from wirings.graph.nodes import ActivationNode, ConvNode, Groups, Node, PerStep, PlainNode, TimeNode
+from wirings.graph.liveness import Liveness
+from wirings.graph.nodes import (
+    ActivationNode,
+    ConvNode,
+    Groups,
+    Node,
+    NodeCost,
+    NodeFunction,
+    PerStep,
+    PlainNode,
+    TimeNode,
+)
 from wirings.graph.static import StaticGraph
 from wirings.graph.topology import Blocks, Complete, Dag, Matrix
 
@@ -19,8 +29,10 @@ __all__ = [
     "Effort",
     "Graph",
     "Groups",
+    "Liveness",
     "Matrix",
     "Node",
+    "NodeCost",
     "NodeFunction",
     "PerStep",
     "PlainNode",

@@ -1,4 +1,4 @@
-"""Nodes with a batch norm on a GPU: norm, ReLU and 3x3 convolution of maps of any size, two Triton kernels each way.
+"""Nodes with a batch norm on a GPU: norm, ReLU and 3x3 convolution in two Triton kernels for each direction.
 
 States lie node by node, so a node's pixels, of all images, are one run of memory. Forward, one kernel adds up the
 statistics of every node and one norms, rectifies and convolves; what lies between is never written. Backward, one
@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from wirings.graph._node_cuda import _launcher
-from wirings.selection._select_cuda import on_device_of
-from wirings.selection.functional import in_transform
+from wirings.utils.transforms import in_transform
+from wirings.utils.triton_launch import on_device_of
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _TILE = 1024  # pixels that a program looks at together
@@ -79,7 +79,7 @@ _library.define(
 
 @functools.cache
 def _plan(nodes: int, pixels: int, tile: int) -> tuple[int, int]:
-    """Tiles a program, and programs a node."""
+    """The number of tiles per program, and of programs per node."""
     tiles = -(-pixels // tile)
     each = -(-tiles // min(-(-_PROGRAMS // nodes), tiles, _SHARES))
     return each, -(-tiles // each)
@@ -213,7 +213,7 @@ torch.library.register_autograd("wirings::batch_map", _gradients, setup_context=
 
 
 class _BatchMap(torch.autograd.Function):
-    """The same without the dispatcher, which would cost the host several times what a launch does."""
+    """The same without the dispatcher, which would take the host several times as long as a launch."""
 
     @staticmethod
     def forward(ctx, *inputs):
@@ -232,7 +232,7 @@ class _BatchMap(torch.autograd.Function):
 
 @triton.jit
 def _add_up(x, shares, pixels, tiles, parts, TILE: tl.constexpr):
-    """A share of a node's sum and sum of squares, both of differences from its first pixel, so that none cancels."""
+    """A part of a node's sum and sum of squares, of differences from its first pixel to avoid cancellation."""
     node, part = tl.program_id(0) // parts, tl.program_id(0) % parts
     x += node.to(tl.int64) * pixels
     first = tl.load(x).to(tl.float32)
@@ -310,7 +310,7 @@ def _weights(kernel):
 
 @triton.jit
 def _place(strip, images, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
-    """The columns of a strip: of which image, where in it, and whether there is one."""
+    """The columns of a strip: their image, their position in it, and whether they exist."""
     # Neighbours to neighbouring threads, not to one: what is one pixel to the side cannot be loaded in fours.
     at = tl.max_contiguous(strip * COLUMNS + tl.arange(0, COLUMNS), 1)
     return at // WIDTH, at % WIDTH, at < images * WIDTH
@@ -318,7 +318,7 @@ def _place(strip, images, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def _normed(at, left, real, right, there, scale, shift, RELU: tl.constexpr):
-    """Pixels left of some, at them and right of them, after norm and ReLU; zero beyond the map's ends."""
+    """The pixels left of, at and right of some pixels, after norm and ReLU; zero beyond the map."""
     return (
         _one_normed(at - 1, left & there, scale, shift, RELU),
         _one_normed(at, real & there, scale, shift, RELU),
@@ -439,7 +439,7 @@ def _unmap(x, gamma, beta, kernel, mean, var, grad, dx, shares, images, strips, 
 
 @triton.jit
 def _at(at, real, mean, inverse, gamma, beta, RELU: tl.constexpr):
-    """Pixels, standardised; what the ReLU is given of them, and what it makes of it."""
+    """The standardised pixels, and the input and output of the ReLU."""
     standard = (tl.load(at, mask=real, other=0).to(tl.float32) - mean) * inverse
     y = standard * gamma + beta
     if RELU:
@@ -450,7 +450,7 @@ def _at(at, real, mean, inverse, gamma, beta, RELU: tl.constexpr):
 
 @triton.jit
 def _beside(at, right, real, left, there):
-    """The gradient right of some pixels, at them and left of them; zero beyond the map's ends."""
+    """The gradient right of, at and left of some pixels; zero beyond the map."""
     return (
         tl.load(at + 1, mask=right & there, other=0).to(tl.float32),
         tl.load(at, mask=real & there, other=0).to(tl.float32),
@@ -460,7 +460,7 @@ def _beside(at, right, real, left, there):
 
 @triton.jit
 def _two(at, here, before, there):
-    """The gradient at some pixels and left of them, as far as they are wanted."""
+    """The gradient at some pixels and left of them, where it is needed."""
     return (
         tl.load(at, mask=here & there, other=0).to(tl.float32),
         tl.load(at - 1, mask=before & there, other=0).to(tl.float32),
@@ -471,7 +471,7 @@ def _two(at, here, before, there):
 def _finish(x, gamma, mean, var, dx, shares, dgamma, dbeta, dkernel, pixels, tiles, last_parts, parts,
             EPS: tl.constexpr, OWN: tl.constexpr, PARTS: tl.constexpr, SUMS: tl.constexpr,
             TILE: tl.constexpr):  # fmt: skip
-    """The rest of the way back, through the norm, in place; the first program of a node leaves its sums."""
+    """The rest of the backward pass, through the norm, in place; the first program of a node stores its sums."""
     node, part = tl.program_id(0) // last_parts, tl.program_id(0) % last_parts
     x += node.to(tl.int64) * pixels
     dx += node.to(tl.int64) * pixels

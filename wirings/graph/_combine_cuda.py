@@ -1,4 +1,4 @@
-"""y + sum of c_j k_j, the sum that every step of a solver ends with, on a GPU: one Triton kernel each way."""
+"""y + sum of c_j k_j, the sum at the end of every solver step, on a GPU: one Triton kernel for each direction."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from wirings.selection._select_cuda import _Launcher, on_device_of
+from wirings.utils.triton_launch import KernelLauncher, on_device_of
 
 _MOST = 7  # terms
 _BLOCK = 1024  # elements a program handles: eight a thread
@@ -19,7 +19,7 @@ def combine(y: Tensor | None, ks: Sequence[Tensor], coefficients: Sequence[float
 
     ``y``: any shape, any float dtype; None counts as zeros.
     ``ks``: at most seven, of ``y``'s shape, each of any float dtype.
-    ``coefficients``: as many numbers; new ones do not make the kernel compile anew.
+    ``coefficients``: as many numbers; new values do not recompile the kernel.
 
     Computed in float32 (float64 where the result is), in the order given. The result is contiguous, in the dtype of
     ``y``, or where there is no ``y`` of ``ks[0]``, but at least float32.
@@ -29,7 +29,7 @@ def combine(y: Tensor | None, ks: Sequence[Tensor], coefficients: Sequence[float
         raise ValueError(f"{len(ks)} tensors for {len(coefficients)} coefficients: give as many of both, 1 to {_MOST}")
     if any(t.shape != tensors[0].shape for t in tensors):
         raise ValueError(f"tensors of one shape are needed, not {[tuple(t.shape) for t in tensors]}")
-    if torch.compiler.is_compiling():  # which makes one kernel of the plain sum, together with what is around it
+    if torch.compiler.is_compiling():  # which fuses the plain sum with the operations around it
         return _plain(y, ks, coefficients)
     return _Combine.apply(tuple(map(float, coefficients)), y, *ks)
 
@@ -72,7 +72,7 @@ def _launch(kernel, first, ks, coefficients) -> None:
     if n == 0:
         return
     like = [t if t is None else (t.dtype, t.data_ptr() % 16 == 0) for t in tensors]
-    launch = _Launcher((first[0].device, kernel.__name__, n, *like))
+    launch = KernelLauncher((first[0].device, kernel.__name__, n, *like))
     with on_device_of(first[0]):
         launch(kernel, -(-n // _BLOCK), 4, *tensors, *coefficients, *[0.0] * (_MOST - len(ks)), n, _BLOCK)
 
@@ -85,7 +85,7 @@ def _places(n, BLOCK: tl.constexpr):
 
 @triton.jit
 def _plus(total, k, c, at, real):
-    """``total + c * k``, where there is a k; c comes as float64, since a Triton kernel else takes it as float32."""
+    """``total + c * k`` if there is a k; c is float64, since Triton kernels take Python floats as float32."""
     if k is not None:
         total += tl.full([1], c, tl.float64).to(total.dtype) * tl.load(k + at, mask=real).to(total.dtype)
     return total
@@ -112,7 +112,7 @@ def _sum(out, y, k0, k1, k2, k3, k4, k5, k6,
 
 @triton.jit
 def _part(d, k, c, at, real):
-    """Write ``c * d``, where it is wanted."""
+    """Write ``c * d`` if it is needed."""
     if k is not None:
         tl.store(k + at, (tl.full([1], c, tl.float64).to(d.dtype) * d).to(k.dtype.element_ty), mask=real)
 

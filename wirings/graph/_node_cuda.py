@@ -1,4 +1,4 @@
-"""What a node does to its state on a GPU: instance norm, ReLU and 3x3 convolution in one Triton kernel each way.
+"""Node functions on a GPU: instance norm, ReLU and 3x3 convolution in one Triton kernel for each direction.
 
 A state has at most 64 pixels, so the rows of a tile of images give the norm its statistics, and each way reads and
 writes every state once. In half precision, the convolution of one node is a banded matrix, from input pixels to output
@@ -18,8 +18,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from wirings.selection._select_cuda import _Launcher, on_device_of
-from wirings.selection.functional import in_transform
+from wirings.utils.transforms import in_transform
+from wirings.utils.triton_launch import KernelLauncher, on_device_of
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _BANDED = _DTYPES[1:]  # of results that a matrix product gives
@@ -76,7 +76,7 @@ _library.define(f"node_map_backward(Tensor grad, {_parts}) -> (Tensor, Tensor)",
 
 @functools.cache
 def _plan(shape: torch.Size, dtype: torch.dtype) -> tuple[tuple[int, int], tuple[int, int, bool, int, int]]:
-    """How states of a shape are shared out among programs, where the result (or its gradient) has this dtype.
+    """How states of a shape are divided among programs if the result (or its gradient) has this dtype.
 
     Tiles a program, and programs a node; then what the kernels are compiled for: height, width, whether the convolution
     is a matrix, pixels with padding, images in a tile.
@@ -90,10 +90,10 @@ def _plan(shape: torch.Size, dtype: torch.dtype) -> tuple[tuple[int, int], tuple
     return (each, -(-tiles // each)), (height, width, banded, pixels, tile)
 
 
-def _launcher(*tensors: Tensor | None, rest: tuple[object, ...]) -> _Launcher:
-    """A launcher for kernels on these tensors, the first of which says where; ``rest``: all else they depend on."""
+def _launcher(*tensors: Tensor | None, rest: tuple[object, ...]) -> KernelLauncher:
+    """A launcher for kernels on the device of the first tensor; ``rest`` is everything else that they depend on."""
     like = [t if t is None else (t.dtype, t.data_ptr() % 16 == 0) for t in tensors]
-    return _Launcher((tensors[0].device, *like, tensors[0].shape, *rest))
+    return KernelLauncher((tensors[0].device, *like, tensors[0].shape, *rest))
 
 
 def _forward(
@@ -127,7 +127,7 @@ def _backward(
     eps: float,
     relu: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of ``x``, and of all parameters one after the other (gamma, beta, kernel), in float32."""
+    """The gradients of ``x`` and of all parameters, concatenated (gamma, beta, kernel), in float32."""
     x, gamma, beta, kernel = (t if t is None else t.contiguous() for t in (x, gamma, beta, kernel))
     grad, dx, count = grad.contiguous(), torch.empty_like(x), _count(x, gamma, kernel)
     if x.numel() == 0:
@@ -145,7 +145,7 @@ def _backward(
 
 
 def _count(x: Tensor, gamma: Tensor | None, kernel: Tensor | None) -> int:
-    """How many parameters the nodes have together."""
+    """The number of parameters of all nodes."""
     return x.shape[0] * ((0 if gamma is None else 2) + (0 if kernel is None else 9))
 
 
@@ -191,7 +191,7 @@ torch.library.register_autograd("wirings::node_map", _gradients, setup_context=_
 
 
 class _NodeMap(torch.autograd.Function):
-    """The same without the dispatcher, which would cost the host several times what a launch does."""
+    """The same without the dispatcher, which would take the host several times as long as a launch."""
 
     @staticmethod
     def forward(ctx, *inputs):
@@ -209,7 +209,7 @@ class _NodeMap(torch.autograd.Function):
 
 @triton.jit
 def _taps(H: tl.constexpr, W: tl.constexpr, PIXELS: tl.constexpr):
-    """Which of a kernel's nine weights leads from an input pixel (row) to an output pixel (column); -1 where none."""
+    """The index of the kernel weight that leads from an input pixel (row) to an output pixel (column), or -1."""
     source, target = tl.arange(0, PIXELS)[:, None], tl.arange(0, PIXELS)[None, :]
     down, right = source // W - target // W + 1, source % W - target % W + 1
     near = (down >= 0) & (down < 3) & (right >= 0) & (right < 3) & (source < H * W) & (target < H * W)
@@ -218,7 +218,7 @@ def _taps(H: tl.constexpr, W: tl.constexpr, PIXELS: tl.constexpr):
 
 @triton.jit
 def _tile(node, rows, images, SPACE: tl.constexpr, PIXELS: tl.constexpr):
-    """Where a tile of images lies in the states, and which of its places are real: both of shape (rows, PIXELS)."""
+    """The offsets of a tile of images in the states, and a mask of valid ones, both of shape (rows, PIXELS)."""
     at = tl.arange(0, PIXELS)[None, :]
     base = node.to(tl.int64) * images * SPACE  # the states together may have more than 2**31 pixels
     return base + (rows[:, None] * SPACE + at), (rows[:, None] < images) & (at < SPACE)
@@ -227,7 +227,7 @@ def _tile(node, rows, images, SPACE: tl.constexpr, PIXELS: tl.constexpr):
 @triton.jit
 def _shifted(states, place, real, DOWN: tl.constexpr, RIGHT: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
              PIXELS: tl.constexpr):  # fmt: skip
-    """A tile's pixels that lie so far down and to the right, zeros beyond the border; and which are within."""
+    """The pixels of a tile at an offset down and to the right, zero beyond the border; and a mask of those within."""
     at = tl.arange(0, PIXELS)[None, :]
     row, column = at // W + DOWN, at % W + RIGHT
     within = real & (row >= 0) & (row < H) & (column >= 0) & (column < W)
@@ -236,7 +236,7 @@ def _shifted(states, place, real, DOWN: tl.constexpr, RIGHT: tl.constexpr, H: tl
 
 @triton.jit
 def _statistics(x, present, EPS: tl.constexpr, SPACE: tl.constexpr, PIXELS: tl.constexpr):
-    """Mean and inverse standard deviation of each image, the latter 0 where none is ``present``."""
+    """The mean and inverse standard deviation of each image; the latter is 0 for images that are not ``present``."""
     mean = tl.sum(x, 1) / SPACE  # padding is zero
     off = x - mean[:, None]
     if SPACE < PIXELS:
@@ -287,7 +287,7 @@ def _map(x, gamma, beta, kernel, out, images, tiles, splits, EPS: tl.constexpr, 
 def _unmap(x, gamma, beta, kernel, grad, dx, shares, nodes, images, tiles, splits,
            EPS: tl.constexpr, RELU: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
            BANDED: tl.constexpr, PIXELS: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
-    """Backward: one node, ``tiles`` tiles of images; what the norm saw is computed again."""
+    """Backward: one node, ``tiles`` tiles of images; the input of the norm is recomputed."""
     SPACE: tl.constexpr = H * W
     node, split = tl.program_id(0) // splits, tl.program_id(0) % splits
     shares += split * nodes * ((0 if gamma is None else 2) + (0 if kernel is None else 9))

@@ -1,4 +1,4 @@
-"""Continuous-time graphs: the states follow a differential equation."""
+"""Continuous-time graphs: the states of the nodes follow a differential equation."""
 
 from __future__ import annotations
 
@@ -12,51 +12,59 @@ from torch import Tensor
 from wirings.budgets.budget import Amount
 from wirings.errors import unknown
 from wirings.graph.adjoint import solve_adjoint
-from wirings.graph.base import Places, make_topology
+from wirings.graph.base import NodeSelection, make_topology
 from wirings.graph.discrete import DynamicGraph
-from wirings.graph.nodes import Recipe
-from wirings.graph.solve import METHODS, Function, Solution, solve
+from wirings.graph.nodes import NodeRecipe
+from wirings.graph.solve import METHODS, Derivative, Solution, solve
 from wirings.graph.topology import Blocks, Topology
 from wirings.rules import Rule
+from wirings.utils.checks import yes_or_no
 
 
 @dataclass(frozen=True)
 class Effort:
-    """What solving took: evaluations of dZ/dt, steps accepted, steps tried in vain."""
+    """What it took to solve the differential equation."""
 
     evaluations: int
+    """Evaluations of dZ/dt."""
     accepted: int
+    """Accepted steps."""
     rejected: int
+    """Rejected steps."""
 
     @classmethod
     def of(cls, solution: Solution) -> Effort:
+        """The effort of a solution."""
         return cls(solution.evaluations, solution.accepted, solution.rejected)
 
 
 class ContinuousGraph(DynamicGraph):
-    """A continuous-time neural graph (the paper's section 2.3): dZ/dt = f(A Z(t), t), from time 0 to ``until``.
+    """A continuous-time neural graph (section 2.3 of the paper): dZ/dt = f(A Z(t), t), from time 0 to ``until``.
 
-    Called with the states of the input nodes at time 0, (batch, inputs, …), it gives those of the output nodes at the
-    end, (batch, outputs, …). The other nodes start at zero: with fewer inputs than nodes this is an augmented neural
+    Called with the states of the input nodes at time 0, (batch, inputs, …), it returns those of the output nodes at the
+    end, (batch, outputs, …). All other nodes start at zero: with fewer inputs than nodes, it is an augmented neural
     ODE.
 
-    Args:
-        nodes: how many; every edge is allowed, cycles and self-loops too.
-        blocks, topology: instead, `Blocks` (or their sizes), a `Dag`, or a boolean matrix, [receives, sends].
-        inputs, outputs: nodes: how many (the first, the last ones) or which.
-        edges: how many are real, or a float, the density. None: all allowed ones, and no rule.
-        node: the recipe of the nodes' functions (see `wirings.graph.nodes`).
-        rule: a rule's name or a rule; dnw if ``edges`` are given.
-        solver: ``"dopri5"`` or ``"bosh3"``, which choose their steps; ``"euler"``, ``"midpoint"`` or ``"rk4"``.
-        rtol, atol: the error allowed in a step, relative to the states and absolute.
-        steps: equal steps, this many, instead of chosen ones.
-        until: the time at the end.
-        max_steps: a solver that has tried this many steps gives up with an error.
-        adjoint: whether the gradient comes from solving the adjoint equation backwards, in memory that does not grow
-            with the steps, instead of going back through the solver's steps.
+    After a forward pass, ``effort`` holds the number of evaluations and steps; with ``adjoint=True``,
+    ``adjoint_effort`` holds those of the adjoint equation after the backward pass.
 
-    After a forward pass ``effort`` says how many evaluations and steps it took; with ``adjoint``, after the backward
-    pass, ``adjoint_effort`` those of the adjoint equation.
+    Args:
+        nodes: the number of nodes. Every edge is allowed, including cycles and self-loops.
+        inputs: the input nodes: how many (the first ones) or a list of their numbers.
+        outputs: the output nodes: how many (the last ones) or a list of their numbers.
+        edges: the number of real edges, or their density as a float. None: all allowed edges, and no rule.
+        node: the nodes' functions (see `wirings.graph.nodes`).
+        rule: a rule or its name; dnw by default if ``edges`` is given.
+        solver: ``"dopri5"`` or ``"bosh3"``, which adapt their steps; ``"euler"``, ``"midpoint"`` or ``"rk4"``.
+        rtol: the relative error allowed in a step.
+        atol: the absolute error allowed in a step.
+        steps: the number of equal steps to take instead of adaptive ones.
+        until: the final time.
+        max_steps: the number of steps, accepted or rejected, after which an adaptive solver raises an error.
+        adjoint: whether to compute the gradient by solving the adjoint equation backwards in time, in memory that does
+            not grow with the number of steps, instead of differentiating through the solver's steps.
+        blocks: instead of nodes, the number of nodes in each block, or a `Blocks`.
+        topology: instead of nodes, a `Dag`, or a boolean matrix of the allowed edges, [receives, sends].
 
     >>> graph = ContinuousGraph(20, inputs=4, outputs=3, edges=60)
     >>> graph(torch.zeros(2, 4)).shape, graph.effort.evaluations > 0
@@ -67,10 +75,10 @@ class ContinuousGraph(DynamicGraph):
         self,
         nodes: int | None = None,
         *,
-        inputs: Places | None = None,
-        outputs: Places | None = None,
+        inputs: NodeSelection | None = None,
+        outputs: NodeSelection | None = None,
         edges: Amount | None = None,
-        node: Recipe | None = None,
+        node: NodeRecipe | None = None,
         rule: str | Rule | None = None,
         solver: str = "dopri5",
         rtol: float = 1e-3,
@@ -82,7 +90,8 @@ class ContinuousGraph(DynamicGraph):
         blocks: Sequence[int] | Blocks | None = None,
         topology: Topology | Tensor | None = None,
     ) -> None:
-        made = make_topology("ContinuousGraph", blocks, nodes, topology)
+        made = make_topology("ContinuousGraph", nodes=nodes, blocks=blocks, topology=topology)
+        yes_or_no("ContinuousGraph", "adjoint", adjoint)
         adaptive = steps is None
         given = {
             "nodes": nodes, "inputs": inputs, "outputs": outputs, "edges": edges, "node": node, "rule": rule,
@@ -99,7 +108,9 @@ class ContinuousGraph(DynamicGraph):
         self.until, self.max_steps, self.adjoint = until, max_steps, adjoint
         self.effort: Effort | None = None
         self.adjoint_effort: Effort | None = None
-        self._solve(torch.zeros(()), lambda t, y: y, since=until)  # bad settings are told now, not at the first batch
+        self._solve(
+            torch.zeros(()), lambda t, y: y, since=until
+        )  # rejects invalid settings now, not at the first batch
 
     def forward(self, x: Tensor) -> Tensor:
         self._check_input(x, 1, "(batch, inputs, …)")
@@ -111,7 +122,7 @@ class ContinuousGraph(DynamicGraph):
         return self._read_rows(solution.y)
 
     def _solve(
-        self, start: Tensor, change: Function, parameters: Sequence[Tensor] = (), since: float = 0.0
+        self, start: Tensor, change: Derivative, parameters: Sequence[Tensor] = (), since: float = 0.0
     ) -> Solution:
         options: dict[str, Any] = {
             "method": self.solver,

@@ -1,4 +1,4 @@
-"""Discrete-time graphs: all nodes change together, step by step."""
+"""Discrete-time graphs: all nodes are updated together, step by step."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from torch.utils.checkpoint import checkpoint as checkpointed
 
 from wirings.budgets.budget import Amount
 from wirings.errors import WiringError, unknown
-from wirings.graph.base import Graph, Places, make_topology, reached
-from wirings.graph.functions import NodeFunction
-from wirings.graph.nodes import Recipe, build
+from wirings.graph.base import Graph, NodeSelection, make_topology
+from wirings.graph.liveness import Liveness, step_liveness
+from wirings.graph.nodes import NodeFunction, NodeRecipe, build
 from wirings.graph.product import Sums, through
-from wirings.graph.topology import Blocks, Topology, whole
+from wirings.graph.topology import Blocks, Topology
 from wirings.rules import Rule
+from wirings.utils.checks import whole_number, yes_or_no
 
 
 class DynamicGraph(Graph):
-    """What discrete-time and continuous-time graphs share: one function for all nodes, any edges, cycles too."""
+    """Base class of discrete-time and continuous-time graphs: one function for all nodes, and cycles are allowed."""
 
     _in_index: Tensor
     _out_index: Tensor
@@ -29,17 +30,17 @@ class DynamicGraph(Graph):
     def __init__(
         self,
         topology: Topology,
-        inputs: Places | None,
-        outputs: Places | None,
-        node: Recipe | None,
+        inputs: NodeSelection | None,
+        outputs: NodeSelection | None,
+        node: NodeRecipe | None,
         edges: Amount | None,
         rule: str | Rule | None,
         given: dict[str, Any],
     ) -> None:
         super().__init__(topology, inputs, outputs)
-        if isinstance(node, Sequence):
+        if isinstance(node, Sequence) and not isinstance(node, str):
             raise WiringError(
-                f"{self._kind}: node= is one recipe for all nodes; several kinds are Groups(counts, kinds)."
+                f"{self._kind}: node= expects one recipe for all nodes; for several kinds use Groups(counts, kinds)."
             )
         self._given = given
         self.function: NodeFunction = build(node, self.nodes, self._kind)
@@ -53,18 +54,18 @@ class DynamicGraph(Graph):
     def _no_batch_norm(self, what: str) -> None:
         if any("running_mean" in name for name, _ in self.function.named_buffers()):
             raise WiringError(
-                f"{self._kind}: {what} a step twice, and its batch norms would count it twice; take instance norm."
+                f"{self._kind}: {what} each step twice, so that batch norms would count it twice. Use instance norms."
             )
 
     def initial(self, x: Tensor) -> Tensor:
-        """The states at time 0, (batch, nodes, …): x at the input nodes, zero elsewhere (eq. init_discrete)."""
+        """The states at time 0, (batch, nodes, …): x at the input nodes and zero elsewhere."""
         return self._initial_rows(x).transpose(0, 1)
 
     def read(self, states: Tensor) -> Tensor:
-        """The output nodes' states of all states, (batch, nodes, …)."""
+        """Select the states of the output nodes, (batch, outputs, …), from those of all nodes, (batch, nodes, …)."""
         return self._read_rows(self._check_states(states))
 
-    # States are kept as (nodes, batch, …): "rows".
+    # Internally, states are "rows", of shape (nodes, batch, …).
 
     def _initial_rows(self, x: Tensor) -> Tensor:
         return self._add_input(x.new_zeros(self.nodes, x.shape[0], *x.shape[2:]), x)
@@ -76,50 +77,56 @@ class DynamicGraph(Graph):
         return rows[self._out_index if self._out is None else self._out].transpose(0, 1)
 
     def _change(self, rows: Tensor, time: float, matrices: list[Tensor]) -> Tensor:
-        """Through the nodes and the edges once: f(A Z, time)."""
+        """Pass through the nodes and the edges once: f(A Z, time)."""
         sent = self.function.on_rows("before", rows, time)
         return self._same_maps(self.function.on_rows("after", self.sums(matrices, sent), time), rows, self.nodes)
 
     def _check_states(self, states: Tensor, batch: int | None = None) -> Tensor:
-        wrong = states.dim() < 2 or states.shape[1] != self.nodes or (batch is not None and states.shape[0] != batch)
+        wrong = (
+            not isinstance(states, Tensor)
+            or states.dim() < 2
+            or states.shape[1] != self.nodes
+            or (batch is not None and states.shape[0] != batch)
+        )
         if wrong:
             batches = "batch" if batch is None else str(batch)
-            raise WiringError(
-                f"{self._kind} takes states of shape ({batches}, {self.nodes}, …), but {tuple(states.shape)} came."
-            )
+            got = tuple(states.shape) if isinstance(states, Tensor) else type(states).__name__
+            raise WiringError(f"{self._kind} expects states of shape ({batches}, {self.nodes}, …), got {got}.")
         return states.transpose(0, 1)
 
     def _same_maps(self, now: Tensor, before: Tensor, nodes: int) -> Tensor:
-        """``now``, checked to be states of so many nodes, with maps of the size that they had before."""
+        """Return ``now`` after checking that the number of nodes and the size of their maps have not changed."""
         if len(now) != nodes:
-            raise WiringError(f"{self._kind}: node= made {len(now)} nodes of {nodes}; each keeps its own state.")
+            raise WiringError(f"{self._kind}: node= returned {len(now)} nodes for {nodes}; it must keep them.")
         if now.shape[2:] != before.shape[2:]:
             sizes = ["×".join(map(str, x.shape[2:])) or "scalars" for x in (before, now)]
             raise WiringError(
-                f"{self._kind}: the nodes' maps must keep their size from one time to the next, but node= made "
-                f"{sizes[1]} of {sizes[0]}. Strided convolutions in a dynamic graph take pad=True."
+                f"{self._kind}: the maps of nodes must keep their size from one time to the next, but node= changed "
+                f"them from {sizes[0]} to {sizes[1]}. Use pad=True for strided convolutions in a dynamic graph."
             )
         return now
 
 
 class DiscreteGraph(DynamicGraph):
-    """A discrete-time neural graph (the paper's section 2.3): Z(ℓ + 1) = f(A Z(ℓ), ℓ) for all nodes at once.
+    """A discrete-time neural graph (section 2.3 of the paper): Z(ℓ + 1) = f(A Z(ℓ), ℓ) for all nodes at once.
 
-    Input nodes may have parents. Called with the input, it gives the states of the output nodes.
+    Called with the input, it returns the states of the output nodes. Input nodes may have parents.
 
     Args:
-        nodes: how many; every edge is allowed, cycles and self-loops too.
-        blocks, topology: instead, `Blocks` (or their sizes), a `Dag`, or a boolean matrix, [receives, sends].
-        inputs, outputs: nodes: how many (the first, the last ones) or which.
-        steps: L. With ``inflow="every"`` it may be left out: then there are as many as the input has.
-        edges: how many are real, or a float, the density. None: all allowed ones, and no rule.
-        node: the recipe of the nodes' functions (see `wirings.graph.nodes`).
-        rule: a rule's name or a rule; dnw if ``edges`` are given.
-        inflow: ``"first"``: the input, (batch, inputs, …), is there at time 0. ``"every"``: a sequence,
-            (batch, time, inputs, …), whose part ℓ is added to the input nodes' states at time ℓ.
-        reads: ``"last"``: the output nodes' states at the end, (batch, outputs, …). ``"every"``: those after every
-            step, (batch, steps, outputs, …).
-        checkpoint: whether a step's inner values are computed again for the gradient instead of being kept.
+        nodes: the number of nodes. Every edge is allowed, including cycles and self-loops.
+        inputs: the input nodes: how many (the first ones) or a list of their numbers.
+        outputs: the output nodes: how many (the last ones) or a list of their numbers.
+        steps: the number of steps. With ``inflow="every"`` it is the length of the input by default.
+        edges: the number of real edges, or their density as a float. None: all allowed edges, and no rule.
+        node: the nodes' functions (see `wirings.graph.nodes`).
+        rule: a rule or its name; dnw by default if ``edges`` is given.
+        blocks: instead of nodes, the number of nodes in each block, or a `Blocks`.
+        topology: instead of nodes, a `Dag`, or a boolean matrix of the allowed edges, [receives, sends].
+        inflow: ``"first"``: the input, (batch, inputs, …), is fed at time 0. ``"every"``: the input is a sequence,
+            (batch, time, inputs, …), whose part ℓ is added to the states of the input nodes at time ℓ.
+        reads: ``"last"``: return the outputs after the last step, (batch, outputs, …). ``"every"``: return those after
+            every step, (batch, steps, outputs, …).
+        checkpoint: whether to recompute the inside of each step for the gradient instead of storing it.
 
     >>> graph = DiscreteGraph(20, inputs=4, outputs=3, steps=5, edges=60)
     >>> graph(torch.zeros(2, 4)).shape
@@ -130,11 +137,11 @@ class DiscreteGraph(DynamicGraph):
         self,
         nodes: int | None = None,
         *,
-        inputs: Places | None = None,
-        outputs: Places | None = None,
+        inputs: NodeSelection | None = None,
+        outputs: NodeSelection | None = None,
         steps: int | None = None,
         edges: Amount | None = None,
-        node: Recipe | None = None,
+        node: NodeRecipe | None = None,
         rule: str | Rule | None = None,
         blocks: Sequence[int] | Blocks | None = None,
         topology: Topology | Tensor | None = None,
@@ -142,7 +149,8 @@ class DiscreteGraph(DynamicGraph):
         reads: str = "last",
         checkpoint: bool = False,
     ) -> None:
-        made = make_topology("DiscreteGraph", blocks, nodes, topology)
+        made = make_topology("DiscreteGraph", nodes=nodes, blocks=blocks, topology=topology)
+        yes_or_no("DiscreteGraph", "checkpoint", checkpoint)
         given = {
             "nodes": nodes, "inputs": inputs, "outputs": outputs, "steps": steps, "edges": edges, "node": node,
             "rule": rule, "blocks": blocks, "topology": None if topology is None else made,
@@ -154,16 +162,21 @@ class DiscreteGraph(DynamicGraph):
                 raise unknown(what, str(value), choices)
         if steps is None and inflow == "first":
             raise WiringError(
-                'DiscreteGraph: give steps=, the number of steps (a sequence has its own: inflow="every").'
+                'DiscreteGraph needs steps=, the number of steps, unless the input is a sequence (inflow="every").'
             )
-        self_steps = None if steps is None else whole("DiscreteGraph", "steps", steps)
+        self_steps = None if steps is None else whole_number("DiscreteGraph", "steps", steps)
         super().__init__(made, inputs, outputs, node, edges, rule, given)
         if checkpoint:
             self._no_batch_norm("checkpoint=True computes")
         self.steps, self.inflow, self.reads, self.checkpoint = self_steps, inflow, reads, checkpoint
 
     def forward(self, x: Tensor, states: Tensor | None = None) -> Tensor:
-        """Run the graph on an input; ``states``, (batch, nodes, …), are those to start from, zero if not given."""
+        """Run the graph.
+
+        Args:
+            x: the input, (batch, inputs, …), or with ``inflow="every"`` (batch, time, inputs, …).
+            states: the states to start from, (batch, nodes, …); zeros by default.
+        """
         sequence = self.inflow == "every"
         self._check_input(x, 2 if sequence else 1, "(batch, time, inputs, …)" if sequence else "(batch, inputs, …)")
         matrices = self.sums.matrices(self.weight)
@@ -172,11 +185,9 @@ class DiscreteGraph(DynamicGraph):
         inflow = x.unbind(1) if sequence else (x,)
         steps = len(inflow) if self.steps is None else self.steps
         if not inflow:
-            raise WiringError("DiscreteGraph: the sequence has no part at all; it needs at least one step of input.")
+            raise WiringError("DiscreteGraph: the input sequence is empty; it needs at least one step.")
         if len(inflow) > steps:
-            raise WiringError(
-                f"DiscreteGraph has {steps} steps, but a sequence of {len(inflow)} came; give more steps."
-            )
+            raise WiringError(f"DiscreteGraph has {steps} steps, got a sequence of {len(inflow)}; increase steps=.")
         rows = self._initial_rows(torch.zeros_like(inflow[0])) if states is None else self._check_states(states, len(x))
         read = []
         for time in range(steps):
@@ -191,14 +202,14 @@ class DiscreteGraph(DynamicGraph):
         return torch.stack(read, 1) if self.reads == "every" else self._read_rows(rows)
 
     def step(self, states: Tensor, time: int) -> Tensor:
-        """One step: the states at time ℓ + 1 from those at time ℓ, (batch, nodes, …)."""
+        """Make one step: compute the states at ``time`` + 1 from those at ``time``, (batch, nodes, …)."""
         return self._change(self._check_states(states), time, self.sums.matrices(self.weight)).transpose(0, 1)
 
     def _run_once(self, x: Tensor, matrices: list[Tensor]) -> Tensor:
-        """All steps from one input to the last states, without those that nobody asks for.
+        """Run all steps from one input to the outputs, and skip states that are not needed.
 
-        At time 0 only input nodes have anything to send; in the last step only output nodes have anything to compute.
-        Between the steps, what a node does after the edges and before the next ones is one piece.
+        At time 0 only input nodes have anything to send, and in the last step only output nodes are computed. Between
+        two steps, the part of the node function after the edges and the one before the next edges are called as one.
         """
         assert self.steps is not None
         function, rows = self.function, x.transpose(0, 1)
@@ -220,38 +231,19 @@ class DiscreteGraph(DynamicGraph):
         received = self.sums(matrices, messages) if columns is None else through(columns, messages)
         return self._read_rows(self._same_maps(function.on_rows("after", received, last), rows, self.nodes))
 
-    def _alive(self) -> np.ndarray:
-        """Nodes on a walk, of an edge at least, from an input when it comes in to an output when it is read.
-
-        Outputs are read when what came along the edges has arrived, before the next part of a sequence is added.
-        """
-        targets, sources = self._real_edges()
-        if self.steps is None:
-            ever = reached(self.inputs, sources, targets, self.nodes)
-            leads = reached(self.outputs, targets, sources, self.nodes)
-            once, onto, outputs = (np.zeros(self.nodes, bool) for _ in range(3))
-            once[targets[ever[sources]]] = onto[sources[leads[targets]]] = outputs[self.outputs] = True
-            return np.asarray((ever & onto) | (once & outputs))
-        arrived, fed, onward, counts = (np.zeros((self.steps + 1, self.nodes), bool) for _ in range(4))
-        for time in range(self.steps + 1):
-            fed[time] = arrived[time]
-            if time == 0 or (self.inflow == "every" and time < self.steps):
-                fed[time, self.inputs] = True
-            if time < self.steps:
-                arrived[time + 1, targets[fed[time, sources]]] = True
-        for time in range(self.steps, -1, -1):
-            if time < self.steps:
-                onward[time, sources[counts[time + 1, targets]]] = True
-            counts[time] = onward[time]
-            if time == self.steps or (self.reads == "every" and time > 0):
-                counts[time, self.outputs] = True
-        return np.asarray(((fed & onward) | (arrived & counts)).any(0))
+    def liveness(self) -> Liveness:
+        """Which nodes and real edges are, in time, on a walk from an input to an output."""
+        targets, sources = self.real_edges()
+        return step_liveness(
+            sources, targets, self.nodes, self.inputs, self.outputs, steps=self.steps,
+            input_steps=None if self.inflow == "every" else 1, read_every_step=self.reads == "every",
+        )  # fmt: skip
 
     def longest_path(self) -> float:
-        """The most edges on a walk of real edges from an input to an output in the graph's steps; 0 for none."""
+        """The number of edges on the longest walk, in the graph's steps, from an input to an output; 0 without one."""
         if self.steps is None:
             return super().longest_path()
-        targets, sources = self._real_edges()
+        targets, sources = self.real_edges()
         length = np.full(self.nodes, -1)
         length[self.inputs] = best = 0
         for time in range(self.steps):
@@ -267,6 +259,6 @@ class DiscreteGraph(DynamicGraph):
 
 
 def _slice(nodes: np.ndarray) -> slice | None:
-    """The nodes as a slice, if they follow one another."""
+    """The nodes as a slice, if they are consecutive."""
     start, stop = int(nodes[0]), int(nodes[-1]) + 1
     return slice(start, stop) if np.array_equal(nodes, np.arange(start, stop)) else None

@@ -1,7 +1,7 @@
-"""Sums over edges: what every node receives, from the weights of a tile and what the nodes send.
+"""Sums over edges: what every node receives, from the weights of a tile and from what the nodes send.
 
-States are kept node by node, (nodes, batch, …): a range of nodes is then one piece of memory, and the sums of a tile
-are one matrix product over all images and pixels. Node functions see the same memory as (batch, nodes, …).
+States are stored as (nodes, batch, …): a range of nodes is then contiguous in memory, and the sums of a tile are one
+matrix product over all images and pixels. Node functions see the same memory as (batch, nodes, …).
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wirings.graph.topology import Tile
+from wirings.graph.topology import EdgeTile
 
 DENSE_FROM = 1 / 16
-"""Tiles with at least this share of allowed edges are multiplied as dense matrices, the others as sparse ones."""
+"""Tiles with at least this fraction of allowed edges are multiplied as dense matrices, all others as sparse ones."""
 CHUNK = {"cpu": 1 << 19, "cuda": 1 << 25}
-"""Products that the gradient of a sparse tile's weights holds at a time: few enough for a CPU's cache."""
+"""By device, how many products the gradient of a sparse tile holds at a time; on a CPU they must fit its cache."""
 
 
 class Product(nn.Module):
-    """Multiplies by one tile. Where its edges lie is kept in buffers, which are not saved: the topology gives them."""
+    """Multiply by one tile. Where its edges are is in buffers that are not saved, since the topology determines it."""
 
     places: Tensor
     turned: Tensor
 
-    def __init__(self, tile: Tile, dense: bool = False) -> None:
+    def __init__(self, tile: EdgeTile, dense: bool = False) -> None:
         super().__init__()
         self.shape = len(tile.targets), len(tile.sources)
         self.start, self.count = tile.start, tile.count
@@ -36,11 +36,11 @@ class Product(nn.Module):
             rows, columns = (torch.from_numpy(index).long() for index in tile.places)
             places = torch.stack([rows, columns]) if self.sparse else rows * self.shape[1] + columns
             self.register_buffer("places", places, persistent=False)
-            if self.sparse:  # the same edges in the order of their sources, for the product with the transpose
+            if self.sparse:  # the same edges ordered by source, for products with the transpose
                 self.register_buffer("turned", torch.argsort(columns, stable=True), persistent=False)
 
     def matrix(self, own: Tensor) -> Tensor:
-        """The tile's own weights as a matrix, (targets, sources); of a sparse tile the weights themselves."""
+        """The tile's weights as a matrix, (targets, sources); for a sparse tile, the weights themselves."""
         if self.full:
             return own.view(self.shape)
         if self.sparse:
@@ -56,10 +56,10 @@ class Product(nn.Module):
 
 
 def split(weight: Tensor, products: Sequence[Product]) -> list[Tensor]:
-    """Each product's part of a graph's weights, which they make up together.
+    """Split a graph's weights into the part of each product.
 
-    Split all at once, so that the gradient is put together once: that of a slice is as large as all weights, and zero
-    almost everywhere. In autocast they are rounded all at once, too.
+    One split instead of slices, whose gradients would each be as large as all weights and almost everywhere zero. Under
+    autocast, the weights are also rounded all at once.
     """
     kind = weight.device.type
     if torch.is_autocast_enabled(kind) and not any(product.sparse for product in products):
@@ -70,7 +70,7 @@ def split(weight: Tensor, products: Sequence[Product]) -> list[Tensor]:
 
 
 def through(matrix: Tensor, messages: Tensor) -> Tensor:
-    """What comes through a dense matrix of edges, (targets, batch, …), in autocast's precision or the messages'."""
+    """Multiply messages by a dense matrix of edges, in the precision of autocast or of the messages."""
     flat = messages.flatten(1)
     if not torch.is_autocast_enabled(flat.device.type):
         matrix = matrix.to(flat.dtype)
@@ -78,7 +78,7 @@ def through(matrix: Tensor, messages: Tensor) -> Tensor:
 
 
 class _SparseProduct(torch.autograd.Function):
-    """Weights at their places times a dense matrix, in memory that goes with the edges, not with nodes squared."""
+    """A sparse matrix times a dense one, in memory proportional to the edges instead of nodes squared."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, dense: Tensor, places: Tensor, turned: Tensor, count: int) -> Tensor:
@@ -100,27 +100,26 @@ class _SparseProduct(torch.autograd.Function):
 
 
 def _times(weight: Tensor, places: Tensor, count: int, dense: Tensor) -> Tensor:
-    wide = torch.promote_types(
-        dense.dtype, torch.float32
-    )  # not every device multiplies sparse matrices in half precision
-    with torch.sparse.check_sparse_tensor_invariants(False):  # they hold: the places come from a mask, in order
+    # Not every device multiplies sparse matrices in half precision.
+    wide = torch.promote_types(dense.dtype, torch.float32)
+    with torch.sparse.check_sparse_tensor_invariants(False):  # they hold: the positions come from a mask, in order
         matrix = torch.sparse_coo_tensor(places, weight.to(wide), (count, dense.shape[0]), is_coalesced=True)
         return torch.sparse.mm(matrix, dense.to(wide)).to(dense.dtype)
 
 
 class Sums(nn.Module):
-    """The sums of a dynamic graph: what every node receives from all others, by all of its tiles."""
+    """The sums of a dynamic graph: what every node receives from all others, over all tiles."""
 
-    def __init__(self, tiles: list[Tile], nodes: int) -> None:
+    def __init__(self, tiles: list[EdgeTile], nodes: int) -> None:
         super().__init__()
         self.nodes = nodes
         self.products = nn.ModuleList(Product(tile) for tile in tiles)
-        # Whether all edges are one dense matrix, so that some of its rows and columns can be taken alone.
+        # Whether all edges are one dense matrix, so that some of its rows and columns can be used alone.
         self.one_matrix = len(tiles) == 1 and not self._all()[0].sparse and len(tiles[0].targets) == nodes
         self.places = [(tile.targets, tile.sources) for tile in tiles]
 
     def matrices(self, weight: Tensor) -> list[Tensor]:
-        """The weights of every tile, read once for all steps."""
+        """The weights of each tile, computed once for all steps."""
         products = self._all()
         return [product.matrix(own) for product, own in zip(products, split(weight, products), strict=True)]
 
@@ -136,7 +135,7 @@ class Sums(nn.Module):
             first = int(targets[0])
             received[first] = received[first] + sums if first in received else sums
         pieces, at = [], 0
-        for first, sums in sorted(received.items()):  # nodes that nothing may lead to receive nothing
+        for first, sums in sorted(received.items()):  # nodes to which no edge may lead receive zeros
             if first > at:
                 pieces.append(sums.new_zeros(first - at, *sums.shape[1:]))
             pieces.append(sums)

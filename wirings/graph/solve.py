@@ -1,10 +1,10 @@
 """Explicit Runge-Kutta solvers for dy/dt = f(t, y), where y is one tensor of any shape.
 
-`solve` is differentiated by going backwards through its steps; `wirings.graph.adjoint` solves a second equation back in
-time instead, and keeps only the final state. Either takes equal steps, or chooses them by an estimate of its error.
+`solve` is differentiated through its steps; `wirings.graph.adjoint` solves a second equation backwards in time instead,
+and keeps only the final state. Both take equal steps, or adapt them to an estimate of the error.
 
-What a solver costs on a large state is moving memory. So the stages are kept as they come, never stacked, and all sums
-of stages go through one function, `combine`. The host waits for the device twice at the start and once a step.
+On a large state, the cost of a solver is moving memory. So the stages are never stacked, and all sums of stages go
+through one function, `combine`. The host waits for the device twice at the start and once per step.
 """
 
 import functools
@@ -18,23 +18,30 @@ import torch
 from torch import Tensor
 
 from wirings.errors import WiringError, unknown
-from wirings.selection.functional import in_transform
+from wirings.utils.transforms import in_transform
 
-Parts = tuple[Tensor, ...]  # a state of several tensors, as the adjoint equation has
-Function = Callable[[float, Tensor], Tensor]
+Parts = tuple[Tensor, ...]  # a state of several tensors, as in the adjoint equation
+Derivative = Callable[[float, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Tableau:
-    """A Runge-Kutta method. Its first stage is f at the step's start; a method with an error estimate has one more
-    stage, f at the step's end, which is the first stage of the next step.
+    """A Runge-Kutta method.
+
+    Its first stage is f at the start of the step. A method with an error estimate has one more stage, f at the end of
+    the step, which is also the first stage of the next step.
     """
 
     order: int
-    nodes: tuple[float, ...]  # when the second and later stages are, in steps
-    rows: tuple[tuple[float, ...], ...]  # for each of these, the weights of the stages before it
+    """The order of the method."""
+    nodes: tuple[float, ...]
+    """The times of the second and later stages, as fractions of the step."""
+    rows: tuple[tuple[float, ...], ...]
+    """For each of these, the weights of the stages before it."""
     weights: tuple[float, ...]
-    error: tuple[float, ...] = ()  # weights minus those of the lower order; one for the stage at the end, too
+    """The weights of the stages in the new state."""
+    error: tuple[float, ...] = ()
+    """``weights`` minus those of the lower-order method, with one more entry for the stage at the end."""
 
 
 METHODS = {
@@ -55,7 +62,7 @@ METHODS = {
             (9017 / 3168, -355 / 33, 46732 / 5247, 49 / 176, -5103 / 18656),
         ),
         (35 / 384, 0.0, 500 / 1113, 125 / 192, -2187 / 6784, 11 / 84),
-        # By Shampine's formula of order 4 (1986), as in torchdiffeq: 2/3 of the error by Dormand and Prince's own.
+        # Shampine's formula of order 4 (1986), as in torchdiffeq: 2/3 of the error by Dormand and Prince's own formula.
         (71 / 86400, 0.0, -142 / 50085, 71 / 2880, -5751 / 169600, 44 / 1575, -1 / 60),
     ),
 }
@@ -63,16 +70,20 @@ METHODS = {
 
 @dataclass(frozen=True)
 class Solution:
-    """The state at the end, and what it took: calls of f (all of them), steps accepted, steps rejected."""
+    """The final state, and what it took to compute it."""
 
     y: Tensor
+    """The final state."""
     evaluations: int
+    """Evaluations of f, including those of rejected steps."""
     accepted: int
+    """Accepted steps."""
     rejected: int
+    """Rejected steps."""
 
 
 def solve(
-    f: Function,
+    f: Derivative,
     y: Tensor,
     t0: float,
     t1: float,
@@ -84,32 +95,36 @@ def solve(
     max_steps: int = 1000,
     where: str = "the solver",
 ) -> Solution:
-    """Solve dy/dt = f(t, y) from y at ``t0`` to ``t1``, which may come before ``t0``. The last step ends at ``t1``.
+    """Solve dy/dt = f(t, y) from y at ``t0`` to ``t1``, which may be earlier than ``t0``. The last step ends at ``t1``.
 
-    The gradient is that of the steps as they were taken: discretise first, with the step sizes as given numbers, then
-    differentiate. Nothing flows through the choice of step sizes.
+    The gradient is that of the steps that were taken (discretise, then differentiate): step sizes are constants.
 
     Args:
-        f: of a Python float and a tensor of y's shape; its result has y's shape, and may have another dtype.
-        y: the state at ``t0``, in any floating-point dtype, which it keeps.
-        t0: the time at the start.
-        t1: the time at the end.
-        method: one of `METHODS`. Only dopri5 and bosh3 choose their steps.
-        rtol: a step is accepted if the root mean square of error / (atol + rtol |y|) is at most 1.
-        atol: see ``rtol``.
-        steps: take this many equal steps instead, whatever the error; the other methods need it.
-        max_steps: give up after this many steps, accepted or not, where the method chooses them.
-        where: what the messages of errors start with.
+        f: the derivative, called with a Python float and a tensor of y's shape; returns a tensor of that shape, whose
+            dtype may differ.
+        y: the state at ``t0``, of any floating-point dtype, which it keeps.
+        t0: the initial time.
+        t1: the final time.
+        method: one of `METHODS`. Only dopri5 and bosh3 adapt their steps.
+        rtol: the relative tolerance. A step is accepted if the root mean square of error / (atol + rtol |y|) is at most
+            1.
+        atol: the absolute tolerance.
+        steps: the number of equal steps to take instead, whatever the error; required by the other methods.
+        max_steps: the number of steps, accepted or rejected, after which an adaptive method raises an error.
+        where: what error messages start with.
+
+    Raises:
+        WiringError: if an argument is invalid, or the solution diverges.
 
     >>> solution = solve(lambda t, y: -y, torch.ones(1, dtype=torch.float64), 0.0, 1.0, rtol=1e-6, atol=1e-6)
     >>> f"{solution.y.item():.5f}"  # 1 / e
     '0.36788'
     """
-    plan = Plan(t0, t1, method, rtol, atol, steps, max_steps, where)
-    plan.check(y)
+    options = SolverOptions(t0, t1, method, rtol, atol, steps, max_steps, where)
+    options.check(y)
     if t0 == t1:
         return Solution(y, 0, 0, 0)
-    (y,), *counts = integrate(lambda t, state: (f(t, state[0]),), (y,), plan)
+    (y,), *counts = integrate(lambda t, state: (f(t, state[0]),), (y,), options)
     return Solution(y, *counts)
 
 
@@ -117,8 +132,8 @@ def solve(
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The options of a solver."""
+class SolverOptions:
+    """The arguments of `solve`, apart from the derivative and the state."""
 
     t0: float
     t1: float
@@ -130,32 +145,34 @@ class Plan:
     where: str
 
     def check(self, y: Tensor) -> None:
+        """Raise a `WiringError` if an option is invalid, or does not fit the state ``y``."""
         if self.method not in METHODS:
             raise unknown("solver", self.method, METHODS)
         if not y.is_floating_point():
-            raise WiringError(f"{self.where}: the state must be of a real floating-point dtype, not {y.dtype}.")
+            raise WiringError(f"{self.where}: the state must have a real floating-point dtype, got {y.dtype}.")
         if not all(_number(t) and math.isfinite(t) for t in (self.t0, self.t1)):
-            raise WiringError(f"{self.where}: the times must be finite, but go from {self.t0} to {self.t1}.")
+            raise WiringError(f"{self.where}: the times must be finite, got {self.t0} to {self.t1}.")
         for name in ("rtol", "atol"):
             if not _number(getattr(self, name)) or not 0 < getattr(self, name) < math.inf:
-                raise WiringError(f"{self.where}: {name} must be above 0 and finite, not {getattr(self, name)}.")
+                raise WiringError(f"{self.where}: {name} must be positive and finite, got {getattr(self, name)!r}.")
         for name in ("steps", "max_steps"):
             number = getattr(self, name)
             if number is not None and (not _number(number, numbers.Integral) or number < 1):
-                raise WiringError(f"{self.where}: {name} must be a whole number of at least 1, not {number!r}.")
+                raise WiringError(f"{self.where}: {name} must be a whole number, at least 1, got {number!r}.")
         if self.steps is None and not METHODS[self.method].error:
             adaptive = " or ".join(repr(name) for name, tableau in METHODS.items() if tableau.error)
             raise WiringError(
-                f"{self.where}: {self.method!r} has no error estimate to choose its steps by. Say how many steps to "
-                f"take, with steps=..., or use {adaptive}."
+                f"{self.where}: {self.method!r} has no error estimate to adapt its steps to. Set steps=, the number of "
+                f"equal steps, or use {adaptive}."
             )
 
     def failed(self, what: str, t: float, h: float, accepted: int, rejected: int) -> WiringError:
+        """The error for a solver that failed at time ``t`` with step size ``h``."""
         chosen = self.steps is None
         tolerance = f" with rtol={self.rtol:g} and atol={self.atol:g}" if chosen else ""
         remedies = "a looser tolerance, a larger max_steps" if chosen else "more steps"
         return WiringError(
-            f"{self.where}: {what}. {self.method} came from t = {self.t0:g} to t = {t:g}, on the way to {self.t1:g}, "
+            f"{self.where}: {what}. {self.method} got from t = {self.t0:g} to t = {t:g}, on the way to {self.t1:g}, "
             f"in {accepted} steps{tolerance}; {rejected} more were rejected, and the step size is {abs(h):.3g}. "
             f"Try {remedies}, a norm in the node function, or smaller weights."
         )
@@ -166,7 +183,7 @@ def _number(value: Any, kind: Any = numbers.Real) -> bool:
 
 
 class _Counted:
-    """A function of time and parts, which counts its calls and checks what comes back."""
+    """A derivative that counts its calls and checks what it returns."""
 
     def __init__(self, f: Callable[[float, Parts], Parts], where: str) -> None:
         self.f, self.where, self.calls = f, where, 0
@@ -176,72 +193,71 @@ class _Counted:
         dy = self.f(t, y)
         if dy[0].shape != y[0].shape:
             raise WiringError(
-                f"{self.where}: dy/dt must have the state's shape {tuple(y[0].shape)}, "
-                f"but the function gave {tuple(dy[0].shape)}."
+                f"{self.where}: dy/dt must have the state's shape {tuple(y[0].shape)}, got {tuple(dy[0].shape)}."
             )
-        # A narrower dtype stays, since it costs less to move; a wider one would make the state wider.
+        # A narrower dtype is kept, since it costs less to move; a wider one would widen the state.
         pairs = zip(dy, y, strict=True)
         return tuple(k if torch.promote_types(k.dtype, x.dtype) == x.dtype else k.to(x.dtype) for k, x in pairs)
 
 
-def integrate(f: Callable[[float, Parts], Parts], y: Parts, plan: Plan) -> tuple[Parts, int, int, int]:
-    """The state at the end; evaluations, accepted and rejected steps."""
-    counted = _Counted(f, plan.where)
-    if plan.steps is None:
-        y, accepted, rejected = _choose_steps(counted, y, plan)
+def integrate(f: Callable[[float, Parts], Parts], y: Parts, options: SolverOptions) -> tuple[Parts, int, int, int]:
+    """The final state, and the numbers of evaluations, accepted steps and rejected steps."""
+    counted = _Counted(f, options.where)
+    if options.steps is None:
+        y, accepted, rejected = _choose_steps(counted, y, options)
     else:
-        y, accepted, rejected = _equal_steps(counted, y, plan, plan.steps), plan.steps, 0
+        y, accepted, rejected = _equal_steps(counted, y, options, options.steps), options.steps, 0
     return y, counted.calls, accepted, rejected
 
 
-def _equal_steps(f: _Counted, y: Parts, plan: Plan, steps: int) -> Parts:
-    tableau, h = METHODS[plan.method], (plan.t1 - plan.t0) / steps
+def _equal_steps(f: _Counted, y: Parts, options: SolverOptions, steps: int) -> Parts:
+    tableau, h = METHODS[options.method], (options.t1 - options.t0) / steps
     for i in range(steps):
-        t, end = plan.t0 + i * h, plan.t1 if i == steps - 1 else plan.t0 + (i + 1) * h
+        t, end = options.t0 + i * h, options.t1 if i == steps - 1 else options.t0 + (i + 1) * h
         y = _step(f, tableau, t, end, y, f(t, y))[0]
     if not _unreadable(y[0]) and not math.isfinite(_peak(y).item()):
-        raise plan.failed("the state is not finite at the end", plan.t1, h, steps, 0)
+        raise options.failed("the state is not finite at the end", options.t1, h, steps, 0)
     return y
 
 
-def _choose_steps(f: _Counted, y: Parts, plan: Plan) -> tuple[Parts, int, int]:
-    tableau, t = METHODS[plan.method], plan.t0
+def _choose_steps(f: _Counted, y: Parts, options: SolverOptions) -> tuple[Parts, int, int]:
+    tableau, t = METHODS[options.method], options.t0
     first = f(t, y)
-    h = _first_step(f, tableau, y, first, plan)
-    least = 10 * torch.finfo(torch.float64).eps * max(abs(plan.t0), abs(plan.t1), abs(plan.t1 - plan.t0))
+    h = _first_step(f, tableau, y, first, options)
+    least = 10 * torch.finfo(torch.float64).eps * max(abs(options.t0), abs(options.t1), abs(options.t1 - options.t0))
     accepted = rejected = 0
     error, grow = 0.0, 10.0
-    while t != plan.t1:
-        left = plan.t1 - t
-        last = 1.01 * abs(h) >= abs(left)  # no tiny step is left over
+    while t != options.t1:
+        left = options.t1 - t
+        last = 1.01 * abs(h) >= abs(left)  # leaves no tiny step for the end
         if last:
             h = left
         elif abs(h) < least:
             why = "" if math.isfinite(error) else ", since the state or dy/dt is not finite beyond"
-            raise plan.failed(f"the step size became too small{why}", t, h, accepted, rejected)
-        if accepted + rejected == plan.max_steps:
-            raise plan.failed(f"not done after max_steps={plan.max_steps} steps", t, h, accepted, rejected)
-        end = plan.t1 if last else t + h
+            raise options.failed(f"the step size became too small{why}", t, h, accepted, rejected)
+        if accepted + rejected == options.max_steps:
+            raise options.failed(f"not done after max_steps={options.max_steps} steps", t, h, accepted, rejected)
+        end = options.t1 if last else t + h
         new, stages = _step(f, tableau, t, end, y, first)
         stages.append(f(end, new))
         with torch.no_grad():
-            ratio = _error_ratio(y, new, stages, [(end - t) * e for e in tableau.error], plan)
-            if last:  # an infinite state has a ratio of 0 there; the end must not be accepted with one
+            ratio = _error_ratio(y, new, stages, [(end - t) * e for e in tableau.error], options)
+            if last:  # an infinite state has a ratio of 0, but must not be accepted as the final one
                 ratio = ratio + 0 * _peak(new)
         error = ratio.item()
         if error <= 1:
             t, y, first, accepted = end, new, stages[-1], accepted + 1
             h *= min(grow, max(0.2, 0.9 * error ** (-1 / tableau.order))) if error else grow
             grow = 10.0
-        else:  # NaN or infinity too: f may have overflowed
+        else:  # also NaN or infinity: f may have overflowed
             rejected, grow = rejected + 1, 1.0
             h *= max(0.2, 0.9 * error ** (-1 / tableau.order)) if math.isfinite(error) else 0.2
-        del new, stages  # and with them the graph of a rejected step
+        del new, stages  # and with them the autograd graph of a rejected step
     return y, accepted, rejected
 
 
 def _step(f: _Counted, tableau: Tableau, t: float, end: float, y: Parts, first: Parts) -> tuple[Parts, list[Parts]]:
-    """One step from ``t`` to ``end``: the new state and the stages."""
+    """Take one step from ``t`` to ``end``; return the new state and the stages."""
     h = end - t
     stages = [first]
     for node, row in zip(tableau.nodes, tableau.rows, strict=True):
@@ -249,21 +265,21 @@ def _step(f: _Counted, tableau: Tableau, t: float, end: float, y: Parts, first: 
     return _sum(y, stages, [h * b for b in tableau.weights]), stages
 
 
-def _first_step(f: _Counted, tableau: Tableau, y: Parts, first: Parts, plan: Plan) -> float:
-    """A first step size with its sign: so small that an Euler step changes little, and changes f little.
+def _first_step(f: _Counted, tableau: Tableau, y: Parts, first: Parts, options: SolverOptions) -> float:
+    """The first step size, with its sign: so small that an Euler step changes the state and f only a little.
 
     (Hairer, Nørsett and Wanner, Solving Ordinary Differential Equations I, section II.4.)
     """
-    span = plan.t1 - plan.t0
+    span = options.t1 - options.t0
     with torch.no_grad():
-        scale = [x.abs().mul_(plan.rtol).add_(plan.atol) for x in y]
+        scale = [x.abs().mul_(options.rtol).add_(options.atol) for x in y]
         sizes = [_rms([x / s for x, s in zip(parts, scale, strict=True)]) for parts in (y, first)]
         size, slope = torch.stack(sizes).tolist()
         if not math.isfinite(size + slope):
-            raise _not_finite(y, first, plan)
+            raise _not_finite(y, first, options)
         h = 1e-6 if min(size, slope) < 1e-5 else 0.01 * size / slope
         h = math.copysign(min(h, abs(span)), span)
-        second = f(plan.t0 + h, _sum(y, [first], [h]))
+        second = f(options.t0 + h, _sum(y, [first], [h]))
         change = [b.sub(a).div_(s) for a, b, s in zip(first, second, scale, strict=True)]
         bend = _rms(change).item() / abs(h)
     if not math.isfinite(bend):
@@ -273,12 +289,12 @@ def _first_step(f: _Counted, tableau: Tableau, y: Parts, first: Parts, plan: Pla
     return math.copysign(min(100 * abs(h), long, abs(span)), span)
 
 
-def _not_finite(y: Parts, first: Parts, plan: Plan) -> WiringError:
+def _not_finite(y: Parts, first: Parts, options: SolverOptions) -> WiringError:
     if not math.isfinite(_peak(y).item()):
-        return WiringError(f"{plan.where}: the state that it starts from, at t = {plan.t0:g}, is not finite.")
+        return WiringError(f"{options.where}: the initial state, at t = {options.t0:g}, is not finite.")
     what = "too large to take a step" if math.isfinite(_peak(first).item()) else "not finite"
     return WiringError(
-        f"{plan.where}: the first dy/dt, at t = {plan.t0:g}, is {what}, although the state is finite. "
+        f"{options.where}: the first dy/dt, at t = {options.t0:g}, is {what}, although the state is finite. "
         "Try a norm in the node function or smaller weights."
     )
 
@@ -289,7 +305,7 @@ def _not_finite(y: Parts, first: Parts, plan: Plan) -> WiringError:
 def combine(y: Tensor | None, ks: Sequence[Tensor], coefficients: Sequence[float]) -> Tensor:
     """``y + sum_j coefficients[j] * ks[j]`` in y's dtype, or the sum alone if y is None.
 
-    Coefficients of 0 are skipped; at least one is another where y is None. No k may be of a wider dtype than y.
+    Coefficients of 0 are skipped; if y is None, at least one must be nonzero. No k may have a wider dtype than y.
 
     >>> combine(torch.ones(2), [torch.ones(2), torch.tensor([1.0, 2.0])], [0.5, -1.0])
     tensor([ 0.5000, -0.5000])
@@ -306,13 +322,13 @@ def combine(y: Tensor | None, ks: Sequence[Tensor], coefficients: Sequence[float
     else:
         total = torch.add(y, k, alpha=c)
     for k, c in rest:
-        total.add_(k, alpha=c)  # in place is safe: no backward pass needs what a sum was before
+        total.add_(k, alpha=c)  # in place is safe: no backward pass needs the partial sums
     return total
 
 
 @functools.cache
 def _kernels() -> Any:
-    """Our own kernel for CUDA, or None where Triton is missing."""
+    """The CUDA kernel, or None if Triton is not installed."""
     try:
         from wirings.graph import _combine_cuda
     except ImportError:
@@ -321,23 +337,25 @@ def _kernels() -> Any:
 
 
 def _sum(y: Parts | None, stages: Sequence[Parts], coefficients: Sequence[float]) -> Parts:
-    """`combine` for each part."""
+    """Apply `combine` to each part."""
     start = (None,) * len(stages[0]) if y is None else y
     return tuple(combine(x, [k[i] for k in stages], coefficients) for i, x in enumerate(start))
 
 
-def _error_ratio(y: Parts, new: Parts, stages: Sequence[Parts], coefficients: Sequence[float], plan: Plan) -> Tensor:
-    """The error of a step, 1 being as much as the tolerance allows: the largest over the parts."""
+def _error_ratio(
+    y: Parts, new: Parts, stages: Sequence[Parts], coefficients: Sequence[float], options: SolverOptions
+) -> Tensor:
+    """The error of a step relative to the tolerance: the largest over the parts, at most 1 for an accepted step."""
     errors = _sum(None, stages, coefficients)
     for error, old, x in zip(errors, y, new, strict=True):
         scale = old.abs()
         torch.maximum(scale, x.abs(), out=scale)
-        error.div_(scale.mul_(plan.rtol).add_(plan.atol))
+        error.div_(scale.mul_(options.rtol).add_(options.atol))
     return _rms(errors)
 
 
 def _rms(parts: Sequence[Tensor]) -> Tensor:
-    """The largest root mean square of the parts, on the device."""
+    """The largest root mean square over the parts, as a tensor on the device."""
     sizes = [
         torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32)) / math.sqrt(max(x.numel(), 1))
         for x in parts
@@ -346,12 +364,12 @@ def _rms(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _peak(parts: Parts) -> Tensor:
-    """The largest magnitude, on the device; not finite if any entry is not."""
+    """The largest magnitude, as a tensor on the device; not finite if any entry is not."""
     return torch.stack(
         [torch.linalg.vector_norm(x.detach(), math.inf) if x.numel() else x.new_zeros(()) for x in parts]
     ).amax()
 
 
 def _unreadable(y: Tensor) -> bool:
-    """Whether values cannot be read back to the host now: in a traced, captured or transformed program."""
+    """Whether values cannot be read by the host now: in a compiled, captured or transformed program."""
     return torch.compiler.is_compiling() or in_transform(y) or (y.is_cuda and torch.cuda.is_current_stream_capturing())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,33 +11,42 @@ from torch import Tensor, nn
 
 from wirings.budgets.budget import Amount
 from wirings.errors import WiringError
-from wirings.graph.base import Graph, Places, make_topology
-from wirings.graph.functions import NodeFunction
-from wirings.graph.nodes import Groups, Recipe, build
+from wirings.graph.base import Graph, NodeSelection, make_topology
+from wirings.graph.nodes import Groups, NodeFunction, NodeRecipe, build
 from wirings.graph.product import Product, split, through
-from wirings.graph.topology import Blocks, Group, Topology
+from wirings.graph.topology import Blocks, LevelGroup, Topology
 from wirings.rules import Rule
 
 
+class NodeLevel(NamedTuple):
+    """Nodes of a static graph that are computed at once, and their function."""
+
+    nodes: np.ndarray
+    """Their numbers in the graph."""
+    function: NodeFunction
+    part: slice | None
+    """Which of the function's nodes they are; None for all."""
+
+
 class StaticGraph(Graph):
-    """A static neural graph (the paper's section 2.1): no cycles, one state a node.
+    """A static neural graph (section 2.1 of the paper): no cycles, and one state for each node.
 
-    Nodes are computed, and their functions' parameters lie, in the order ``order``; with blocks or a `Dag` that is
-    their own.
+    Called with the states of its input nodes, (batch, inputs, …), it returns those of its output nodes,
+    (batch, outputs, …). The modules before and after it, the paper's g and h, compute the former from your data and
+    predictions from the latter.
 
-    Called with the states of its input nodes, (batch, inputs, …), it gives those of its output nodes, (batch, outputs,
-    …). What makes the ones of images and predictions of the others, the paper's g and h, are modules before and after
-    it.
+    Nodes are computed in the order ``order``, and so are the parameters of their functions stored; with blocks or a
+    `Dag` it is 0, 1, 2, ….
 
     Args:
-        blocks: the number of nodes in each block; the first is the input, the last the output. Any block may feed any
-            later one; the longest path has one edge less than there are blocks. Or a `Blocks`.
-        topology: instead of blocks, a `Dag` or a boolean matrix of the allowed edges, [receives, sends].
-        edges: how many are real, or a float, the density. None: all allowed ones, and no rule.
-        node: the nodes' functions (see `wirings.graph.nodes`); with blocks, optionally a list with one for each.
-        rule: a rule's name or a rule; dnw if ``edges`` are given.
-        inputs: with a matrix, the input nodes: how many (the first ones) or which.
-        outputs: with a Dag or a matrix, the output nodes: how many (the last ones) or which.
+        blocks: the number of nodes in each block, or a `Blocks`. The first block is the input, the last the output. Any
+            block may feed any later one, so the longest path has one edge less than there are blocks.
+        topology: instead of blocks, a `Dag`, or a boolean matrix of the allowed edges, [receives, sends].
+        edges: the number of real edges, or their density as a float. None: all allowed edges, and no rule.
+        node: the nodes' functions (see `wirings.graph.nodes`); with blocks, optionally a list with one for each block.
+        rule: a rule or its name; dnw by default if ``edges`` is given.
+        inputs: with a matrix, the input nodes: how many (the first ones) or a list of their numbers.
+        outputs: with a `Dag` or a matrix, the output nodes: how many (the last ones) or a list of their numbers.
 
     >>> from wirings.graph import ActivationNode
     >>> graph = StaticGraph([4, 8, 8, 3], edges=40, node=ActivationNode("relu", bias=True))
@@ -53,12 +62,12 @@ class StaticGraph(Graph):
         *,
         topology: Topology | Tensor | None = None,
         edges: Amount | None = None,
-        node: Recipe | Sequence[Recipe | None] | None = None,
+        node: NodeRecipe | Sequence[NodeRecipe | None] | None = None,
         rule: str | Rule | None = None,
-        inputs: Places | None = None,
-        outputs: Places | None = None,
+        inputs: NodeSelection | None = None,
+        outputs: NodeSelection | None = None,
     ) -> None:
-        super().__init__(make_topology("StaticGraph", blocks, None, topology), inputs, outputs)
+        super().__init__(make_topology("StaticGraph", blocks=blocks, topology=topology), inputs, outputs)
         order, self.groups = self.topology.groups(self.inputs, self._kind)
         self._given = {
             "blocks": blocks if isinstance(blocks, Blocks) or blocks is None else list(blocks),
@@ -82,15 +91,16 @@ class StaticGraph(Graph):
         self._check_input(x, 1, "(batch, inputs, …)")
         far, near = self._matrices()
         messages: list[Tensor] = []  # what each group sends, (nodes, batch, …)
-        kept: list[Tensor] = []  # the states of levels with outputs
+        kept: list[Tensor] = []  # the states of levels that contain outputs
         level = 0
         for i, group in enumerate(self.groups):
-            received = self._from_afar(i, group, far, messages) if i else x.transpose(0, 1)
+            received = self._receive_far(i, group, far, messages) if i else x.transpose(0, 1)
             sent: list[Tensor] = []
             for start, stop in group.levels:
                 own = received[start - group.start : stop - group.start]
                 if i in near and sent:
-                    row, sources = start - group.start, self._joined(i, sent)
+                    row, sources = start - group.start, self._joined(start, sent)
+                    self._check_sizes(start, [own, sources])
                     own = own + through(near[i][row : row + stop - start, :row], sources)
                 state, message = self._compute(level, own, first=i == 0)
                 if state is not None:
@@ -99,11 +109,19 @@ class StaticGraph(Graph):
                     sent.append(message)
                 level += 1
             if sent:
-                messages.append(self._joined(i, sent))
+                messages.append(self._joined(group.start, sent))
         return self._outputs(kept)
 
+    def levels(self) -> list[NodeLevel]:
+        """The levels in the order in which they are computed, with the function of their nodes."""
+        positions = [level for group in self.groups for level in group.levels]
+        return [
+            NodeLevel(self.order[start:stop], self._function(number), part)
+            for (start, stop), (number, part) in zip(positions, self._function_of, strict=True)
+        ]
+
     def _matrices(self) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-        """The weights of far and of near tiles, by group."""
+        """The weights of the far and of the near tiles, by group."""
         places = [(made, int(i)) for made in (self.far, self.near) for i in made]
         products = [self._product(made, i) for made, i in places]
         far: dict[int, Tensor] = {}
@@ -112,13 +130,13 @@ class StaticGraph(Graph):
             (far if made is self.far else near)[i] = product.matrix(own)
         return far, near
 
-    def _from_afar(self, i: int, group: Group, far: dict[int, Tensor], messages: list[Tensor]) -> Tensor:
-        """What a group receives from all groups before it."""
+    def _receive_far(self, i: int, group: LevelGroup, far: dict[int, Tensor], messages: list[Tensor]) -> Tensor:
+        """What a group receives from all earlier groups."""
         count = group.stop - group.start
         if group.far is None:
             return messages[-1].new_zeros(count, *messages[-1].shape[1:])
         product = self._product(self.far, i)
-        # Tiles take the nodes right before the group: all of them, or those within the blocks' reach.
+        # A tile's sources are the nodes right before the group: all of them, or those within the blocks' reach.
         missing = product.shape[1]
         sources: list[Tensor] = []
         for message in reversed(messages):
@@ -126,23 +144,26 @@ class StaticGraph(Graph):
                 break
             sources.insert(0, message)
             missing -= len(message)
-        return product(far[i], self._joined(i, sources))
+        return product(far[i], self._joined(group.start, sources))
 
-    def _joined(self, i: int, pieces: list[Tensor]) -> Tensor:
-        """What several levels send, as one tensor, for group i."""
+    def _joined(self, position: int, pieces: list[Tensor]) -> Tensor:
+        """Concatenate what several levels send to the node at this position of the order."""
         if len(pieces) == 1:
             return pieces[0]
+        self._check_sizes(position, pieces)
+        return torch.cat(pieces)
+
+    def _check_sizes(self, position: int, pieces: list[Tensor]) -> None:
+        """Raise an error if the node at this position would have to add maps of different sizes."""
         if any(piece.shape[2:] != pieces[0].shape[2:] for piece in pieces):
             sizes = " and ".join(sorted({"×".join(map(str, piece.shape[2:])) for piece in pieces}))
             raise WiringError(
-                f"{self._kind}: {self._name(i)} would add up maps of different sizes, {sizes}. A stride inside the "
-                "graph does not fit edges that pass it by: give only the input block a stride, or use Blocks(…, "
-                "reach=1)."
+                f"{self._kind}: {self._name(position)} receives maps of different sizes, {sizes}, which cannot "
+                "be added. Give only the input nodes a stride, or use Blocks(…, reach=1)."
             )
-        return torch.cat(pieces)
 
     def _compute(self, level: int, received: Tensor, first: bool) -> tuple[Tensor | None, Tensor | None]:
-        """A level's states, if they are outputs, and what it sends, if anything does come after it."""
+        """The states of a level, if they contain outputs, and what it sends, unless it is the last."""
         function, nodes = self._function_of[level]
         call: dict[str, Any] = {} if nodes is None else {"nodes": nodes}
         module = self._function(function)
@@ -157,49 +178,49 @@ class StaticGraph(Graph):
                 message = module.on_rows("before", state, 0.0, **call)
         for made in (state, message):
             if made is not None and len(made) != len(received):
-                raise WiringError(f"{self._kind}: node= made {len(made)} nodes of {len(received)}; give as many.")
+                raise WiringError(
+                    f"{self._kind}: node= returned {len(made)} nodes for {len(received)}; it must keep them."
+                )
         return (state if keep else None), message
 
     def _outputs(self, kept: list[Tensor]) -> Tensor:
         if any(state.shape[2:] != kept[0].shape[2:] for state in kept):
             sizes = ", ".join("×".join(map(str, state.shape[2:])) for state in kept)
-            raise WiringError(f"{self._kind}: the output nodes have maps of different sizes: {sizes}.")
+            raise WiringError(f"{self._kind}: the output nodes have maps of different sizes, {sizes}.")
         states = torch.cat(kept) if len(kept) > 1 else kept[0]
         return (states if self._gather is None else states[self._gather]).transpose(0, 1)
 
-    # ---- made once --------------------------------------------------------------------------------------------------
+    # ---- construction ------------------------------------------------------------------------------------------------
 
-    def _build_functions(
-        self, node: Recipe | Sequence[Recipe | None] | None, levels: list[tuple[int, int]]
-    ) -> list[tuple[int, slice | None]]:
-        """Make the nodes' functions; for each level, which of them it takes, and which of its nodes."""
+    def _build_functions(self, node: Any, levels: list[tuple[int, int]]) -> list[tuple[int, slice | None]]:
+        """Make the nodes' functions; return, for each level, the number of its function and which of its nodes."""
         if isinstance(self.topology, Blocks):
-            recipes = list(node) if isinstance(node, Sequence) else [node] * len(levels)
+            recipes = list(node) if _is_list(node) else [node] * len(levels)
             if len(recipes) != len(levels):
                 raise WiringError(
-                    f"{self._kind}: {len(recipes)} recipes came in node= for {len(levels)} blocks; give one for each, "
+                    f"{self._kind}: node= has {len(recipes)} recipes for {len(levels)} blocks; give one for each, "
                     "or one for all."
                 )
             for j, (recipe, (start, stop)) in enumerate(zip(recipes, levels, strict=True)):
                 made = build(recipe, stop - start, self._kind, sends=j < len(levels) - 1, receives=j > 0)
                 self.functions.append(made)
             return [(j, None) for j in range(len(levels))]
-        if isinstance(node, Sequence):
+        if _is_list(node):
             raise WiringError(
-                f"{self._kind}: a list of recipes in node= goes with blocks; give one recipe for all nodes."
+                f"{self._kind}: a list of recipes in node= needs blocks; give one recipe for all nodes, or Groups."
             )
         first = levels[0][1]
         if isinstance(node, Groups):  # its counts are those of all nodes
             self.functions.append(build(node, self.nodes, self._kind))
             if not self._function(0).some_nodes:
                 raise WiringError(
-                    f"{self._kind}: without blocks nodes are computed one by one, and Groups takes only kinds that "
-                    "can be (PlainNode, ActivationNode, ConvNode without batch norm). Take blocks, with a recipe for "
-                    "each."
+                    f"{self._kind}: without blocks, nodes are computed one by one, so Groups can only contain kinds "
+                    "that support it (PlainNode, ActivationNode, ConvNode without batch norm). Use blocks, with a "
+                    "recipe for each."
                 )
             return [(0, slice(start, stop)) for start, stop in levels]
         self.functions.append(build(node, first, self._kind, receives=False))
-        with torch.random.fork_rng(devices=[]):  # only to see whether one function will do for all
+        with torch.random.fork_rng(devices=[]):  # only to find out whether one function can serve all levels
             one_for_all = build(node, 1, self._kind).some_nodes
         if one_for_all:
             self.functions.append(build(node, self.nodes - first, self._kind))
@@ -211,7 +232,7 @@ class StaticGraph(Graph):
         return self.functions[i]  # type: ignore[return-value]
 
     def _levels_of_outputs(self, levels: list[tuple[int, int]]) -> set[int]:
-        """Which levels have output nodes; where these lie in the states of those levels goes into ``_gather``."""
+        """The levels that contain output nodes; ``_gather`` says where these lie in the states of those levels."""
         wanted = self.position[self.outputs]
         kept = [j for j, (start, stop) in enumerate(levels) if ((wanted >= start) & (wanted < stop)).any()]
         at = np.concatenate([np.arange(*levels[j]) for j in kept])
@@ -228,7 +249,12 @@ class StaticGraph(Graph):
             {name: Product(tile, dense=which == "near") for name, tile in tiles.items() if tile is not None}
         )
 
-    def _name(self, i: int) -> str:
+    def _name(self, position: int) -> str:
         if isinstance(self.topology, Blocks):
-            return f"block {i}"
-        return f"node {int(np.flatnonzero(self.position == self.groups[i].start)[0])}"
+            return f"block {next(i for i, group in enumerate(self.groups) if group.stop > position)}"
+        return f"node {self.order[position]}"
+
+
+def _is_list(node: Any) -> bool:
+    """Whether ``node=`` is a list of recipes rather than one of them."""
+    return isinstance(node, Sequence) and not isinstance(node, str)

@@ -1,14 +1,14 @@
 """Topologies: which edges a graph may have, and how its weights are stored.
 
-Nodes are numbered from 0. A graph's weights are one vector that holds allowed edges and nothing else: tile after tile,
-each tile row by row, a row for every node that receives. A **tile** is the rectangle of edges from some nodes to some
-others; a full one is a slice of the vector read as a matrix, so blocks cost no index and no multiplication by edges
-that cannot exist.
+Nodes are numbered from 0. A graph's weights are one vector that holds the allowed edges and nothing else: tile after
+tile, each tile row by row, with a row for every node that receives. A **tile** is the rectangle of edges from some
+nodes to some others. A full tile is a slice of the vector viewed as a matrix, so blocks need no index and never
+multiply by edges that cannot exist.
 
-A static graph computes its nodes in **groups**, and within a group in **levels** whose nodes do not feed each other.
-A group's far edges come from earlier groups, by one product for the whole group; its near edges from earlier levels of
-the same group. Blocks have one level a group; a general DAG, whose every node is a level, has 32 of them, so that most
-of its edges are multiplied in large products although its nodes come one by one.
+A static graph computes its nodes in **groups**, and within a group in **levels**, whose nodes do not feed each other.
+A group's far edges come from earlier groups and are multiplied in one product for the whole group; its near edges come
+from earlier levels of the same group. With blocks, each group is one level. In a general DAG every node may be a level
+of its own; a group then has 32 of them, so that most edges are still multiplied in large products.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ import numpy as np
 from torch import Tensor
 
 from wirings.errors import WiringError
+from wirings.utils.checks import whole_number
 
 GROUP = 32
-"""Nodes that a static graph gathers, level by level, before it makes a new group."""
+"""The number of nodes that a static graph gathers, level by level, before it starts a new group."""
 
 Nodes = range | np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
-class Tile:
-    """The edges from ``sources`` to ``targets``: the entries ``start`` to ``start + count`` of the weights."""
+class EdgeTile:
+    """The edges from ``sources`` to ``targets``: entries ``start`` to ``start + count`` of a graph's weights."""
 
     targets: Nodes
     sources: Nodes
@@ -41,10 +42,11 @@ class Tile:
 
     @property
     def count(self) -> int:
+        """The number of allowed edges."""
         return len(self.targets) * len(self.sources) if self.places is None else len(self.places[0])
 
     def edge_list(self) -> tuple[np.ndarray, np.ndarray]:
-        """The nodes that receive and the nodes that send, one of each for every weight."""
+        """For every weight, the node that receives and the node that sends."""
         targets, sources = np.asarray(self.targets), np.asarray(self.sources)
         if self.places is None:
             return np.repeat(targets, len(sources)), np.tile(sources, len(targets))
@@ -52,12 +54,15 @@ class Tile:
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
-    """Nodes of a static graph that are computed together; ``levels`` are (start, stop) positions in the order."""
+class LevelGroup:
+    """Nodes of a static graph whose far edges are multiplied in one product."""
 
     levels: list[tuple[int, int]]
-    far: Tile | None
-    near: Tile | None
+    """The positions (start, stop) of each level in the order of the nodes."""
+    far: EdgeTile | None
+    """The edges from earlier groups."""
+    near: EdgeTile | None
+    """The edges between levels of this group."""
 
     @property
     def start(self) -> int:
@@ -74,22 +79,27 @@ class Topology(ABC):
     nodes: int
 
     @abstractmethod
-    def tiles(self) -> list[Tile]:
-        """The tiles of a dynamic graph. Two of them have the same targets or none in common."""
+    def tiles(self) -> list[EdgeTile]:
+        """The tiles of a dynamic graph. Any two of them have either the same targets or no target in common."""
 
     @abstractmethod
-    def groups(self, inputs: np.ndarray, where: str) -> tuple[np.ndarray, list[Group]]:
-        """For a static graph: the order of the nodes, inputs first, and its groups; group 0 is the inputs.
+    def groups(self, inputs: np.ndarray, where: str) -> tuple[np.ndarray, list[LevelGroup]]:
+        """The order in which a static graph computes its nodes, and its groups.
 
-        Tiles' ``sources`` and ``targets`` are node numbers. Raises `WiringError` where there is a cycle.
+        Args:
+            inputs: the numbers of the input nodes, which come first in the order and are group 0.
+            where: the graph that asks, for error messages.
+
+        Raises:
+            WiringError: if the allowed edges contain a cycle, or lead to an input.
         """
 
     def default_inputs(self) -> int | None:
-        """How many nodes, from the first, are inputs if the caller does not say; None if he must."""
+        """The number of first nodes that are inputs by default; None if the user has to choose."""
         return None
 
     def default_outputs(self) -> int | None:
-        """How many nodes, to the last, are outputs if the caller does not say; None if he must."""
+        """The number of last nodes that are outputs by default; None if the user has to choose."""
         return None
 
     def __repr__(self) -> str:
@@ -98,11 +108,11 @@ class Topology(ABC):
 
 
 class Blocks(Topology):
-    """Blocks of nodes, in order: an edge may lead from any block to any later one.
+    """Ordered blocks of nodes: an edge may lead from any block to any later one.
 
     Args:
-        sizes: the number of nodes of each block. The first is the input, the last the output.
-        reach: how many blocks an edge may go ahead; 1 is layers, None any number.
+        sizes: the number of nodes in each block. The first block is the input, the last the output.
+        reach: how many blocks ahead an edge may lead: 1 gives a layered network, None allows any number.
 
     >>> Blocks([2, 3, 1])
     Blocks(sizes=[2, 3, 1])
@@ -111,38 +121,39 @@ class Blocks(Topology):
     """
 
     def __init__(self, sizes: Sequence[int], reach: int | None = None) -> None:
-        if not isinstance(sizes, Sequence):
-            raise WiringError(f"Blocks takes a list with the size of each block, not {sizes!r}.")
+        given: Any = sizes
+        if not isinstance(given, Sequence) or isinstance(given, str):
+            raise WiringError(f"Blocks expects a list with the size of each block, got {sizes!r}.")
         self.sizes, self.reach = list(sizes), reach
         for i, size in enumerate(self.sizes):
-            whole("Blocks", f"the size of block {i}", size)
+            whole_number("Blocks", f"the size of block {i}", size)
         if len(self.sizes) < 2:
-            raise WiringError(f"Blocks needs at least 2 blocks, inputs and outputs, but sizes = {self.sizes}.")
+            raise WiringError(f"Blocks needs at least 2 blocks, inputs and outputs, got sizes={self.sizes}.")
         if reach is not None:
-            whole("Blocks", "reach", reach)
+            whole_number("Blocks", "reach", reach)
         self.nodes = sum(self.sizes)
 
     def starts(self) -> list[int]:
-        """The first node of each block, and the number of nodes at the end."""
+        """The first node of each block, followed by the number of nodes."""
         return [0, *np.cumsum(self.sizes).tolist()]
 
-    def tiles(self) -> list[Tile]:
+    def tiles(self) -> list[EdgeTile]:
         starts, tiles, count = self.starts(), [], 0
         for j in range(1, len(self.sizes)):
             first = 0 if self.reach is None else starts[max(0, j - self.reach)]
-            tiles.append(Tile(range(starts[j], starts[j + 1]), range(first, starts[j]), count))
+            tiles.append(EdgeTile(range(starts[j], starts[j + 1]), range(first, starts[j]), count))
             count += tiles[-1].count
         return tiles
 
-    def groups(self, inputs: np.ndarray, where: str) -> tuple[np.ndarray, list[Group]]:
+    def groups(self, inputs: np.ndarray, where: str) -> tuple[np.ndarray, list[LevelGroup]]:
         if not np.array_equal(inputs, np.arange(self.sizes[0])):
             raise WiringError(
-                f"{where}: with blocks the inputs are the first block, nodes 0 to {self.sizes[0] - 1}, but inputs = "
-                f"{shown(inputs)} came. Leave inputs= out, or give the edges as a boolean matrix."
+                f"{where}: with blocks, the inputs are the first block, nodes 0 to {self.sizes[0] - 1}, got inputs="
+                f"{short_list(inputs)}. Leave inputs= out, or give the allowed edges as a boolean matrix."
             )
         starts = self.starts()
-        rest = [Group([(t.targets[0], t.targets[-1] + 1)], t, None) for t in self.tiles()]
-        return np.arange(self.nodes), [Group([(0, starts[1])], None, None), *rest]
+        rest = [LevelGroup([(t.targets[0], t.targets[-1] + 1)], t, None) for t in self.tiles()]
+        return np.arange(self.nodes), [LevelGroup([(0, starts[1])], None, None), *rest]
 
     def default_inputs(self) -> int:
         return self.sizes[0]
@@ -158,34 +169,34 @@ class Dag(Topology):
     """Ordered nodes: an edge may lead from any node to any later one, as in the paper's Algorithm 1.
 
     Args:
-        nodes: how many.
-        inputs: the first so many are inputs: no edge leads to them.
+        nodes: the number of nodes.
+        inputs: the number of first nodes that are inputs, to which no edge leads.
 
     >>> sum(tile.count for tile in Dag(5, inputs=2).tiles())
     9
     """
 
     def __init__(self, nodes: int, inputs: int = 1) -> None:
-        self.nodes, self.inputs = whole("Dag", "nodes", nodes), whole("Dag", "inputs", inputs)
+        self.nodes, self.inputs = whole_number("Dag", "nodes", nodes), whole_number("Dag", "inputs", inputs)
         if inputs >= nodes:
-            raise WiringError(f"Dag: inputs = {inputs} of {nodes} nodes leave none to wire; give more nodes.")
+            raise WiringError(f"Dag: inputs={inputs} of {nodes} nodes leaves no node to wire; use more nodes.")
 
-    def tiles(self) -> list[Tile]:
+    def tiles(self) -> list[EdgeTile]:
         return [t for g in self.groups(np.arange(self.inputs), "Dag")[1] for t in (g.far, g.near) if t is not None]
 
-    def groups(self, inputs: np.ndarray, where: str) -> tuple[np.ndarray, list[Group]]:
+    def groups(self, inputs: np.ndarray, where: str) -> tuple[np.ndarray, list[LevelGroup]]:
         if not np.array_equal(inputs, np.arange(self.inputs)):
             raise WiringError(
-                f"{where}: Dag({self.nodes}, inputs={self.inputs}) has the first {self.inputs} nodes as its inputs, "
-                f"but inputs = {shown(inputs)} came. Say how many there are in the Dag alone."
+                f"{where}: the inputs of Dag({self.nodes}, inputs={self.inputs}) are its first {self.inputs} nodes, "
+                f"got inputs={short_list(inputs)}. Leave inputs= out here and set it in the Dag."
             )
-        groups, count = [Group([(0, self.inputs)], None, None)], 0
+        groups, count = [LevelGroup([(0, self.inputs)], None, None)], 0
         for start in range(self.inputs, self.nodes, GROUP):
             own = range(start, min(start + GROUP, self.nodes))
-            far = Tile(own, range(start), count)
-            near = Tile(own, own, count + far.count, np.tril_indices(len(own), -1))
+            far = EdgeTile(own, range(start), count)
+            near = EdgeTile(own, own, count + far.count, np.tril_indices(len(own), -1))
             count += far.count + near.count
-            groups.append(Group([(v, v + 1) for v in own], far, near if near.count else None))
+            groups.append(LevelGroup([(v, v + 1) for v in own], far, near if near.count else None))
         return np.arange(self.nodes), groups
 
     def default_inputs(self) -> int:
@@ -193,72 +204,78 @@ class Dag(Topology):
 
 
 class Complete(Topology):
-    """Every edge is allowed, cycles and self-loops too.
+    """All edges are allowed, including cycles and self-loops.
+
+    Args:
+        nodes: the number of nodes.
 
     >>> Complete(4).tiles()[0].count
     16
     """
 
     def __init__(self, nodes: int) -> None:
-        self.nodes = whole("Complete", "nodes", nodes)
+        self.nodes = whole_number("Complete", "nodes", nodes)
 
-    def tiles(self) -> list[Tile]:
-        return [Tile(range(self.nodes), range(self.nodes), 0)]
+    def tiles(self) -> list[EdgeTile]:
+        return [EdgeTile(range(self.nodes), range(self.nodes), 0)]
 
-    def groups(self, inputs: np.ndarray, where: str) -> tuple[np.ndarray, list[Group]]:
+    def groups(self, inputs: np.ndarray, where: str) -> tuple[np.ndarray, list[LevelGroup]]:
         raise WiringError(
-            f"{where}: a complete graph has cycles, for one the edge from node 0 to itself, and a static graph has "
-            "none. Take Blocks or Dag, or a DiscreteGraph."
+            f"{where}: a complete graph has cycles, such as the edge from node 0 to itself, which a static graph "
+            "cannot have. Use Blocks or a Dag, or a DiscreteGraph."
         )
 
 
 class Matrix(Topology):
-    """Edges of the caller's own: ``allowed[v, u]`` says whether an edge may lead from node u to node v.
+    """The allowed edges as a boolean matrix: ``allowed[v, u]`` says whether an edge may lead from node u to node v.
 
     Args:
-        allowed: a boolean matrix, nodes × nodes.
+        allowed: a boolean tensor or array of shape (nodes, nodes).
     """
 
     def __init__(self, allowed: Tensor | np.ndarray) -> None:
-        matrix = np.asarray(allowed)
+        matrix = np.asarray(allowed.cpu() if isinstance(allowed, Tensor) else allowed)
         if matrix.dtype != bool or matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix):
             raise WiringError(
-                "the allowed edges are a square boolean matrix, a row for every node that receives, but "
-                f"{matrix.dtype} of shape {tuple(matrix.shape)} came."
+                "topology= expects a Topology such as Blocks or Dag, or a square boolean matrix with a row for every "
+                f"node that receives, got {matrix.dtype} of shape {tuple(matrix.shape)}."
             )
         if not matrix.any():
-            raise WiringError(f"the matrix of {len(matrix)} × {len(matrix)} allowed edges allows none at all.")
+            raise WiringError(f"topology= is a {len(matrix)} × {len(matrix)} matrix that allows no edge at all.")
         rows, columns = np.nonzero(matrix)
-        self.nodes, self._edges = len(matrix), (rows, columns)  # of few edges the matrix itself would be the most
+        self.nodes, self._edges = (
+            len(matrix),
+            (rows, columns),
+        )  # with few edges, the matrix itself would take the most memory
 
-    def tiles(self) -> list[Tile]:
+    def tiles(self) -> list[EdgeTile]:
         nodes = range(self.nodes)
-        return [Tile(nodes, nodes, 0, None if len(self._edges[0]) == self.nodes**2 else self._edges)]
+        return [EdgeTile(nodes, nodes, 0, None if len(self._edges[0]) == self.nodes**2 else self._edges)]
 
-    def groups(self, inputs: np.ndarray, where: str) -> tuple[np.ndarray, list[Group]]:
+    def groups(self, inputs: np.ndarray, where: str) -> tuple[np.ndarray, list[LevelGroup]]:
         order, levels = self._levels(inputs, where)
         position = np.argsort(order)
         targets, sources = position[self._edges[0]], position[self._edges[1]]
         by_row = np.lexsort((sources, targets))
         targets, sources, count = targets[by_row], sources[by_row], 0
-        groups = [Group([levels[0]], None, None)]
+        groups = [LevelGroup([levels[0]], None, None)]
         for gathered in _gathered(levels[1:]):
             start, stop = gathered[0][0], gathered[-1][1]
             own = slice(*np.searchsorted(targets, (start, stop)))
             rows, columns = targets[own] - start, sources[own]
-            tiles: list[Tile | None] = []
+            tiles: list[EdgeTile | None] = []
             for first, last in ((0, start), (start, stop)):
                 here = (columns >= first) & (columns < last)
                 places = (rows[here], columns[here] - first)
                 full = len(places[0]) == (stop - start) * (last - first)
-                tile = Tile(order[start:stop], order[first:last], count, None if full else places)
+                tile = EdgeTile(order[start:stop], order[first:last], count, None if full else places)
                 tiles.append(tile if tile.count else None)
                 count += tile.count
-            groups.append(Group(gathered, *tiles))
+            groups.append(LevelGroup(gathered, *tiles))
         return order, groups
 
     def _levels(self, inputs: np.ndarray, where: str) -> tuple[np.ndarray, list[tuple[int, int]]]:
-        """Nodes in the order of their longest path from a node without parents, and where each level lies in it."""
+        """The nodes by the length of their longest path from a node without parents, and where each level lies."""
         targets, sources = self._edges
         is_input = np.zeros(self.nodes, bool)
         is_input[inputs] = True
@@ -266,14 +283,14 @@ class Matrix(Topology):
         if len(into):
             raise WiringError(
                 f"{where}: node {targets[into[0]]} is an input, so it cannot have parents in a static graph, but the "
-                f"edge from node {sources[into[0]]} to it is allowed. Take that edge away, or take a DiscreteGraph, "
+                f"edge from node {sources[into[0]]} to it is allowed. Remove that edge, or use a DiscreteGraph, "
                 "whose inputs may have parents."
             )
         by_source = np.argsort(sources, kind="stable")
         ends = np.cumsum(np.bincount(sources, minlength=self.nodes))
         left, level = np.bincount(targets, minlength=self.nodes), np.full(self.nodes, -1)
         ready, depth = inputs, 0
-        others = np.flatnonzero((left == 0) & ~is_input)  # parentless, and no inputs: they come one level later
+        others = np.flatnonzero((left == 0) & ~is_input)  # without parents, but not inputs: one level later
         while len(ready):
             level[ready] = depth
             fed = [
@@ -286,17 +303,16 @@ class Matrix(Topology):
             depth += 1
         if (level < 0).any():
             raise WiringError(
-                f"{where}: a static graph has no cycles, but the allowed edges have one: "
-                f"{' → '.join(map(str, self._cycle(level < 0)))}. Take one of these edges away, or take a "
-                "DiscreteGraph."
+                f"{where}: a static graph cannot have cycles, but the allowed edges contain one: "
+                f"{' → '.join(map(str, self._cycle(level < 0)))}. Remove one of these edges, or use a DiscreteGraph."
             )
         order = np.argsort(level, kind="stable")
-        order[: len(inputs)] = inputs  # level 0, as the caller numbers them
+        order[: len(inputs)] = inputs  # level 0, in the order of inputs=
         stops = np.cumsum(np.bincount(level)).tolist()
         return order, list(zip([0, *stops[:-1]], stops, strict=True))
 
     def _cycle(self, among: np.ndarray) -> list[int]:
-        """A cycle among nodes that all have a parent among them: walk from parent to parent."""
+        """A cycle among nodes that all have a parent among them, found by walking from parent to parent."""
         targets, sources = self._edges
         inside = among[targets] & among[sources]
         parent = dict(zip(targets[inside].tolist(), sources[inside].tolist(), strict=True))
@@ -310,7 +326,7 @@ class Matrix(Topology):
 
 
 def _gathered(levels: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
-    """Consecutive levels together until they have enough nodes for a product of their own."""
+    """Gather consecutive levels into groups of at most `GROUP` nodes."""
     groups: list[list[tuple[int, int]]] = []
     for level in levels:
         if groups and level[1] - groups[-1][0][0] <= GROUP:
@@ -320,14 +336,7 @@ def _gathered(levels: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
     return groups
 
 
-def whole(where: str, what: str, value: Any) -> int:
-    """``value``, checked to be a whole number of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise WiringError(f"{where}: {what} must be a whole number, at least 1, not {value!r}.")
-    return int(value)
-
-
-def shown(nodes: np.ndarray) -> str:
-    """Node numbers, in short."""
+def short_list(nodes: np.ndarray) -> str:
+    """Node numbers, abbreviated."""
     head = ", ".join(str(int(node)) for node in nodes[:4])
     return f"[{head}, … ({len(nodes)} nodes)]" if len(nodes) > 4 else f"[{head}]"

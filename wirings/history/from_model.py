@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from wirings.errors import WiringError
 from wirings.history.structure import DiscreteTime, EdgeTile, NodeGroup, NodeKernels, RecordedLayer, WiringStructure
+from wirings.utils.layers import CONVOLUTIONS, is_transposed_linear, sends_first
 from wirings.wire.handle import Wiring
-from wirings.wire.targets import _CONVOLUTIONS, is_turned, sends_first
 
 
 class WiredWeight(NamedTuple):
@@ -118,7 +118,7 @@ class _StructureBuilder:
         module, shape = weight.module, tuple(weight.weight.shape)
         self.unordered.append(False)
         recurrent = isinstance(module, (nn.RNNBase, nn.RNNCellBase)) and not weight.attribute.startswith("weight_hr")
-        if isinstance(module, _CONVOLUTIONS) or is_turned(module):
+        if isinstance(module, CONVOLUTIONS) or is_transposed_linear(module):
             inner, groups, flip = int(np.prod(shape[2:])), getattr(module, "groups", 1), sends_first(module)
             rows, cols = shape[0] // groups, shape[1]
             gives, takes = (cols * groups, rows * groups) if flip else (rows * groups, cols * groups)

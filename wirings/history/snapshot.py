@@ -14,7 +14,7 @@ from wirings.history import file_format
 from wirings.history.from_model import WiredWeight, kernel_weights, structure_of
 from wirings.history.quantize import encode
 from wirings.history.replay import History
-from wirings.rules.base import held
+from wirings.utils.layers import original_weight
 from wirings.wire.parametrization import wired
 from wirings.wire.targets import find
 
@@ -49,7 +49,7 @@ def _wired_weights(model: nn.Module) -> list[tuple[WiredWeight, Tensor]]:
     """The wired weights of a model, each with the mask of its real edges."""
     found, seen = [], set()
     for name, module, attribute, edges in wired(model):
-        weight = held(module)[attribute].original
+        weight = original_weight(module, attribute)
         if edges.pool is not None:
             edges.pool.forget()
         if id(weight) not in seen:  # tied weights have one wiring

@@ -1,41 +1,33 @@
-"""Networks of the paper's tables, by name: `get("tiny_static")`."""
+"""The networks of the paper's tables, by name: ``get("tiny_static", rule="dnw")``.
 
-from wirings.models.densenet import DenseNet, densenet
-from wirings.models.digits import DigitsClassifier, digits_static
-from wirings.models.expander import mobilenetv1_x
-from wirings.models.mobilenet import MobileNetV1, MobileNetV1DNW, mobilenetv1, mobilenetv1_dnw
-from wirings.models.published import mnasnet, mobilenetv2, shufflenetv2
-from wirings.models.registry import get, names, register
-from wirings.models.resnet import ResNet, resnet18, resnet50
-from wirings.models.shufflenetv1 import ShuffleNetV1, shufflenetv1
-from wirings.models.tiny import TinyClassifier, tiny_continuous, tiny_discrete, tiny_static
-from wirings.models.xception import Xception, xception
+A new model is a function in a file and a line here, or a function of your own with `register`.
+"""
+
+from wirings.models import expander, published  # noqa: F401 - registers their models
+from wirings.models.densenet import DenseNet
+from wirings.models.digits import DigitsClassifier
+from wirings.models.mobilenet import MobileNetV1, MobileNetV1DNW
+from wirings.models.option_groups import GraphWiring, LayerWiring, NetworkSize
+from wirings.models.registry import get, names, options, register
+from wirings.models.resnet import ResNet
+from wirings.models.shufflenetv1 import ShuffleNetV1
+from wirings.models.tiny import TinyClassifier
+from wirings.models.xception import Xception
 
 __all__ = [
     "DenseNet",
     "DigitsClassifier",
+    "GraphWiring",
+    "LayerWiring",
     "MobileNetV1",
     "MobileNetV1DNW",
+    "NetworkSize",
     "ResNet",
     "ShuffleNetV1",
     "TinyClassifier",
     "Xception",
-    "densenet",
-    "digits_static",
     "get",
-    "mnasnet",
-    "mobilenetv1",
-    "mobilenetv1_dnw",
-    "mobilenetv1_x",
-    "mobilenetv2",
     "names",
+    "options",
     "register",
-    "resnet18",
-    "resnet50",
-    "shufflenetv1",
-    "shufflenetv2",
-    "tiny_continuous",
-    "tiny_discrete",
-    "tiny_static",
-    "xception",
 ]

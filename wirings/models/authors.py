@@ -1,10 +1,10 @@
 """The checkpoints that the authors of "Discovering Neural Wirings" published, as models of this library.
 
-Their networks rank every entry of a rectangular weight, also entries that no forward pass reads: edges from a block to
-itself or to an earlier one. The k strongest of all entries are kept; those that lie where nothing reads do nothing. A
-model that is loaded here has exactly the edges that their forward pass used, as a plain, finalized model.
+Their networks rank all entries of a rectangular weight, including entries that no forward pass reads: edges from a
+block to itself or to an earlier one. The k largest are kept, and those that are never read have no effect. A model
+loaded here is plain (finalized) and has exactly the edges that their forward pass used.
 
-One format, large and small, stands in one file, which is why it is long.
+This file is long because the large and the small networks share one format.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from wirings.errors import WiringError, unknown
 from wirings.graph import ContinuousGraph, DiscreteGraph, Graph, StaticGraph
 from wirings.graph.nodes import ConvNode
+from wirings.models.in_place_relu import InPlaceReluGraph
 from wirings.models.mobilenet import STAGES, MobileNetV1DNW, Stage, edges_of_width
 from wirings.models.tiny import BLOCK, EDGES, INPUTS, NODES, OUTPUTS, TinyClassifier
 from wirings.selection.functional import choose
@@ -30,24 +31,27 @@ _STEPS = 5
 
 
 @dataclass(frozen=True)
-class Kept:
-    """The edges of one weight."""
+class KeptEdges:
+    """Numbers of edges of one weight."""
 
     layer: str
+    """Name of the layer."""
     ranked: int
-    """Entries of the weight."""
+    """Number of entries of the weight."""
     kept: int
-    """Entries that are not masked or ranked out."""
+    """Number of entries that the mask or the ranking keeps."""
     used: int
-    """Those of them that the forward pass reads."""
+    """Number of kept entries that the forward pass reads."""
 
 
 @dataclass
-class Published:
-    """A published network: ``model``, in evaluation, and which of its edges are used. Print it for a table."""
+class PublishedModel:
+    """A published network and the edges it uses. Print it to see a table."""
 
     model: nn.Module
-    layers: list[Kept] = field(default_factory=list)
+    """The network, in evaluation mode."""
+    layers: list[KeptEdges] = field(default_factory=list)
+    """Numbers of edges, layer by layer."""
 
     def __str__(self) -> str:
         lines = [f"{'':12}{'entries':>12}{'kept':>10}{'used':>10}"]
@@ -62,28 +66,34 @@ def load(
     edges: int | None = None,
     kind: str | None = None,
     image_size: int | None = None,
-) -> Published:
-    """A published checkpoint as a model.
+    in_place_relu: bool = True,
+) -> PublishedModel:
+    """Load a published checkpoint as a model of this library.
 
     Args:
-        source: the file, or its state dict; a prefix ``module.``, or a ``{"state_dict": …}`` around it, does no harm.
-        width: of a MobileNetV1-DNW, the width multiplier d that the number of edges follows from, such as 0.225. Random
-            graphs have a mask and need none, unless their classifier was made small.
-        edges: of a tiny classifier, how many are kept; 32,000 by default, as in the paper.
-        kind: of a tiny classifier, ``"static"``, ``"discrete"`` or ``"continuous"``, if its names do not tell.
-        image_size: of a MobileNetV1-DNW, whose first convolution has no stride up to 64 pixels; by default 32 for ten
-            classes, else 224.
+        source: The file or its state dict. A prefix ``module.`` and a surrounding ``{"state_dict": …}`` are removed.
+        width: Width multiplier of a MobileNetV1-DNW, such as 0.225, which determines the number of edges. Random graphs
+            have a mask instead, and need it only if their classifier is small.
+        edges: Number of edges that a tiny classifier keeps; 32,000 by default, as in the paper.
+        kind: Kind of a tiny classifier, ``"static"``, ``"discrete"`` or ``"continuous"``, if the names of its tensors
+            do not reveal it.
+        image_size: Height and width in pixels of a MobileNetV1-DNW's images. Up to 64, its first convolution has no
+            stride. By default 32 for ten classes, otherwise 224.
+        in_place_relu: Whether a continuous classifier computes what the authors' code does. Their ReLU is applied in
+            place to the solver's state, so negative states are set to zero after every step, and their weights were
+            trained that way. With False it solves the paper's equation, whose outputs for the same weights are very
+            different. Ignored by other networks.
     """
     state = _State(_read(source))
     if "conv1.weight" in state.left and any(name.startswith("layers.") for name in state.left):
         published = _large(state, width, image_size)
     elif f"{_SOLVED}graph.weight" in state.left or "graph.weight" in state.left:
-        published = _small(state, EDGES if edges is None else edges, kind)
+        published = _small(state, EDGES if edges is None else edges, kind, in_place_relu)
     else:
         some = ", ".join(list(state.left)[:6])
         raise WiringError(
-            "this is no checkpoint of the authors' small networks (expected graph.weight and fc.weight, among others) "
-            f"nor of their large ones (conv1.weight and layers.0.graph.weight, …): it has {some}, …"
+            "not a checkpoint of the authors' networks: expected graph.weight and fc.weight (small networks), or "
+            f"conv1.weight and layers.0.graph.weight (large ones), among others, got {some}, …"
         )
     state.finish()
     published.model.eval()
@@ -93,15 +103,14 @@ def load(
 def _read(source: str | Path | Mapping[str, Any]) -> dict[str, Tensor]:
     if isinstance(source, (str, Path)):
         if not Path(source).is_file():
-            raise WiringError(f"there is no file {source}; expected a checkpoint of the authors'.")
+            raise WiringError(f"there is no file {source}.")
         try:
             found: Any = torch.load(source, map_location="cpu", weights_only=True)
-        except Exception as error:  # PyTorch has one of its own for every byte that it stumbles over
+        except Exception as error:  # PyTorch raises exceptions of many types for damaged files
             why = (str(error).splitlines() or [type(error).__name__])[0]
             raise WiringError(
-                f"{source} is damaged, no checkpoint, or cannot be read without running what is inside it: {why} In "
-                "the last case, if you trust it, load it yourself (torch.load(…, weights_only=False)) and give its "
-                "state dict."
+                f"{source} is damaged, not a checkpoint, or cannot be read without running code in it: {why} In the "
+                "last case, if you trust it, load it with torch.load(…, weights_only=False) and pass its state dict."
             ) from error
     else:
         found = source
@@ -113,13 +122,13 @@ def _read(source: str | Path | Mapping[str, Any]) -> dict[str, Tensor]:
             break
         found = inner
     if not isinstance(found, Mapping) or not any(isinstance(x, Tensor) for x in found.values()):
-        raise WiringError(f"a state dict, names and tensors, was expected, but {type(found).__name__} came.")
+        raise WiringError(f"expected a state dict of names and tensors, got {type(found).__name__}.")
     plain = {str(name).removeprefix("module."): x.detach().cpu() for name, x in found.items() if isinstance(x, Tensor)}
     return {name: x for name, x in plain.items() if not name.endswith("num_batches_tracked")}
 
 
 class _State:
-    """The tensors of a checkpoint, taken one by one; what is left at the end belongs to another architecture."""
+    """The tensors of a checkpoint, taken one by one. If any is left at the end, the architecture is another one."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self.left = tensors
@@ -127,14 +136,13 @@ class _State:
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if name not in self.left:
             raise WiringError(
-                f"the checkpoint has no {name}, of shape {shape}; it is of another architecture than the authors' "
-                "published ones."
+                f"the checkpoint has no {name}, expected of shape {shape}. Its architecture is not one of the authors'."
             )
         found = self.left.pop(name)
         if tuple(found.shape) != shape:
             raise WiringError(
-                f"{name} of the checkpoint has shape {tuple(found.shape)}, but {shape} was expected; it is of another "
-                "architecture than the authors' published ones."
+                f"expected {name} of shape {shape}, got {tuple(found.shape)}. The checkpoint's architecture is not one "
+                "of the authors'."
             )
         return found.float()
 
@@ -144,19 +152,19 @@ class _State:
     def finish(self) -> None:
         if self.left:
             raise WiringError(
-                f"the checkpoint also has {', '.join(list(self.left)[:4])}, which the authors' published networks do "
-                "not have; it is of another architecture."
+                f"the checkpoint also has {', '.join(list(self.left)[:4])}. Its architecture is not one of the "
+                "authors'."
             )
 
 
 def _top(name: str, weight: Tensor, mask: Tensor | None, k: int | None) -> Tensor:
-    """Which entries of a weight are kept: a mask's, or the k strongest of all."""
+    """Return which entries of a weight are kept: those of the mask, or the k largest by magnitude."""
     if mask is not None:
         return mask != 0
     if k is None:
-        raise WiringError(f"{name} is ranked, so width= is needed: the network's width multiplier, such as 0.225.")
+        raise WiringError(f"{name} has no mask, so give width=, the network's width multiplier, such as 0.225.")
     if not 1 <= k <= weight.numel():
-        raise WiringError(f"{k:,} edges were asked for, but {name} has {weight.numel():,} entries.")
+        raise WiringError(f"expected 1 to {weight.numel():,} edges, the entries of {name}, got {k:,}.")
     return choose(weight, k)
 
 
@@ -169,15 +177,18 @@ def _copy(pairs: list[tuple[Any, Tensor]]) -> None:
 # ---- MobileNetV1-DNW ------------------------------------------------------------------------------------------------
 
 
-def _large(state: _State, width: float | None, image_size: int | None) -> Published:
+def _large(state: _State, width: float | None, image_size: int | None) -> PublishedModel:
     if width is not None and not 0 < width <= 1:
-        raise WiringError(f"width is a multiplier in (0, 1], but it is {width}.")
+        raise WiringError(f"width must be above 0 and at most 1, got {width}.")
     head = next((name for name in ("linear.weight", "linear.graph.weight") if name in state.left), None)
     if head is None:
-        raise WiringError("the checkpoint has neither linear.weight nor linear.graph.weight; it is of another network.")
+        raise WiringError(
+            "the checkpoint has neither linear.weight nor linear.graph.weight. Its architecture is not one of the "
+            "authors'."
+        )
     classes = len(state.left[head])
     model = MobileNetV1DNW(classes, image_size or (32 if classes == 10 else 224))
-    published = Published(model)
+    published = PublishedModel(model)
     _copy([(model.stem.weight, state.take("conv1.weight", (STAGES[0].before, 3, 3, 3)))])
     for number, (stage, graph) in enumerate(zip(STAGES, model.stages, strict=True)):
         assert isinstance(graph, StaticGraph)
@@ -190,7 +201,7 @@ def _large(state: _State, width: float | None, image_size: int | None) -> Publis
         mask = state.maybe("linear.graph.mask", tuple(shape))
         k = None if width is None else math.floor(width * weight.numel() + 1e-6)
         real = _top(head, weight, mask, k)
-        published.layers.append(Kept("linear", weight.numel(), int(real.sum()), int(real.sum())))
+        published.layers.append(KeptEdges("linear", weight.numel(), int(real.sum()), int(real.sum())))
         weight = weight * real
     bias = next(
         (b for name in ("linear.bias", "linear.graph.bias") if (b := state.maybe(name, (classes,))) is not None), None
@@ -199,14 +210,14 @@ def _large(state: _State, width: float | None, image_size: int | None) -> Publis
     return published
 
 
-def _stage(state: _State, prefix: str, stage: Stage, graph: StaticGraph, width: float | None) -> Kept:
-    """One graph: its kernels and norms block by block, and of its weight what each block reads."""
+def _stage(state: _State, prefix: str, stage: Stage, graph: StaticGraph, width: float | None) -> KeptEdges:
+    """Load one graph: its kernels and norms block by block, and the part of its weight that each block reads."""
     rows, columns = stage.channels * stage.blocks, stage.before + stage.channels * (stage.blocks - 1)
     weight = state.take(f"{prefix}graph.weight", (rows, columns, 1, 1)).view(rows, columns)
     mask = state.maybe(f"{prefix}graph.mask", (rows, columns, 1, 1))
     k = None if width is None else edges_of_width(stage, width)
     real = _top(f"{prefix}graph.weight", weight, None if mask is None else mask.view(rows, columns), k)
-    # Block b of those that receive reads the nodes before it: the inputs and the b blocks before.
+    # Receiving block b reads the inputs and the b blocks before it.
     read = torch.arange(columns) < (stage.before + torch.arange(rows) // stage.channels * stage.channels)[:, None]
     matrix = torch.zeros(graph.nodes, graph.nodes)
     matrix[stage.before :, :columns] = weight * (real & read)
@@ -216,11 +227,11 @@ def _stage(state: _State, prefix: str, stage: Stage, graph: StaticGraph, width: 
     for number, (size, kernel) in enumerate(zip(sizes, kernels.split(sizes), strict=True)):
         function: Any = graph.functions[number]
         _copy([(function.kernel, kernel), *_batch_norm(state, f"{prefix}norm.{number}.", size, function)])
-    return Kept(prefix.rstrip("."), weight.numel(), int(real.sum()), int((real & read).sum()))
+    return KeptEdges(prefix.rstrip("."), weight.numel(), int(real.sum()), int((real & read).sum()))
 
 
 def _kernels(state: _State, prefix: str, inputs: int, nodes: int) -> Tensor:
-    """The convolutions of all nodes that have one: those of the inputs, which may have a stride, stand apart."""
+    """Return the kernels of all nodes that have one. Those of the inputs, which may have a stride, are stored apart."""
     first = state.maybe(f"{prefix}downsample.0.weight", (inputs, 1, 3, 3))
     left = nodes if first is None else nodes - inputs
     if left == 0 and f"{prefix}conv.weight" not in state.left:
@@ -231,7 +242,7 @@ def _kernels(state: _State, prefix: str, inputs: int, nodes: int) -> Tensor:
 
 
 def _batch_norm(state: _State, prefix: str, size: int, norm: Any) -> list[tuple[Any, Tensor]]:
-    """What goes where, for a norm of ours, of PyTorch's or of a node function."""
+    """Return pairs of a parameter or buffer and its value, for PyTorch's batch norm or that of a node function."""
     scale, shift = (getattr(norm, f"norm_{x}", None) for x in ("weight", "bias"))
     scale, shift = (norm.weight, norm.bias) if scale is None else (scale, shift)
     names = {"weight": scale, "bias": shift, "running_mean": norm.running_mean, "running_var": norm.running_var}
@@ -241,7 +252,7 @@ def _batch_norm(state: _State, prefix: str, size: int, norm: Any) -> list[tuple[
 # ---- the tiny classifiers -------------------------------------------------------------------------------------------
 
 
-def _small(state: _State, edges: int, kind: str | None) -> Published:
+def _small(state: _State, edges: int, kind: str | None, in_place_relu: bool) -> PublishedModel:
     prefix = _SOLVED if f"{_SOLVED}graph.weight" in state.left else ""
     told = "continuous" if prefix else "static" if f"{prefix}norm.0.weight" in state.left else "discrete"
     kind = told if kind is None else kind
@@ -252,19 +263,22 @@ def _small(state: _State, edges: int, kind: str | None) -> Published:
     real = _top(f"{prefix}graph.weight", weight, None if mask is None else mask.view(NODES, NODES), edges)
     kernels = state.take(f"{prefix}conv.weight", (NODES, 1, 3, 3))
     norms = _instance_norms(state, prefix)
-    graph, read = (
-        _static(weight * real, kernels, norms) if kind == "static" else _dynamic(kind, weight * real, kernels, norms)
-    )
+    state.maybe("zeros", (1, NODES - INPUTS, 8, 8))  # initial states of the other nodes, which need not be stored
+    matrix = weight * real
+    if kind == "static":
+        graph, read = _static(matrix, kernels, norms)
+    else:
+        graph, read = _dynamic(kind, matrix, kernels, norms, in_place_relu), torch.ones_like(real)
     classes = len(state.left["fc.weight"]) if "fc.weight" in state.left else 10
     model = TinyClassifier(graph, classes)
     _stem(state, model.stem)
     head = [state.take("fc.weight", (classes, OUTPUTS)), state.take("fc.bias", (classes,))]
     _copy(list(zip([model.head.weight, model.head.bias], head, strict=True)))
-    return Published(model, [Kept("graph", weight.numel(), int(real.sum()), int((real & read).sum()))])
+    return PublishedModel(model, [KeptEdges("graph", weight.numel(), int(real.sum()), int((real & read).sum()))])
 
 
 def _instance_norms(state: _State, prefix: str) -> list[Tensor]:
-    """Scale and shift of all nodes, from one norm or from one a block."""
+    """Return scale and shift of all nodes, from one norm or from one for each block."""
     if f"{prefix}norm.weight" in state.left:
         return [state.take(f"{prefix}norm.{name}", (NODES,)) for name in ("weight", "bias")]
     sizes = [INPUTS, *[BLOCK] * 4]
@@ -275,19 +289,19 @@ def _instance_norms(state: _State, prefix: str) -> list[Tensor]:
 
 
 def _static(matrix: Tensor, kernels: Tensor, norms: list[Tensor]) -> tuple[Graph, Tensor]:
-    """Their static graph: four blocks after the input, and the last nodes read once more, from all blocks.
+    """Build the static graph: four blocks after the input, and the last nodes, which receive again from all blocks.
 
-    Ours has those that are read as nodes of their own, so that an edge to one of them from an earlier block, which
-    their forward pass used twice, is two edges here.
+    Here the nodes that are read are nodes of their own. So an edge to one of them from an earlier block, which their
+    forward pass uses twice, becomes two edges.
     """
     graph = StaticGraph([INPUTS, BLOCK, BLOCK, BLOCK, BLOCK, OUTPUTS], node=ConvNode())
-    block = (torch.arange(NODES) - INPUTS).div(BLOCK, rounding_mode="floor")  # −1 for the inputs
-    first = INPUTS + block * BLOCK  # of a node's block
+    block = (torch.arange(NODES) - INPUTS).div(BLOCK, rounding_mode="floor")  # -1 for the inputs
+    first = INPUTS + block * BLOCK  # first node of a node's block
     read = (torch.arange(NODES) < first[:, None]) & (block >= 0)[:, None]
-    whole = torch.zeros(graph.nodes, graph.nodes)
-    whole[:NODES, :NODES] = matrix * read
-    whole[NODES:, :NODES] = matrix[-OUTPUTS:]
-    graph.set_matrix_(whole)
+    extended = torch.zeros(graph.nodes, graph.nodes)
+    extended[:NODES, :NODES] = matrix * read
+    extended[NODES:, :NODES] = matrix[-OUTPUTS:]
+    graph.set_matrix_(extended)
     sizes = [INPUTS, *[BLOCK] * 4]
     for number, part in enumerate(zip(*(x.split(sizes) for x in (kernels, *norms)), strict=True)):
         function: Any = graph.functions[number]
@@ -296,27 +310,29 @@ def _static(matrix: Tensor, kernels: Tensor, norms: list[Tensor]) -> tuple[Graph
     return graph, read
 
 
-def _dynamic(kind: str, matrix: Tensor, kernels: Tensor, norms: list[Tensor]) -> tuple[Graph, Tensor]:
-    """All edges are read: any node may feed any other."""
+def _dynamic(kind: str, matrix: Tensor, kernels: Tensor, norms: list[Tensor], in_place_relu: bool) -> Graph:
+    """Build the discrete or continuous graph, in which any node may feed any other."""
     node = ConvNode(before=["activation", "conv"], after=["norm"])
     settings: dict[str, Any] = {"inputs": INPUTS, "outputs": OUTPUTS, "node": node}
-    graph: Graph = (
-        DiscreteGraph(NODES, steps=_STEPS, **settings) if kind == "discrete" else ContinuousGraph(NODES, **settings)
-    )
+    graph: Graph
+    if kind == "discrete":
+        graph = DiscreteGraph(NODES, steps=_STEPS, **settings)
+    else:
+        graph = (InPlaceReluGraph if in_place_relu else ContinuousGraph)(NODES, **settings)
     graph.set_matrix_(matrix)
     function: Any = graph.function
     _copy(list(zip([function.kernel, function.norm_weight, function.norm_bias], [kernels, *norms], strict=True)))
-    return graph, torch.ones_like(matrix, dtype=torch.bool)
+    return graph
 
 
 def _stem(state: _State, stem: nn.Sequential) -> None:
-    """The layers that have weights, in their order, whatever their numbers."""
+    """Load the layers that have weights, in order, whatever their numbers are."""
     numbers = sorted({int(name.split(".")[1]) for name in state.left if name.startswith("downsample.")})
     ours = [layer for layer in stem if list(layer.parameters())]
     if len(numbers) != len(ours):
         raise WiringError(
-            f"the checkpoint's stem (downsample.N) has {len(numbers)} layers with weights, but {len(ours)} were "
-            "expected; it is of another architecture."
+            f"expected {len(ours)} layers with weights in the checkpoint's stem (downsample.N), got {len(numbers)}. "
+            "Its architecture is not one of the authors'."
         )
     for number, layer in zip(numbers, ours, strict=True):
         for name, place in layer.state_dict().items():

@@ -1,20 +1,20 @@
-"""A small DenseNet in the frame of ShuffleNetV2, as the latter's paper compares with.
+"""A small DenseNet in the frame of ShuffleNetV2, which the latter's paper compares with.
 
-The frame is published: a stem, stages of 4, 8 and 4 units that start by halving the map, a pointwise convolution to
-1,024 channels. The DenseNet's channels are not: its authors adjusted them to 42M and 142M multiply-adds. So do we.
+The frame is published: a stem, stages of 4, 8 and 4 units that start by halving the maps, and a pointwise convolution
+to 1,024 channels. The DenseNet's channels are not: its authors adjusted them to 42M and 142M multiply-adds. So do we.
 """
 
 from __future__ import annotations
 
 from torch import Tensor, cat, nn
 
-from wirings.models.parts import check_width, conv_norm, for_images, stem
-from wirings.models.registry import register, wired
-from wirings.rules import Rule
+from wirings.models.option_groups import DENSE_LAYERS, IMAGENET_SIZE, LayerWiring, NetworkSize
+from wirings.models.parts import PooledClassifier, conv_norm, stem
+from wirings.models.registry import register
 
 STEM, UNITS, LAST = 24, (4, 8, 4), 1024
 GROWTH = {0.5: 9, 1.0: 21}
-"""New channels of a unit, by width; so that the network comes nearest to the published multiply-adds."""
+"""Number of channels that a unit adds, by width, chosen to come closest to the published multiply-adds."""
 
 
 def _norm_conv(before: int, channels: int, kernel: int) -> list[nn.Module]:
@@ -22,8 +22,8 @@ def _norm_conv(before: int, channels: int, kernel: int) -> list[nn.Module]:
     return [nn.BatchNorm2d(before), nn.ReLU(inplace=True), conv]
 
 
-class Unit(nn.Module):
-    """A bottleneck whose few new channels stand beside all that came in."""
+class DenseUnit(nn.Module):
+    """A bottleneck whose output is concatenated to its input."""
 
     def __init__(self, before: int, growth: int) -> None:
         super().__init__()
@@ -33,19 +33,17 @@ class Unit(nn.Module):
         return cat([x, self.branch(x)], 1)
 
 
-class DenseNet(nn.Module):
-    """Takes images, (batch, 3, size, size). ``width`` says how many channels a unit adds (see `GROWTH`)."""
+class DenseNet(PooledClassifier):
+    """The small DenseNet. Its width sets how many channels a unit adds, see `GROWTH`."""
 
-    def __init__(self, width: float = 1.0, classes: int = 1000) -> None:
-        super().__init__()
-        check_width(width)
+    def build_features(self, width: float) -> tuple[nn.Module, int]:
         growth = GROWTH.get(width, max(1, round(GROWTH[1.0] * width)))
         layers: list[nn.Module] = [stem(STEM)]
         channels = STEM
         for stage, units in enumerate(UNITS):
             kept = channels // 2 if stage else channels
             layers += [*_norm_conv(channels, kept, 1), nn.AvgPool2d(2, ceil_mode=True)]
-            layers += [Unit(kept + growth * unit, growth) for unit in range(units)]
+            layers += [DenseUnit(kept + growth * unit, growth) for unit in range(units)]
             channels = kept + growth * units
         layers += [
             nn.BatchNorm2d(channels),
@@ -53,21 +51,10 @@ class DenseNet(nn.Module):
             *conv_norm(channels, LAST, 1),
             nn.ReLU(inplace=True),
         ]
-        self.features = nn.Sequential(*layers)
-        self.head = nn.Linear(LAST, classes)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.features(images).mean((-2, -1)))
+        return nn.Sequential(*layers), LAST
 
 
 @register
-def densenet(
-    rule: str | Rule | None = None,
-    width: float = 1.0,
-    classes: int = 1000,
-    image_size: int = 224,
-    density: float | None = None,
-) -> nn.Module:
-    """The small DenseNet × ``width``; with a ``density`` it is wired, all but the first layer and the classifier."""
-    model = for_images(DenseNet(width, classes), image_size)
-    return wired(model, rule, density, skip=["features.0", "head"])
+def densenet(size: NetworkSize = IMAGENET_SIZE, wiring: LayerWiring = DENSE_LAYERS) -> nn.Module:
+    """The small DenseNet; all layers but the first and the classifier are wired."""
+    return wiring.wire(DenseNet(size), skip=["features.0", "head"])

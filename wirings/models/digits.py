@@ -1,21 +1,27 @@
-"""A small static graph for the embedded digits: trains on a laptop in seconds, for a first look and for tests."""
+"""A small static graph for the embedded digits. It trains on a laptop in seconds, for a first look and for tests."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from wirings.budgets.budget import Amount
 from wirings.graph import StaticGraph
 from wirings.graph.nodes import ConvNode
-from wirings.models.registry import budget, register
-from wirings.rules import Rule
+from wirings.models.option_groups import DEFAULT_GRAPH, GraphWiring
+from wirings.models.registry import register
 from wirings.wire.handle import Wiring
 
 EDGES = 200
 
 
 class DigitsClassifier(nn.Module):
-    """One convolution, a static graph of nodes that convolve, a head. Takes (batch, 1, 8, 8). No batch norm."""
+    """A convolution, a static graph of nodes that convolve, and a head, without batch norm.
+
+    Takes images, (batch, 1, 8, 8), and returns logits, (batch, classes).
+
+    Args:
+        graph: A static graph whose states are maps.
+        classes: Number of classes.
+    """
 
     input_shape = (1, 8, 8)
 
@@ -36,7 +42,7 @@ class DigitsClassifier(nn.Module):
 
 
 @register
-def digits_static(rule: str | Rule | None = None, edges: Amount | None = None, classes: int = 10) -> DigitsClassifier:
+def digits_static(wiring: GraphWiring = DEFAULT_GRAPH, classes: int = 10) -> DigitsClassifier:
     """Three blocks of 32 nodes between 8 inputs and 10 outputs."""
-    graph = StaticGraph([8, 32, 32, 32, 10], edges=budget(rule, edges, EDGES), node=ConvNode(), rule=rule)
+    graph = StaticGraph([8, 32, 32, 32, 10], node=ConvNode(), **wiring.arguments(EDGES))
     return DigitsClassifier(graph, classes)

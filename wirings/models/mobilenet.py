@@ -1,10 +1,10 @@
 """MobileNetV1-DNW, the network of the paper's Tables 2 and 3 (its section 2.4 and appendix A), and MobileNetV1 itself.
 
-MobileNetV1 is a stack of depthwise and pointwise convolutions. MobileNetV1-DNW has a static graph for each of its five
-resolutions instead: as many blocks of nodes as there are pointwise convolutions at that resolution, and any block may
-feed any later one. Its nodes are those of the full network; only the number of edges goes with the width.
+MobileNetV1 is a stack of depthwise and pointwise convolutions. MobileNetV1-DNW has a static graph for each of the five
+resolutions instead, with one block of nodes for each pointwise convolution at that resolution, and edges from any block
+to any later one. It always has the nodes of the full network; the width only determines the number of edges.
 
-In MobileNetV1 a norm and a ReLU stand between the depthwise and the pointwise convolution. A node has none there.
+MobileNetV1 has a norm and a ReLU between the depthwise and the pointwise convolution. A node has none there.
 """
 
 from __future__ import annotations
@@ -19,31 +19,32 @@ from wirings.budgets.schedules import floor_of
 from wirings.errors import WiringError
 from wirings.graph import Blocks, StaticGraph
 from wirings.graph.nodes import ConvNode, PlainNode
-from wirings.models.registry import register, wired
+from wirings.models.option_groups import CIFAR10_SIZE, DENSE_LAYERS, LayerWiring, NetworkSize
+from wirings.models.parts import SMALL_IMAGE, check_image_size, check_images
+from wirings.models.registry import register
 from wirings.rules import Rule
 from wirings.rules import get as get_rule
 from wirings.wire.handle import Wiring
 from wirings.wire.wire import wire_
 
 STEM = 32
-SMALL_IMAGE = 64
-"""Up to so many pixels the first convolution has no stride."""
+DNW_SIZE = NetworkSize(width=0.225, classes=10, image_size=32)
 
 
 class Stage(NamedTuple):
     """The depthwise and pointwise convolutions at one resolution."""
 
     before: int
-    """Channels that come in."""
+    """Input channels."""
     channels: int
-    """Channels that every pointwise convolution gives."""
+    """Output channels of every pointwise convolution."""
     stride: int
-    """Of the first depthwise convolution."""
+    """Stride of the first depthwise convolution."""
     blocks: int
-    """Pointwise convolutions."""
+    """Number of pointwise convolutions."""
 
     def edges(self) -> int:
-        """The weights of the pointwise convolutions of the full network."""
+        """Return the number of weights of the full network's pointwise convolutions."""
         return self.channels * (self.before + self.channels * (self.blocks - 1))
 
 
@@ -55,11 +56,11 @@ STAGES = (
     Stage(512, 1024, 2, 2),
 )
 SMALLEST = math.prod(stage.stride for stage in STAGES)
-"""Pixels of the smallest image whose last map has one pixel."""
+"""Height and width in pixels of the smallest image, whose last map has one pixel."""
 
 
 def edges_of_width(stage: Stage, width: float) -> int:
-    """The edges of a stage at a width: its share of the full network's, rounded down.
+    """Return the number of edges of a stage at a width: width² of the full network's, rounded down.
 
     >>> [edges_of_width(stage, 0.225) for stage in STAGES]
     [103, 1244, 4976, 72990, 79626]
@@ -68,19 +69,19 @@ def edges_of_width(stage: Stage, width: float) -> int:
 
 
 class MobileNetV1DNW(nn.Module):
-    """A convolution, five static graphs, and a classifier. Takes images, (batch, 3, size, size).
+    """A convolution, five static graphs, and a classifier. Takes images, (batch, 3, height, width).
 
     Args:
-        classes: how many.
-        image_size: of a side, in pixels; up to 64 the first convolution has no stride.
-        reach: how many blocks an edge may go forward; None: any number, 1: to the next block alone.
-        eps: of the nodes' norms, as for `ConvNode`.
+        classes: Number of classes.
+        image_size: Height and width of the images in pixels; up to 64, the first convolution has no stride.
+        reach: How many blocks forward an edge may go; 1 is the next block only, None is any number.
+        eps: Epsilon of the nodes' norms, see `ConvNode`.
     """
 
     def __init__(self, classes: int = 10, image_size: int = 32, reach: int | None = None, eps: float = 1e-5) -> None:
         super().__init__()
         self.input_shape = (3, image_size, image_size)
-        self.smallest = check_size(image_size)
+        self.smallest = smallest_image(image_size)
         self.stem = make_stem(STEM, image_size)
         self.stages = nn.Sequential(*(_graph(stage, reach, eps) for stage in STAGES))
         last = STAGES[-1].channels
@@ -90,7 +91,7 @@ class MobileNetV1DNW(nn.Module):
         self.wiring: Wiring | None = None
 
     def forward(self, images: Tensor) -> Tensor:
-        check_image(images, self.smallest)
+        check_images(images, self.smallest)
         maps = self.activation(self.norm(self.stages(self.stem(images))))
         return self.head(maps.mean((-2, -1)))
 
@@ -102,8 +103,8 @@ def _graph(stage: Stage, reach: int | None, eps: float) -> StaticGraph:
     return StaticGraph(Blocks(blocks, reach=reach), node=nodes)
 
 
-class Separable(nn.Sequential):
-    """A depthwise and a pointwise convolution, a norm and a ReLU after each."""
+class SeparableConv(nn.Sequential):
+    """A depthwise and a pointwise convolution, each followed by a norm and a ReLU."""
 
     def __init__(self, before: int, channels: int, stride: int) -> None:
         super().__init__(
@@ -117,75 +118,65 @@ class Separable(nn.Sequential):
 
 
 class MobileNetV1(nn.Module):
-    """MobileNetV1 (Howard and others, 2017). Takes images, (batch, 3, size, size).
+    """MobileNetV1 (Howard and others, 2017). Takes images, (batch, 3, height, width).
 
     Args:
-        width: multiplies the channels of every layer.
-        classes: how many.
-        image_size: of a side, in pixels; up to 64 the first convolution has no stride.
+        size: Width, classes and images. For images of up to 64 pixels, the first convolution has no stride.
     """
 
-    def __init__(self, width: float = 1.0, classes: int = 10, image_size: int = 32) -> None:
+    def __init__(self, size: NetworkSize = CIFAR10_SIZE) -> None:
         super().__init__()
+        width, image_size = size.width, size.image_size
         if not 0 < width <= 8 or round(STEM * width) < 1:
-            raise WiringError(f"width must leave at least one channel of {STEM} (and be at most 8), but it is {width}.")
+            raise WiringError(f"width must leave at least one of {STEM} channels and be at most 8, got {width}.")
         self.input_shape = (3, image_size, image_size)
-        self.smallest = check_size(image_size)
+        self.smallest = smallest_image(image_size)
         channels = [STEM, *(stage.channels for stage in STAGES for _ in range(stage.blocks))]
         strides = [s for stage in STAGES for s in [stage.stride, *[1] * (stage.blocks - 1)]]
         channels = [round(count * width) for count in channels]
         stem = [make_stem(channels[0], image_size), nn.BatchNorm2d(channels[0]), nn.ReLU(inplace=True)]
         pairs = zip(itertools.pairwise(channels), strides, strict=True)
-        self.features = nn.Sequential(*stem, *(Separable(*pair, stride) for pair, stride in pairs))
-        self.head = nn.Linear(channels[-1], classes)
+        self.features = nn.Sequential(*stem, *(SeparableConv(*pair, stride) for pair, stride in pairs))
+        self.head = nn.Linear(channels[-1], size.classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        check_image(images, self.smallest)
+        check_images(images, self.smallest)
         return self.head(self.features(images).mean((-2, -1)))
 
 
 def make_stem(channels: int, image_size: int) -> nn.Conv2d:
-    """The first convolution."""
+    """Return the first convolution."""
     return nn.Conv2d(3, channels, 3, stride=1 if image_size <= SMALL_IMAGE else 2, padding=1, bias=False)
 
 
-def check_size(image_size: int) -> int:
-    """The smallest image that a network for images of this size takes; raises if this one is smaller."""
+def smallest_image(image_size: int) -> int:
+    """Return the smallest image that a network for images of this size takes. An error if this one is smaller."""
     smallest = SMALLEST * (1 if image_size <= SMALL_IMAGE else 2)
-    if image_size < smallest:
-        raise WiringError(
-            f"image_size = {image_size} is too small: the network halves an image four times, so it takes "
-            f"{smallest} pixels a side at least."
-        )
+    check_image_size(image_size, smallest)
     return smallest
-
-
-def check_image(images: Tensor, smallest: int) -> None:
-    """Raise if the network's strides would leave nothing of these images."""
-    if images.dim() != 4 or min(images.shape[-2:]) < smallest:
-        raise WiringError(
-            f"images must be (batch, 3, height, width) of at least {smallest} × {smallest} pixels, which the strides "
-            f"leave one of, but {tuple(images.shape)} came."
-        )
 
 
 @register
 def mobilenetv1_dnw(
+    size: NetworkSize = DNW_SIZE,
     rule: str | Rule | None = None,
-    width: float = 0.225,
-    classes: int = 10,
-    image_size: int = 32,
     small: bool = False,
     reach: int | None = None,
     share: str | None = None,
     eps: float = 1e-5,
 ) -> MobileNetV1DNW:
-    """MobileNetV1-DNW with the edges of MobileNetV1 × ``width``; ``small``: the classifier keeps that part, too.
+    """MobileNetV1-DNW with the edges of MobileNetV1 at a width of ``size.width``.
 
-    Every stage has as many as MobileNetV1's; with a ``share``, as for `wire_`, that many in all are shared out anew.
-    ``eps``: of the nodes' norms, as for `ConvNode`.
+    Args:
+        size: Width, classes and images.
+        rule: A rule or its name.
+        small: Whether the classifier keeps only that fraction of its weights, too.
+        reach: See `MobileNetV1DNW`.
+        share: How the edges are shared among the stages, see `wirings.wire_`; by default every stage has as many as
+            MobileNetV1's.
+        eps: See `MobileNetV1DNW`.
     """
-    model = MobileNetV1DNW(classes, image_size, reach, eps)
+    model = MobileNetV1DNW(size.classes, size.image_size, reach, eps)
     if rule is None:
         return model
     rule = get_rule(rule)
@@ -193,15 +184,16 @@ def mobilenetv1_dnw(
     if rule.own_budget:
         model.wiring = wire_(model, rule, include=names)
         return model
+    width = size.width
     if not width > 0:
-        raise WiringError(f"width must be above 0, but it is {width}.")
+        raise WiringError(f"width must be above 0, got {width}.")
     budget: dict[str, Any] = {}
     for name, stage, graph in zip(names, STAGES, model.stages, strict=False):
         budget[name] = max(edges_of_width(stage, width), 1)
         if budget[name] > graph.allowed:
             raise WiringError(
-                f"width = {width} asks for {budget[name]:,} edges in {name}, which allows {graph.allowed:,}; "
-                f"take a width of at most {math.sqrt(graph.allowed / stage.edges()):.3g}."  # type: ignore[operator]
+                f"width = {width} needs {budget[name]:,} edges in {name}, which allows {graph.allowed:,}. "
+                f"Use a width of at most {math.sqrt(graph.allowed / stage.edges()):.3g}."  # type: ignore[operator]
             )
     if small:
         budget["head"] = float(width)
@@ -214,13 +206,6 @@ def mobilenetv1_dnw(
 
 
 @register
-def mobilenetv1(
-    rule: str | Rule | None = None,
-    width: float = 1.0,
-    classes: int = 10,
-    image_size: int = 32,
-    density: float | None = None,
-) -> nn.Module:
-    """MobileNetV1 × ``width``; with a ``density`` its layers are wired, all but the first and the classifier."""
-    model = MobileNetV1(width, classes, image_size)
-    return wired(model, rule, density, skip=["features.0", "head"])
+def mobilenetv1(size: NetworkSize = CIFAR10_SIZE, wiring: LayerWiring = DENSE_LAYERS) -> nn.Module:
+    """MobileNetV1, for CIFAR-10 by default; all layers but the first and the classifier are wired."""
+    return wiring.wire(MobileNetV1(size), skip=["features.0", "head"])

@@ -1,6 +1,4 @@
-"""Published networks of Table 3 that torchvision has: MobileNetV2, ShuffleNetV2 and MnasNet. All take images,
-(batch, 3, size, size).
-"""
+"""Networks of Table 3 that torchvision provides: MobileNetV2, ShuffleNetV2 and MnasNet."""
 
 from __future__ import annotations
 
@@ -10,9 +8,9 @@ from typing import Any
 from torch import nn
 
 from wirings.errors import WiringError
+from wirings.models.option_groups import DENSE_LAYERS, IMAGENET_SIZE, LayerWiring, NetworkSize
 from wirings.models.parts import check_width, for_images
-from wirings.models.registry import register, wired
-from wirings.rules import Rule
+from wirings.models.registry import register
 
 SHUFFLENETV2 = {
     0.5: (24, 48, 96, 192, 1024),
@@ -20,62 +18,44 @@ SHUFFLENETV2 = {
     1.5: (24, 176, 352, 704, 1024),
     2.0: (24, 244, 488, 976, 2048),
 }
-"""The channels of the stem, the stages and the last convolution, by width."""
+"""Channels of the stem, the stages and the last convolution, by width."""
 
 
 def _torchvision(what: str) -> Any:
     try:
         return importlib.import_module("torchvision").models
-    except (ImportError, RuntimeError) as error:  # a torchvision that does not fit the installed PyTorch
+    except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that does not match PyTorch
         raise WiringError(
-            f"{what} is torchvision's, which cannot be imported ({error}). Install the one that goes with your "
+            f"{what} needs torchvision, which cannot be imported ({error}). Install the version that matches your "
             "PyTorch: pip install torchvision."
         ) from error
 
 
 @register
-def mobilenetv2(
-    rule: str | Rule | None = None,
-    width: float = 1.0,
-    classes: int = 1000,
-    image_size: int = 224,
-    density: float | None = None,
-) -> nn.Module:
-    """MobileNetV2 × ``width`` (Sandler and others, 2018); with a ``density``, wired but for first layer and classifier.
+def mobilenetv2(size: NetworkSize = IMAGENET_SIZE, wiring: LayerWiring = DENSE_LAYERS) -> nn.Module:
+    """MobileNetV2 (Sandler and others, 2018); all layers but the first and the classifier are wired.
 
-    Channels are rounded to multiples of eight, as its authors do.
+    Channels are rounded to multiples of eight, as by its authors.
     """
-    check_width(width)
-    made = _torchvision("MobileNetV2").MobileNetV2(num_classes=classes, width_mult=width)
-    return wired(for_images(made, image_size), rule, density, skip=["features.0", "classifier"])
+    check_width(size.width)
+    network = _torchvision("MobileNetV2").MobileNetV2(num_classes=size.classes, width_mult=size.width)
+    return wiring.wire(for_images(network, size.image_size), skip=["features.0", "classifier"])
 
 
 @register
-def shufflenetv2(
-    rule: str | Rule | None = None,
-    width: float = 1.0,
-    classes: int = 1000,
-    image_size: int = 224,
-    density: float | None = None,
-) -> nn.Module:
-    """ShuffleNetV2 × ``width`` (Ma and others, 2018); with a ``density``, wired but for first layer and classifier."""
-    if width not in SHUFFLENETV2:
+def shufflenetv2(size: NetworkSize = IMAGENET_SIZE, wiring: LayerWiring = DENSE_LAYERS) -> nn.Module:
+    """ShuffleNetV2 (Ma and others, 2018); all layers but the first and the classifier are wired."""
+    if size.width not in SHUFFLENETV2:
         known = ", ".join(f"{choice:g}" for choice in SHUFFLENETV2)
-        raise WiringError(f"ShuffleNetV2 has widths of its own, {known}, but width is {width!r}.")
+        raise WiringError(f"ShuffleNetV2 comes in the widths {known}, got width = {size.width!r}.")
     module = _torchvision("ShuffleNetV2").shufflenetv2
-    made = module.ShuffleNetV2([4, 8, 4], list(SHUFFLENETV2[width]), num_classes=classes)
-    return wired(for_images(made, image_size), rule, density, skip=["conv1", "fc"])
+    network = module.ShuffleNetV2([4, 8, 4], list(SHUFFLENETV2[size.width]), num_classes=size.classes)
+    return wiring.wire(for_images(network, size.image_size), skip=["conv1", "fc"])
 
 
 @register
-def mnasnet(
-    rule: str | Rule | None = None,
-    width: float = 1.0,
-    classes: int = 1000,
-    image_size: int = 224,
-    density: float | None = None,
-) -> nn.Module:
-    """MnasNet-B1 × ``width`` (Tan and others, 2019); with a ``density``, wired but for first layer and classifier."""
-    check_width(width)
-    made = _torchvision("MnasNet").MNASNet(width, num_classes=classes)
-    return wired(for_images(made, image_size), rule, density, skip=["layers.0", "classifier"])
+def mnasnet(size: NetworkSize = IMAGENET_SIZE, wiring: LayerWiring = DENSE_LAYERS) -> nn.Module:
+    """MnasNet-B1 (Tan and others, 2019); all layers but the first and the classifier are wired."""
+    check_width(size.width)
+    network = _torchvision("MnasNet").MNASNet(size.width, num_classes=size.classes)
+    return wiring.wire(for_images(network, size.image_size), skip=["layers.0", "classifier"])

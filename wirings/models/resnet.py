@@ -1,9 +1,9 @@
 """Residual networks (He and others, 2015): ResNet50, the network of the paper's Table 4, and ResNet18 of any width.
 
-As in Table 4: a bottleneck has its stride in the 3 × 3 convolution; the classifier is a 1 × 1 convolution without bias,
-and so is wired as all others are; convolutions start normal, with Kaiming's deviation by what comes in (fan-in); all
-norms start at 1, those that end a residual branch too. Images of 64 pixels or less, such as CIFAR-10's, meet a first
-convolution of 3 × 3 without stride, and no pooling after it.
+As in Table 4, a bottleneck has its stride in the 3 × 3 convolution. The classifier is a 1 × 1 convolution without bias,
+so it is wired like all others. Convolutions are initialised with Kaiming's normal distribution by fan-in, and all norms
+to 1, including those that end a residual branch. For images of up to 64 pixels, such as CIFAR-10's, the first
+convolution is 3 × 3 without stride, and no pooling follows it.
 """
 
 from __future__ import annotations
@@ -12,15 +12,12 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from wirings.errors import WiringError
-from wirings.models.parts import check_width
-from wirings.models.registry import register, wired
-from wirings.rules import Rule
+from wirings.models.option_groups import CIFAR10_SIZE, DENSE_LAYERS, IMAGENET_SIZE, LayerWiring, NetworkSize
+from wirings.models.parts import SMALL_IMAGE, check_image_size, check_images, check_width
+from wirings.models.registry import register
 
 CHANNELS = (64, 128, 256, 512)
-"""Of the four stages; a bottleneck gives four times as many."""
-SMALL_IMAGE = 64
-"""Up to so many pixels the first convolution has no stride."""
+"""Channels of the four stages; a bottleneck has four times as many output channels."""
 
 
 def _conv(before: int, channels: int, kernel: int, stride: int = 1) -> nn.Conv2d:
@@ -28,14 +25,14 @@ def _conv(before: int, channels: int, kernel: int, stride: int = 1) -> nn.Conv2d
 
 
 def _shortcut(before: int, after: int, stride: int) -> nn.Sequential:
-    """What stands beside a block's convolutions: nothing, or a 1 × 1 convolution where sizes change."""
+    """Return the shortcut of a block: the identity, or a 1 × 1 convolution if the shape changes."""
     if stride == 1 and before == after:
         return nn.Sequential()
     return nn.Sequential(_conv(before, after, 1, stride), nn.BatchNorm2d(after))
 
 
-class Block(nn.Module):
-    """Two convolutions of 3 × 3 beside a shortcut. (Norms are called ``bn…``, but for the shortcut's: recipes tell.)"""
+class BasicBlock(nn.Module):
+    """Two 3 × 3 convolutions with a shortcut. Recipes select the norms by their names, ``bn1`` and ``bn2``."""
 
     expansion = 1
 
@@ -52,7 +49,7 @@ class Block(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """A convolution of 3 × 3 with few channels, between two of 1 × 1, beside a shortcut."""
+    """A 3 × 3 convolution with few channels between two 1 × 1 convolutions, with a shortcut."""
 
     expansion = 4
 
@@ -72,35 +69,24 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Takes images, (batch, 3, size, size).
+    """A residual network. Takes images, (batch, 3, height, width).
 
     Args:
-        block: `Block` or `Bottleneck`.
-        blocks: how many, in each of the four stages.
-        width: multiplies the channels of every layer.
-        classes: how many.
-        image_size: of a side, in pixels; up to 64 the first convolution has no stride.
+        block: `BasicBlock` or `Bottleneck`.
+        blocks: Number of blocks of each of the four stages.
+        size: Width, classes and images. For images of up to 64 pixels, the first convolution has no stride.
     """
 
     def __init__(
-        self,
-        block: type[Block] | type[Bottleneck],
-        blocks: Sequence[int],
-        width: float = 1.0,
-        classes: int = 1000,
-        image_size: int = 224,
+        self, block: type[BasicBlock] | type[Bottleneck], blocks: Sequence[int], size: NetworkSize = IMAGENET_SIZE
     ) -> None:
         super().__init__()
-        check_width(width)
-        small = image_size <= SMALL_IMAGE
+        check_width(size.width)
+        small = size.image_size <= SMALL_IMAGE
         self.smallest = 8 if small else 32
-        if image_size < self.smallest:
-            raise WiringError(
-                f"image_size = {image_size} is too small: the network divides an image's sides by {self.smallest}, so "
-                f"it takes {self.smallest} pixels a side at least."
-            )
-        self.input_shape = (3, image_size, image_size)
-        stages = [max(1, round(channels * width)) for channels in CHANNELS]
+        check_image_size(size.image_size, self.smallest)
+        self.input_shape = (3, size.image_size, size.image_size)
+        stages = [max(1, round(channels * size.width)) for channels in CHANNELS]
         before = stages[0]
         self.conv1 = _conv(3, before, 3) if small else _conv(3, before, 7, 2)
         self.bn1 = nn.BatchNorm2d(before)
@@ -114,45 +100,28 @@ class ResNet(nn.Module):
                 before = channels * block.expansion
             made.append(nn.Sequential(*stage))
         self.stages = nn.Sequential(*made)
-        self.head = _conv(before, classes, 1)
+        self.head = _conv(before, size.classes, 1)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
-        if images.dim() != 4 or min(images.shape[-2:]) < self.smallest:
-            raise WiringError(
-                f"images must be (batch, 3, height, width) of at least {self.smallest} × {self.smallest} pixels, but "
-                f"{tuple(images.shape)} came."
-            )
+        check_images(images, self.smallest)
         maps = self.stages(self.pool(self.relu(self.bn1(self.conv1(images)))))
         return self.head(maps.mean((-2, -1), keepdim=True)).flatten(1)
 
 
 @register
 def resnet50(
-    rule: str | Rule | None = None,
-    classes: int = 1000,
-    image_size: int = 224,
-    density: float | None = None,
-    first_dense: bool = False,
-    share: str = "uniform",
+    size: NetworkSize = IMAGENET_SIZE, wiring: LayerWiring = DENSE_LAYERS, first_dense: bool = False
 ) -> nn.Module:
-    """ResNet50; with a ``density`` all its convolutions are wired, or with ``first_dense`` all but the first."""
-    model = ResNet(Bottleneck, (3, 4, 6, 3), 1.0, classes, image_size)
-    return wired(model, rule, density, skip=["conv1"] if first_dense else [], share=share)
+    """ResNet50; all convolutions are wired, or with ``first_dense`` all but the first."""
+    return wiring.wire(ResNet(Bottleneck, (3, 4, 6, 3), size), skip=["conv1"] if first_dense else [])
 
 
 @register
 def resnet18(
-    rule: str | Rule | None = None,
-    width: float = 1.0,
-    classes: int = 10,
-    image_size: int = 32,
-    density: float | None = None,
-    first_dense: bool = False,
-    share: str = "uniform",
+    size: NetworkSize = CIFAR10_SIZE, wiring: LayerWiring = DENSE_LAYERS, first_dense: bool = False
 ) -> nn.Module:
-    """ResNet18 × ``width``, for small images unless said; wired as `resnet50` is."""
-    model = ResNet(Block, (2, 2, 2, 2), width, classes, image_size)
-    return wired(model, rule, density, skip=["conv1"] if first_dense else [], share=share)
+    """ResNet18, for CIFAR-10 by default; wired as `resnet50` is."""
+    return wiring.wire(ResNet(BasicBlock, (2, 2, 2, 2), size), skip=["conv1"] if first_dense else [])

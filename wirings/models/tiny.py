@@ -1,8 +1,9 @@
 """The tiny classifiers of the paper's Table 1: 41k parameters, for images of 32 × 32 pixels.
 
-A stem makes 32 maps of 8 × 8 of an image, a neural graph of 800 nodes computes, and the middle of the last 100 nodes'
-maps is read. The static graph has its 100 outputs as nodes of their own, without a function: 32 + 4 × 192 nodes
-compute, as in the authors' network, whose last block also feeds the nodes that are read.
+A stem turns an image into 32 maps of 8 × 8 pixels, the states of the input nodes of a neural graph with 800 nodes. A
+linear head reads the centre of the last 100 nodes' maps. In the static graph, the 100 outputs are nodes of their own
+without a function, beside the 32 + 4 × 192 nodes that compute. (In the authors' network, the last block also feeds the
+nodes that are read.)
 """
 
 from __future__ import annotations
@@ -11,11 +12,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from wirings.budgets.budget import Amount
 from wirings.graph import ContinuousGraph, DiscreteGraph, Graph, StaticGraph
 from wirings.graph.nodes import ConvNode
-from wirings.models.registry import budget, register
-from wirings.rules import Rule
+from wirings.models.option_groups import DEFAULT_GRAPH, GraphWiring
+from wirings.models.registry import register
 from wirings.wire.handle import Wiring
 
 INPUTS, BLOCK, OUTPUTS = 32, 192, 100
@@ -24,12 +24,11 @@ EDGES = NODES * NODES // 20
 
 
 class TinyClassifier(nn.Module):
-    """A stem, a neural graph from 32 nodes to 100, and a head. Takes images, (batch, 3, 32, 32); gives one number a
-    class.
+    """A stem, a neural graph and a head. Takes images, (batch, 3, 32, 32), and returns logits, (batch, classes).
 
     Args:
-        graph: with 32 input nodes and 100 output nodes that carry maps.
-        classes: how many.
+        graph: A graph with 32 input and 100 output nodes, whose states are maps.
+        classes: Number of classes.
     """
 
     input_shape = (3, 32, 32)
@@ -53,11 +52,11 @@ class TinyClassifier(nn.Module):
 
     @property
     def wiring(self) -> Wiring | None:
-        """The handle of the graph's wiring; None if it was made without a rule."""
+        """The handle of the graph's wiring, or None if the graph has no rule."""
         return self.graph.wiring
 
     def paper_parameters(self) -> dict[str, int]:
-        """Parameters as the paper counts them: real edges, node convolutions, stem and head; no norms of the graph."""
+        """Count parameters as the paper does: real edges, node convolutions, stem and head, but no norms of nodes."""
         kernels = [p for name, p in self.graph.named_parameters() if name.endswith("kernel")]
         counts = {
             "edges": int(self.graph.real().sum()),
@@ -73,42 +72,25 @@ def _dynamic_node() -> ConvNode:
 
 
 @register
-def tiny_static(rule: str | Rule | None = None, edges: Amount | None = None, classes: int = 10) -> TinyClassifier:
-    """Blocks of 32 and 4 × 192 nodes that norm, rectify and convolve before they send, and 100 output nodes."""
-    blocks = [INPUTS, BLOCK, BLOCK, BLOCK, BLOCK, OUTPUTS]
-    return TinyClassifier(StaticGraph(blocks, edges=budget(rule, edges, EDGES), node=ConvNode(), rule=rule), classes)
-
-
-@register
-def tiny_discrete(
-    rule: str | Rule | None = None, edges: Amount | None = None, classes: int = 10, steps: int = 5, **settings: Any
-) -> TinyClassifier:
-    """800 nodes, any edge allowed, 5 steps. Further settings are `DiscreteGraph`'s."""
-    graph = DiscreteGraph(
-        NODES,
-        inputs=INPUTS,
-        outputs=OUTPUTS,
-        steps=steps,
-        edges=budget(rule, edges, EDGES),
-        node=_dynamic_node(),
-        rule=rule,
-        **settings,
-    )
+def tiny_static(wiring: GraphWiring = DEFAULT_GRAPH, classes: int = 10) -> TinyClassifier:
+    """Blocks of 32 and 4 × 192 nodes (norm, ReLU and convolution before the edges), and 100 output nodes."""
+    graph = StaticGraph([INPUTS, *[BLOCK] * 4, OUTPUTS], node=ConvNode(), **wiring.arguments(EDGES))
     return TinyClassifier(graph, classes)
 
 
-@register
-def tiny_continuous(
-    rule: str | Rule | None = None, edges: Amount | None = None, classes: int = 10, **settings: Any
+@register(passes_on=("inflow", "reads", "checkpoint"))
+def tiny_discrete(
+    wiring: GraphWiring = DEFAULT_GRAPH, classes: int = 10, steps: int = 5, **settings: Any
 ) -> TinyClassifier:
-    """800 nodes, any edge allowed, from time 0 to 1. Further settings are `ContinuousGraph`'s."""
-    graph = ContinuousGraph(
-        NODES,
-        inputs=INPUTS,
-        outputs=OUTPUTS,
-        edges=budget(rule, edges, EDGES),
-        node=_dynamic_node(),
-        rule=rule,
-        **settings,
-    )
+    """800 nodes with all edges allowed, 5 steps. Further options are those of `DiscreteGraph`."""
+    settings |= {"steps": steps, **wiring.arguments(EDGES)}
+    graph = DiscreteGraph(NODES, inputs=INPUTS, outputs=OUTPUTS, node=_dynamic_node(), **settings)
+    return TinyClassifier(graph, classes)
+
+
+@register(passes_on=("solver", "rtol", "atol", "steps", "until", "max_steps", "adjoint"))
+def tiny_continuous(wiring: GraphWiring = DEFAULT_GRAPH, classes: int = 10, **settings: Any) -> TinyClassifier:
+    """800 nodes with all edges allowed, from time 0 to 1. Further options are those of `ContinuousGraph`."""
+    settings |= wiring.arguments(EDGES)
+    graph = ContinuousGraph(NODES, inputs=INPUTS, outputs=OUTPUTS, node=_dynamic_node(), **settings)
     return TinyClassifier(graph, classes)

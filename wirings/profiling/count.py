@@ -1,36 +1,43 @@
-"""Counting: run the model once, look at every layer's shapes, and add up.
+"""`profile`: run the model once, note the shapes that every layer sees, and add up.
 
-An edge costs a multiply-add for each pixel that it carries, a node its kernel for each pixel of its map; norms,
-activations and biases cost none. Tied weights are parameters once and multiply every time.
+An edge costs one multiply-add for each pixel that it carries, a node its kernel for each pixel of its map; norms,
+activations and biases cost none. Tied weights count once as parameters and every time as multiply-adds.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 
 from wirings.budgets import mult_adds as costs
 from wirings.budgets.mult_adds import Call, Products
 from wirings.errors import WiringError
 from wirings.graph import ContinuousGraph, Graph
-from wirings.profiling.graphs import Wires
-from wirings.profiling.live import Found, follow, follows
-from wirings.profiling.report import NO_MODULE, Profile, Row
-from wirings.profiling.rows import Counting
+from wirings.profiling.graphs import GraphEdges
+from wirings.profiling.live import CallLiveness, follow, follows
+from wirings.profiling.report import NO_MODULE, Profile, ProfileRow
+from wirings.profiling.rows import RowBuilder
 from wirings.profiling.weights import Weights
-from wirings.wire.targets import multiplies
+from wirings.utils.example_input import CallArguments, ExampleInput, call_error, example_arguments
+from wirings.utils.layers import multiplies
 
 
-def profile(model: nn.Module, input_shape: tuple[int, ...] | None = None, *, example: Any = None) -> Profile:
-    """Parameters and multiply-adds of a model, wired or plain, for one example.
+def profile(model: nn.Module, example_input: ExampleInput | None = None) -> Profile:
+    """Count the parameters and multiply-adds of a model, wired or plain, layer by layer.
 
     Args:
-        model: any module. It is run once, in evaluation, and left as it was.
-        input_shape: of one example, without the batch; by default ``model.input_shape``.
-        example: instead, what the model is called with: a tensor, or a tuple of arguments. Counts are for all of it,
-            its batch included.
+        model: any module. It is run once, in evaluation mode, and left unchanged.
+        example_input: what to run it on: a tensor, a tuple or list of inputs, or a dict of keyword inputs, whose batch
+            is included in the counts; or the shape of one example without the batch dimension, such as (3, 224, 224).
+            By default, the shape ``model.input_shape``. Models of token ids need a tensor: a shape makes
+            floating-point numbers.
+
+    Returns:
+        The counts. Print them for a table.
+
+    Raises:
+        WiringError: if the model does not run on the example input.
 
     >>> from torch import nn
     >>> counted = profile(nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU()), (3, 10, 10))
@@ -38,41 +45,27 @@ def profile(model: nn.Module, input_shape: tuple[int, ...] | None = None, *, exa
     (224, 21600)
     """
     if not isinstance(model, nn.Module):
-        raise WiringError(f"profile takes a torch.nn.Module, not {type(model).__name__}.")
-    arguments = _arguments(model, input_shape, example)
-    calls, products = _run(model, arguments)
+        raise WiringError(f"profile() expects a torch.nn.Module, got {type(model).__name__}.")
+    arguments = example_arguments(model, example_input, "profile")
+    try:
+        calls, products = _run(model, arguments)
+    except WiringError:
+        raise
+    except Exception as error:
+        raise call_error(model, example_input, arguments, error, "profile") from error
     weights = Weights(model)
     notes: list[str] = []
     graphs = {name: module for name, module in model.named_modules() if isinstance(module, Graph)}
-    wires = {name: Wires(graph, weights[graph, "weight"].mask.numpy()) for name, graph in graphs.items()}
-    near, far = _alive(model, arguments, weights, wires, calls, notes)
-    rows = Counting(model, calls, weights, wires, near, far, notes).rows()
+    edges_of = {name: GraphEdges(graph, weights[graph, "weight"].mask.numpy()) for name, graph in graphs.items()}
+    near, far = _alive(model, arguments, weights, edges_of, calls, notes)
+    rows = RowBuilder(model, calls, weights, edges_of, near, far, notes).rows()
     if n := products.mult_adds:
-        rows.append(Row(NO_MODULE, "scaled_dot_product_attention", 0, 0, 0, n, n, n, times=products.calls))
+        rows.append(ProfileRow(NO_MODULE, "scaled_dot_product_attention", 0, 0, 0, n, n, n, times=products.calls))
     return Profile(tuple(rows), tuple(notes))
 
 
-def _arguments(model: nn.Module, input_shape: tuple[int, ...] | None, example: Any) -> tuple[Any, ...]:
-    if example is not None:
-        if input_shape is not None:
-            raise WiringError("profile takes input_shape or example=, not both.")
-        return example if type(example) is tuple else (example,)  # a packed sequence is a tuple, too
-    shape = getattr(model, "input_shape", None) if input_shape is None else input_shape
-    if shape is None:
-        raise WiringError(
-            f"{type(model).__name__} does not say what it takes: give profile the shape of one example without the "
-            "batch, such as (3, 224, 224), or example=, the arguments to call it with."
-        )
-    if not isinstance(shape, (tuple, list)) or not all(isinstance(n, int) and n > 0 for n in shape):
-        raise WiringError(f"input_shape is the sizes of one example, such as (3, 224, 224), not {shape!r}.")
-    first = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
-    # Like an image: a continuous graph takes as many steps as its input needs.
-    x = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
-    return (x.to(first.device, first.dtype),)
-
-
-def _run(model: nn.Module, arguments: tuple[Any, ...]) -> tuple[dict[str, list[Call]], Products]:
-    """Run the model once and note every call of a layer or graph, and of attention that is none."""
+def _run(model: nn.Module, arguments: CallArguments) -> tuple[dict[str, list[Call]], Products]:
+    """Run the model once; note every call of a layer or graph, and of attention that is not a module."""
     calls: dict[str, list[Call]] = {}
 
     def note(name: str) -> Any:
@@ -87,15 +80,7 @@ def _run(model: nn.Module, arguments: tuple[Any, ...]) -> tuple[dict[str, list[C
     hooks = [module.register_forward_hook(note(name), with_kwargs=True) for name, module in watched]
     try:
         with costs.evaluating(model) as products:
-            model(*arguments)
-    except WiringError:
-        raise
-    except Exception as error:
-        came = ", ".join(str(shape) for shape in costs.shapes(arguments)) or "no tensor"
-        raise WiringError(
-            f"{type(model).__name__} does not run on an input of shape {came}: {error} Give profile the shape of one "
-            "example without the batch, or example=, the arguments to call it with."
-        ) from error
+            model(*arguments.args, **arguments.kwargs)
     finally:
         for hook in hooks:
             hook.remove()
@@ -104,19 +89,19 @@ def _run(model: nn.Module, arguments: tuple[Any, ...]) -> tuple[dict[str, list[C
 
 def _alive(
     model: nn.Module,
-    arguments: tuple[Any, ...],
+    arguments: CallArguments,
     weights: Weights,
-    wires: dict[str, Wires],
+    edges_of: dict[str, GraphEdges],
     calls: dict[str, list[Call]],
     notes: list[str],
-) -> tuple[Found, Found]:
-    """What counts next to graphs, and what lives in the whole network. Layers that are not there count whole."""
-    if not wires and not weights.any_zero():
-        return {}, {}  # where every edge is real, nothing is dead
-    given = model, arguments, weights.real, wires, calls
+) -> tuple[CallLiveness, CallLiveness]:
+    """What counts next to graphs, and what is alive in the whole network. Layers that are missing count in full."""
+    if not edges_of and not weights.any_zero():
+        return {}, {}  # if every edge is real, nothing is dead
+    given = model, arguments, weights.real, edges_of, calls
     try:
-        return follow(*given, recursive=False) if wires else {}, follow(*given, recursive=True)
-    except Exception as error:  # a model may do anything
+        return follow(*given, recursive=False) if edges_of else {}, follow(*given, recursive=True)
+    except Exception as error:  # a model of the user's may do anything
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        notes.append(f"what is dead could not be followed through the model ({reason}), so nothing counts as dead.")
+        notes.append(f"dead channels could not be traced through the model ({reason}), so nothing counts as dead.")
         return {}, {}

@@ -1,11 +1,11 @@
-"""Which channels live, in the whole network: those that something reaches from its input and that reach its output.
+"""Which channels are alive in the whole network: those on a path from its input to its output.
 
-A copy of the model is run once, with a random positive number for every weight that is real, zero for the others and
-for biases, and functions of single numbers left out. A channel that then carries nothing is constant, whatever comes
-in; one whose gradient is nothing matters to nobody. This follows any path that PyTorch does: additions, concatenations,
-pooling, shuffled channels. Graphs are followed by their edges.
+A copy of the model is run once, with a random positive number for every real weight, zero for all others and for
+biases, and without elementwise functions. A channel that then carries only zeros is constant, whatever the input; one
+whose gradient is zero has no effect on the output. This follows whatever PyTorch computes: additions, concatenations,
+pooling, shuffled channels. Graphs are followed along their edges.
 
-What cannot be told is taken to live; recurrent and attention layers are not looked into.
+Whatever cannot be decided counts as alive. Recurrent and attention layers are not looked into.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as trees
 
 from wirings.budgets.mult_adds import Call
+from wirings.errors import WiringError
 from wirings.graph import Graph
-from wirings.profiling.graphs import Wires, channel_dims, walk
+from wirings.profiling.graphs import GraphEdges, channel_dims
+from wirings.utils.example_input import CallArguments, tensors_in
+from wirings.utils.layers import CONVOLUTIONS
 from wirings.wire.parametrization import detach
-from wirings.wire.targets import _CONVOLUTIONS
 
 _ZERO_AT_ZERO = {
     "relu", "relu6", "leaky_relu", "rrelu", "prelu", "elu", "selu", "celu", "gelu", "silu", "mish", "hardswish",
@@ -38,43 +40,48 @@ _NOT_ZERO_AT_ZERO = {"sigmoid", "hardsigmoid", "softplus", "logsigmoid", "exp", 
 
 
 @dataclass(frozen=True)
-class Alive:
-    """Of one call of a layer or graph: boolean vectors."""
+class ChannelLiveness:
+    """Which channels are alive in one call of a layer or graph. Arrays are boolean vectors."""
 
     fed: np.ndarray
-    """Which channels that come in depend on the network's input."""
+    """The input channels that depend on the network's input."""
     wanted: np.ndarray
-    """Which channels that go out matter to the network's output."""
+    """The output channels that affect the network's output."""
     made: np.ndarray
-    """Which channels that go out depend on the network's input."""
+    """The output channels that depend on the network's input."""
 
 
-Found = dict[str, list[Alive]]  # by the module's name, one for every call
+CallLiveness = dict[str, list[ChannelLiveness]]
+"""By the name of the module, the liveness in each of its calls."""
 
 
 def follows(module: nn.Module) -> bool:
-    """Whether channels are followed through this module itself."""
-    return isinstance(module, (nn.Linear, *_CONVOLUTIONS, _NormBase, Graph))
+    """Whether channels are traced through this module itself."""
+    return isinstance(module, (nn.Linear, *CONVOLUTIONS, _NormBase, Graph))
 
 
 def follow(
     model: nn.Module,
-    example: tuple[Any, ...],
+    arguments: CallArguments,
     real: Mapping[str, Tensor],
-    wires: Mapping[str, Wires],
+    edges_of: Mapping[str, GraphEdges],
     calls: Mapping[str, list[Call]],
     recursive: bool,
-) -> Found:
-    """What lives in each call of the layers that are followed.
+) -> CallLiveness:
+    """Find out which channels are alive in each call of the layers that are traced.
 
     Args:
         model: the model, which is copied.
-        example: what it is called with.
-        real: by name, which entries of wired weights are real.
-        wires: the graphs, by name.
-        calls: what was seen of each module.
-        recursive: through the whole network; else next to graphs alone, as the paper counts: a layer before a graph
-            gives the channels that an edge leaves, one after it takes those that an edge leads to.
+        arguments: what it is called with.
+        real: the real entries of wired weights, by name.
+        edges_of: the real edges of graphs, by name.
+        calls: the calls of each module that were recorded.
+        recursive: whether to trace through the whole network, or only next to graphs, as the paper counts: a layer
+            before a graph makes the channels that an edge leaves, and a layer after it reads those that an edge leads
+            to.
+
+    Returns:
+        The liveness in each call, by the name of the module.
     """
     random = torch.Generator().manual_seed(0)
     run = copy.deepcopy(model).cpu().float().eval()
@@ -82,34 +89,36 @@ def follow(
     probes: dict[str, list[_Seen]] = {}
     for name, module in list(run.named_modules()):
         if isinstance(module, Graph):
-            stub = _Stub(wires[name], calls.get(name, []), recursive, random)
+            stub = _Stub(edges_of[name], calls.get(name, []), recursive, random)
             run = _replaced(run, module, stub)
             probes[name] = stub.seen
         elif follows(module):
             probes[name] = _watch(module, recursive, random)
     _fill(run, real, random)
     with _Structure(), torch.enable_grad():
-        out = run(*trees.tree_map(lambda x: _as_input(x, random), example))
-        ends = [x for x in trees.tree_leaves(out) if isinstance(x, Tensor) and x.requires_grad]
+        args, kwargs = trees.tree_map(lambda x: _as_input(x, random), tuple(arguments))
+        ends = [x for x in tensors_in(run(*args, **kwargs)) if x.requires_grad]
+        if not ends:
+            raise WiringError("no tensor in its output depends on its input")
         sum((x * _positive(x, random)).sum() for x in ends).backward()  # type: ignore[union-attr]
     return {name: [seen.alive() for seen in calls] for name, calls in probes.items()}
 
 
 @torch.no_grad()
 def _fill(run: nn.Module, real: Mapping[str, Tensor], random: torch.Generator) -> None:
-    """Positive numbers for real weights, zero for others and for biases. Only activations have gradients."""
+    """Set real weights to positive numbers, all others and biases to zero. Only activations have gradients."""
     for name, parameter in run.named_parameters():
         mask = real.get(name)
         mask = parameter != 0 if mask is None else mask.cpu()
         parameter.copy_(mask * _positive(parameter, random) * ("bias" not in name.rpartition(".")[2]))
         parameter.requires_grad_(False)
     for module in run.modules():
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):  # where activations begin, if numbers come in
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):  # where activations begin if the input is token ids
             module.weight.requires_grad_()
 
 
 def _positive(like: Tensor, random: torch.Generator) -> Tensor:
-    """Positive numbers: sums of them do not cancel."""
+    """Random positive numbers, whose sums do not cancel."""
     return torch.rand(like.shape, generator=random) + 0.5
 
 
@@ -120,7 +129,7 @@ def _as_input(x: Any, random: torch.Generator) -> Any:
 
 
 def _replaced(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
-    """The model with a module taken by another, wherever it stands."""
+    """Replace a module by another wherever it occurs; return the model."""
     for parent in model.modules():
         for key, child in parent._modules.items():
             if child is old:
@@ -129,7 +138,7 @@ def _replaced(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
 
 
 class _Structure(TorchFunctionMode):
-    """Leaves out functions of single numbers and norms of single channels; products of activations become sums."""
+    """Skips elementwise functions and norms of single channels, and turns products of activations into sums."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "").strip("_")
@@ -138,50 +147,50 @@ class _Structure(TorchFunctionMode):
         if name in _NOT_ZERO_AT_ZERO and args:
             return args[0] + 1
         if name in ("mul", "multiply", "rmul", "imul") and all(isinstance(x, Tensor) and x.requires_grad for x in args):
-            # One factor may be a constant that is not zero, although nothing reaches it: the other one lives.
+            # One factor may be a nonzero constant that no input reaches: the other one is alive nevertheless.
             return torch.add(*args)
         return func(*args, **(kwargs or {}))
 
 
 class _Seen:
-    """What is learned of one call: what came in and went out, and in the end the gradient of what went out."""
+    """What is recorded of one call: its input and output channels, and later the gradient of its output."""
 
     wanted: np.ndarray | None = None
 
     def __init__(self, fed: np.ndarray, made: np.ndarray, out: Tensor | None, dim: int) -> None:
         self.fed, self.made, self.out, self.dim = fed, made, out, dim
 
-    def alive(self) -> Alive:
+    def alive(self) -> ChannelLiveness:
         wanted = self.wanted
         if wanted is None and self.out is not None and self.out.grad is not None:
             wanted = _channels(self.out.grad, self.dim)
-        # Without a gradient the way to the output is hidden (detach, no_grad): then everything may matter.
-        return Alive(self.fed, np.ones_like(self.made) if wanted is None else wanted, self.made)
+        # Without a gradient, the path to the output is hidden (detach, no_grad): then everything may matter.
+        return ChannelLiveness(self.fed, np.ones_like(self.made) if wanted is None else wanted, self.made)
 
 
 def _channels(x: Tensor, dim: int) -> np.ndarray:
-    """Which channels have anything but zeros."""
+    """The channels with any nonzero entry."""
     return (x.detach().movedim(dim, 0).flatten(1) != 0).any(1).numpy()
 
 
 def _watch(module: nn.Module, recursive: bool, random: torch.Generator) -> list[_Seen]:
-    """Note what a layer's channels carry; a list that fills when it is called."""
+    """Record what a layer's channels carry; the list is filled whenever the layer is called."""
     seen, came = list[_Seen](), list[np.ndarray]()
 
-    def place(x: Tensor) -> int:  # the dimension of the channels
+    def channel_dim(x: Tensor) -> int:
         if isinstance(module, _NormBase):
             return min(1, x.dim() - 1)
-        return x.dim() - 1 - (len(module.kernel_size) if isinstance(module, _CONVOLUTIONS) else 0)
+        return x.dim() - 1 - (len(module.kernel_size) if isinstance(module, CONVOLUTIONS) else 0)
 
     def before(_: nn.Module, inputs: tuple[Any, ...]) -> Any:
-        came.append(_channels(inputs[0], place(inputs[0])))
+        came.append(_channels(inputs[0], channel_dim(inputs[0])))
         if recursive or isinstance(module, _NormBase):
             return None
         return (_Level.apply(inputs[0], random, False), *inputs[1:])
 
     def after(_: nn.Module, __: Any, out: Tensor) -> Tensor:
-        made = _channels(out, place(out))
-        seen.append(_Seen(came.pop(), made, out if out.requires_grad else None, place(out)))
+        made = _channels(out, channel_dim(out))
+        seen.append(_Seen(came.pop(), made, out if out.requires_grad else None, channel_dim(out)))
         if out.requires_grad:
             out.retain_grad()
         return _Level.apply(out, random, True)
@@ -192,9 +201,9 @@ def _watch(module: nn.Module, recursive: bool, random: torch.Generator) -> list[
 
 
 class _Level(torch.autograd.Function):
-    """Numbers of about one wherever there are any, forwards and backwards, so that none gets lost on a long way.
+    """Replace nonzero numbers by numbers around one, forwards and backwards, so that none underflows in a deep network.
 
-    Without ``keep``, everywhere: what lies behind is then not followed.
+    Without ``keep``, replace zeros as well: what lies behind is then not traced.
     """
 
     @staticmethod
@@ -209,30 +218,32 @@ class _Level(torch.autograd.Function):
 
 
 class _Stub(nn.Module):
-    """Stands for a graph: what it gives goes by which of its nodes can be reached."""
+    """Stands in for a graph: its output is nonzero for the output nodes that are reached."""
 
-    def __init__(self, wires: Wires, calls: list[Call], recursive: bool, random: torch.Generator) -> None:
+    def __init__(self, edges: GraphEdges, calls: list[Call], recursive: bool, random: torch.Generator) -> None:
         super().__init__()
-        self.wires, self.calls, self.recursive, self.random = wires, calls, recursive, random
+        self.edges, self.calls, self.recursive, self.random = edges, calls, recursive, random
         self.seen: list[_Seen] = []
 
     def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
-        wires, call = self.wires, self.calls[len(self.seen)]
-        graph, (into, out) = wires.graph, channel_dims(wires.graph)
+        edges, call = self.edges, self.calls[len(self.seen)]
+        graph, (into, out) = edges.graph, channel_dims(edges.graph)
         fed, everything = _channels(x, into), np.ones(len(graph.outputs), bool)
-        made = walk(wires, call, fed, everything).fed if self.recursive else wires.receives[graph.outputs]
+        reached = edges.liveness(call, fed, everything).fed if self.recursive else edges.receives
+        made = reached[graph.outputs]
         seen = _Seen(fed, made, None, out)
         self.seen.append(seen)
 
         def backward(grad: Tensor) -> np.ndarray:
             wanted = seen.wanted = _channels(grad, out)
-            return walk(wires, call, fed, wanted).wanted if self.recursive else wires.sends[graph.inputs]
+            used = edges.liveness(call, fed, wanted).used if self.recursive else edges.sends
+            return np.asarray(used[graph.inputs])
 
         return _Through.apply(x, (call.outputs[0], into, out, made), backward, self.random)
 
 
 class _Through(torch.autograd.Function):
-    """A graph's output where a node was reached, and its input's gradient where a node matters."""
+    """A graph's output for the nodes that are reached, and its input's gradient for the nodes that matter."""
 
     @staticmethod
     def forward(

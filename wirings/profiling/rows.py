@@ -1,4 +1,4 @@
-"""The rows of a profile: what each layer and each graph comes to."""
+"""The rows of a profile: what each layer and each graph costs."""
 
 from __future__ import annotations
 
@@ -10,33 +10,39 @@ from torch import nn
 from wirings.budgets import mult_adds as costs
 from wirings.budgets.mult_adds import Call
 from wirings.graph import Graph
-from wirings.graph.functions import Convolutions, NodeFunction
-from wirings.profiling.graphs import Wires, times, walk, work
-from wirings.profiling.live import Alive, Found
-from wirings.profiling.report import Row
+from wirings.graph.base import class_name
+from wirings.graph.nodes import NodeFunction
+from wirings.profiling.graphs import GraphEdges, node_work, passes
+from wirings.profiling.live import CallLiveness, ChannelLiveness
+from wirings.profiling.report import ProfileRow
 from wirings.profiling.weights import Weights, add, count, live_part
-from wirings.rules.base import held
-from wirings.wire.targets import _CONVOLUTIONS, _inside_parametrization, multiplies, wired_by_default
+from wirings.utils.layers import (
+    CONVOLUTIONS,
+    inside_parametrization,
+    multiplies,
+    parametrizations_of,
+    wired_by_default,
+)
 
 
-class Counting:
-    """Goes through a model and makes the rows. What it cannot see goes into ``notes``."""
+class RowBuilder:
+    """Goes through a model and builds the rows. What it cannot count is said in ``notes``."""
 
     def __init__(
         self,
         model: nn.Module,
         calls: dict[str, list[Call]],
         weights: Weights,
-        wires: dict[str, Wires],
-        near: Found,
-        far: Found,
+        edges_of: dict[str, GraphEdges],
+        near: CallLiveness,
+        far: CallLiveness,
         notes: list[str],
     ) -> None:
         self.model, self.calls, self.weights, self.notes = model, calls, weights, notes
-        self.wires, self.near, self.far = wires, near, far
-        self._counted: set[int] = set()  # parameters that are in a row already
+        self.edges_of, self.near, self.far = edges_of, near, far
+        self._counted: set[int] = set()  # parameters that are already in a row
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ProfileRow]:
         """All rows, in the order of the model's modules."""
         found = list(self._modules())
         multiplied = {name: self._multiply(name, m) for name, m, _ in found if multiplies(m)}
@@ -49,11 +55,11 @@ class Counting:
         return [row for row in rows if row.dense_params or row.dense_mult_adds or row.norms]
 
     def _modules(self) -> Iterator[tuple[str, nn.Module, bool]]:
-        """What gets a row: graphs, and whatever has parameters of its own that no graph counts; whether in a graph."""
+        """The modules that get a row, graphs and those with parameters that no graph counts; whether inside a graph."""
         inside: set[int] = set()
         graphs: list[str] = []
         for name, module in self.model.named_modules():
-            if _inside_parametrization(name) or id(module) in inside:
+            if inside_parametrization(name) or id(module) in inside:
                 continue
             in_graph = any(not graph or name.startswith(f"{graph}.") for graph in graphs)
             if isinstance(module, nn.MultiheadAttention):
@@ -61,13 +67,15 @@ class Counting:
             if isinstance(module, Graph):
                 graphs.append(name)
                 yield name, module, False
-            elif not (in_graph and isinstance(module, NodeFunction)) and (module._parameters or held(module)):
+            elif not (in_graph and isinstance(module, NodeFunction)) and (
+                module._parameters or parametrizations_of(module)
+            ):
                 yield name, module, in_graph
 
     # ---- layers -----------------------------------------------------------------------------------------------------
 
     def _multiply(self, name: str, module: nn.Module) -> tuple[int, int, int]:
-        """The multiply-adds of a layer in all its calls: dense, real and live. Notes which weights are used."""
+        """The multiply-adds of a layer in all its calls, dense, real and live; also records which weights are used."""
         dense = real = live = 0
         calls = self.calls.get(name, [])
         if not calls:
@@ -84,7 +92,7 @@ class Counting:
             dense, real, live = dense + more, real + more, live + more
         return dense, real, live
 
-    def _layer(self, name: str, module: nn.Module, mult_adds: tuple[int, int, int], in_graph: bool) -> Row:
+    def _layer(self, name: str, module: nn.Module, mult_adds: tuple[int, int, int], in_graph: bool) -> ProfileRow:
         """The row of a module that is not a graph."""
         counted, calls = multiplies(module), self.calls.get(name, [])
         holders = [module, module.out_proj] if isinstance(module, nn.MultiheadAttention) else [module]
@@ -108,22 +116,22 @@ class Counting:
             self._unseen(name, unseen)
         norms = int(params[0]) if in_graph and costs.is_norm(module) else 0
         dense, real, live = (0, 0, 0) if norms else params.tolist()
-        followed = isinstance(module, (nn.Linear, *_CONVOLUTIONS))
+        followed = isinstance(module, (nn.Linear, *CONVOLUTIONS))
         nodes = getattr(module, "out_features", getattr(module, "out_channels", None)) if followed else None
-        return Row(
-            name, _kind(module), dense, real, live, mult_adds[0], mult_adds[1], mult_adds[2],
+        return ProfileRow(
+            name, class_name(module), dense, real, live, mult_adds[0], mult_adds[1], mult_adds[2],
             edges=edges if counted else None, live_edges=live_edges if counted else None, nodes=nodes,
             dead_nodes=None if nodes is None else nodes - _living(self.far.get(name), nodes),
             times=max(1, len(calls)), norms=norms,
         )  # fmt: skip
 
     def _other(self, name: str, module: nn.Module, attribute: str, parameter: nn.Parameter) -> list[int]:
-        """A bias, a norm's parameter or anything else: dense, real and live."""
+        """Dense, real and live counts of a bias, a parameter of a norm, or anything else."""
         whole, alive = parameter.numel(), self.far.get(name)
         near = self.near.get(name)
         if not alive or parameter.dim() != 1 or len(alive[0].wanted) != whole:
             return [whole] * 3
-        if attribute == "bias" and multiplies(module):  # a channel that is constant keeps its bias
+        if attribute == "bias" and multiplies(module):  # a constant channel keeps its bias
             wanted = [whole if f is None else int(np.any([a.wanted for a in f], 0).sum()) for f in (near, alive)]
             return [whole, *wanted]
         return [whole, whole, _living(alive, whole)]
@@ -133,15 +141,15 @@ class Counting:
 
     def _unseen(self, name: str, attributes: list[str]) -> None:
         names = ", ".join(f"{name}.{attribute}" if name else attribute for attribute in attributes)
-        self.notes.append(f"{names}: counted as parameters, but what they multiply could not be seen.")
+        self.notes.append(f"{names}: counted as parameters, but what they multiply is unknown.")
 
     # ---- graphs -----------------------------------------------------------------------------------------------------
 
-    def _graph(self, name: str, graph: Graph) -> Row:
-        calls, wires = self.calls.get(name, []), self.wires[name]
+    def _graph(self, name: str, graph: Graph) -> ProfileRow:
+        calls, real_edges = self.calls.get(name, []), self.edges_of[name]
         if not calls:
             self._uncalled(name)
-        edges, sends = len(wires.sources), wires.sends
+        edges, sends = len(real_edges.sources), real_edges.sends
         acts = sends.copy()
         acts[graph.outputs] = True  # outputs are read
         mult_adds, along, rounds = np.zeros(3, np.int64), 0, 0
@@ -151,37 +159,40 @@ class Counting:
             fed, wanted = (np.ones(len(x), bool) for x in (graph.inputs, graph.outputs))
             if alive is not None:
                 fed, wanted = alive.fed, alive.wanted
-            cost, path, (often, _) = work(graph, call), walk(wires, call, fed, wanted), times(graph, call)
+            cost, path = node_work(graph, call), real_edges.liveness(call, fed, wanted)
+            often, _ = passes(graph, call)
             self._check_size(name, cost.size, call)
-            dense = wires.carried(cost.sent) + cost.before.sum() + cost.after.sum()
-            carried = int(cost.sent[wires.sources].sum())
+            dense = real_edges.dense_pixels(cost.sent) + cost.before.sum() + cost.after.sum()
+            carried = int(cost.sent[real_edges.sources].sum())
             real = carried + cost.before[sends].sum() + cost.after[acts].sum()
-            live = path.edges @ cost.sent[wires.sources] + path.sends @ cost.before + path.receives @ cost.after
-            # A discrete graph is walked step by step, a continuous one once for all evaluations.
+            live_edges, sent = path.edges, cost.sent[real_edges.sources]
+            live = live_edges @ sent + path.sends @ cost.before + path.receives @ cost.after
+            # The liveness of a discrete graph has every step, that of a continuous one stands for all evaluations.
             mult_adds += (often * dense, often * real, live.sum() * often // len(live))
             along, rounds = along + often * carried, rounds + often
-            for ever, now in zip(lived, (path.edges, path.sends, path.receives, path.nodes[None]), strict=True):
+            for ever, now in zip(lived, (live_edges, path.sends, path.receives, path.nodes[None]), strict=True):
                 ever |= now.any(0)
         if not calls:
             lived = [np.ones(edges, bool), sends, acts, np.ones_like(sends)]
-        cost = work(graph, calls[0] if calls else Call(((1, 1, 1),), ((),)))
+        cost = node_work(graph, calls[0] if calls else Call(((1, 1, 1),), ((),)))
         other, norms = self._functions(name, graph)
         weight, new = graph.all_weights(), int(id(graph.all_weights()) not in self._counted)
         self._counted.add(id(weight))
         chosen = [(graph.allowed, slice(None), slice(None)), (edges, sends, acts), (lived[0].sum(), lived[1], lived[2])]
         params = [
-            int(number) * new + int(cost.kernels_before[before].sum() + cost.kernels_after[after].sum()) + other
+            int(number) * new + int(cost.params_before[before].sum() + cost.params_after[after].sum()) + other
             for number, before, after in chosen
         ]
-        return Row(
-            name, _kind(graph), params[0], params[1], params[2], int(mult_adds[0]), int(mult_adds[1]),
+        return ProfileRow(
+            name, class_name(graph), params[0], params[1], params[2], int(mult_adds[0]), int(mult_adds[1]),
             int(mult_adds[2]), edges=edges, live_edges=int(lived[0].sum()),
             nodes=graph.nodes, without_output=int((~acts).sum()), dead_nodes=int((~lived[3]).sum()),
-            times=max(1, rounds), per=times(graph, calls[0])[1] if calls else "call", edge_mult_adds=along, norms=norms,
+            times=max(1, rounds), per=passes(graph, calls[0])[1] if calls else "call", edge_mult_adds=along,
+            norms=norms,
         )  # fmt: skip
 
     def _functions(self, name: str, graph: Graph) -> tuple[int, int]:
-        """Parameters of the nodes' functions besides kernels, and of their norms."""
+        """The parameters of the nodes' functions that `NodeFunction.cost` does not count: all others, and norms."""
         other = norms = 0
         for inner, module in graph.named_modules():
             if not isinstance(module, NodeFunction):
@@ -190,42 +201,37 @@ class Counting:
                 if id(parameter) in self._counted:
                     continue
                 self._counted.add(id(parameter))
-                if isinstance(module, Convolutions) and attribute != "kernel":
+                if attribute in module.norm_parameters:
                     norms += parameter.numel()
-                elif not isinstance(module, Convolutions):
+                elif attribute not in module.counted_parameters:
                     other += parameter.numel()
                     if parameter.dim() > 1:
                         self._unseen(f"{name}.{inner}" if name else inner, [attribute])
         return other, norms
 
     def _check_size(self, name: str, size: tuple[int, ...], call: Call) -> None:
-        """Nodes may change their maps in ways that are not known here."""
+        """Add a note if the nodes' functions changed the size of their maps in a way that their costs do not tell."""
         given = call.outputs[0]
         if size and tuple(given[len(given) - len(size) :]) != tuple(size):
             self.notes.append(
-                f"{name or 'the graph'}: its nodes change the size of their maps in a way that could not be followed "
-                f"(to {size}, but {given} came); its edges are counted at that size."
+                f"{name or 'the graph'}: its nodes change the size of their maps in an unknown way (expected {size}, "
+                f"got {given}); its edges are counted at the expected size."
             )
 
 
 def _own(module: nn.Module) -> dict[str, nn.Parameter]:
-    """A module's own parameters; those of a parametrization under the name of what it holds."""
+    """A module's own parameters, including parametrized ones, by the name of the attribute."""
     own = {name: p for name, p in module._parameters.items() if p is not None}
-    for attribute, holder in held(module).items():
+    for attribute, holder in parametrizations_of(module).items():
         own[attribute] = next(holder.parameters())
     return own
 
 
-def _at(found: Found, name: str, number: int) -> Alive | None:
+def _at(found: CallLiveness, name: str, number: int) -> ChannelLiveness | None:
     calls = found.get(name, [])
     return calls[number] if number < len(calls) else None
 
 
-def _living(calls: list[Alive] | None, channels: int) -> int:
-    """How many output channels live in any call."""
+def _living(calls: list[ChannelLiveness] | None, channels: int) -> int:
+    """The number of output channels that are alive in any call."""
     return channels if not calls else int(np.any([call.made & call.wanted for call in calls], 0).sum())
-
-
-def _kind(module: nn.Module) -> str:
-    """The name of a module's class, as it was before it was wired."""
-    return next(cls.__name__ for cls in type(module).__mro__ if not cls.__name__.startswith("Parametrized"))

@@ -1,4 +1,4 @@
-"""A model's weights: which entries are allowed, real, and used; tied ones are one weight."""
+"""The weights of a model: which entries are allowed, real and used. Tied weights are one weight."""
 
 from __future__ import annotations
 
@@ -8,36 +8,37 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from wirings.profiling.live import Alive
-from wirings.rules.base import Edges, held
+from wirings.profiling.live import ChannelLiveness
+from wirings.rules.base import Edges
+from wirings.utils.layers import CONVOLUTIONS, multiplies, parametrizations_of, sends_first
 from wirings.wire.parametrization import wired
-from wirings.wire.targets import _CONVOLUTIONS, multiplies, sends_first
 
 
 @dataclass
 class _Weight:
-    """One weight, however many places use it."""
+    """One weight, whichever modules share it."""
 
     mask: Tensor
-    """Its real entries."""
+    """The real entries."""
     allowed: Tensor | None
+    """The entries that may be edges; None for all."""
     params: int | None
-    """What it is held as, where that is not its own entries: a parametrization that is not ours."""
+    """The number of parameters if the weight is computed from others, by a parametrization that is not ours."""
     near: Tensor | None = None
-    """The entries that count next to graphs, in any call; None until there is one."""
+    """The entries that count next to graphs in any call; None before the first call."""
     far: Tensor | None = None
-    """The entries that live, in any call."""
+    """The entries that are alive in any call; None before the first call."""
 
 
 class Weights:
-    """The weights of a model that multiply."""
+    """The weights of a model, looked up by module and attribute."""
 
     def __init__(self, model: nn.Module) -> None:
         self.real: dict[str, Tensor] = {}
         """The real entries of wired weights, by name."""
         self._masks: dict[int, Tensor] = {}
         for name, module, attribute, edges in wired(model):
-            original = held(module)[attribute].original
+            original = parametrizations_of(module)[attribute].original
             if id(original) not in self._masks:
                 if edges.pool is not None:
                     edges.pool.forget()
@@ -47,9 +48,9 @@ class Weights:
         self._model = model
 
     def __getitem__(self, place: tuple[nn.Module, str]) -> _Weight:
-        """The weight that a module has under this name."""
+        """The weight of a module and attribute."""
         module, attribute = place
-        holder = held(module).get(attribute)
+        holder = parametrizations_of(module).get(attribute)
         original = getattr(holder, "original", None) if holder is not None else getattr(module, attribute)
         key = id(holder if original is None else original)
         if key not in self._found:
@@ -57,7 +58,7 @@ class Weights:
         return self._found[key]
 
     def _look(self, module: nn.Module, attribute: str) -> _Weight:
-        holder = held(module).get(attribute)
+        holder = parametrizations_of(module).get(attribute)
         if holder is not None and isinstance(holder[0], Edges):
             allowed = holder[0].allowed
             mask = self._masks[id(holder.original)]
@@ -68,7 +69,7 @@ class Weights:
         return _Weight(mask, None, params)
 
     def any_zero(self) -> bool:
-        """Whether any weight that multiplies has entries that are not real."""
+        """Whether any weight of a layer that multiplies has entries that are not real."""
         if any(not mask.all() for mask in self.real.values()):
             return True
         modules = (module for module in self._model.modules() if multiplies(module))
@@ -76,23 +77,23 @@ class Weights:
 
 
 def count(weight: _Weight, rows: slice = slice(None)) -> int:
-    """The allowed entries of a weight, or of some of its rows."""
+    """The number of allowed entries of a weight, or of some of its rows."""
     part = weight.mask[rows] if weight.allowed is None else weight.allowed[rows]
     return part.numel() if weight.allowed is None else int(part.count_nonzero())
 
 
 def add(weight: _Weight, near: Tensor, far: Tensor) -> None:
-    """Note which entries a call uses."""
+    """Record which entries a call uses."""
     weight.near = near if weight.near is None else weight.near | near
     weight.far = far if weight.far is None else weight.far | far
 
 
-def live_part(module: nn.Module, mask: Tensor, alive: Alive | None) -> Tensor:
-    """Of a layer's real entries, those from channels that are fed to channels that are wanted."""
+def live_part(module: nn.Module, mask: Tensor, alive: ChannelLiveness | None) -> Tensor:
+    """The real entries of a layer that lead from input channels that are fed to output channels that are wanted."""
     if alive is None:
         return mask
     fed, wanted = torch.from_numpy(alive.fed), torch.from_numpy(alive.wanted)
-    if not isinstance(module, _CONVOLUTIONS):
+    if not isinstance(module, CONVOLUTIONS):
         return mask & fed & wanted[:, None]
     first, second = (fed, wanted) if sends_first(module) else (wanted, fed)
     groups, within = module.groups, mask.shape[1]

@@ -28,12 +28,13 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from wirings.budgets.schedules import Ramp
 from wirings.errors import WiringError, unknown
 from wirings.selection import functional as primitive
 from wirings.selection import sharded
+from wirings.utils.layers import original_weight
+from wirings.utils.transforms import in_transform
 
 
 class Rule(ABC):
@@ -132,7 +133,7 @@ class Edges(nn.Module):
                 used = self.rule.forward(weight, self)
         else:
             used = self.rule.forward(weight, self)
-        if used is not weight and not torch.compiler.is_compiling() and not primitive.in_transform(weight):
+        if used is not weight and not torch.compiler.is_compiling() and not in_transform(weight):
             used._all_edges = weight.detach()  # type: ignore[attr-defined]  # for right_inverse
             # `torch.distributed.checkpoint` follows the names in a state_dict, such as fc.weight.wiring.seed.
             used.wiring = self  # type: ignore[attr-defined]
@@ -214,12 +215,6 @@ class Edges(nn.Module):
         return f"{self.rule!r}, k={int(self.k)}" + (" (over all layers)" if self.pool is not None else "")
 
 
-def held(module: nn.Module) -> dict[str, Any]:
-    """The lists of parametrizations on a module, by the attribute that they hold; empty if there are none."""
-    lists: Any = getattr(module, "parametrizations", None) if parametrize.is_parametrized(module) else None
-    return {} if lists is None else dict(lists.items())
-
-
 @dataclass(frozen=True)
 class Layer:
     """One wired weight, as a rule and a report see it."""
@@ -229,7 +224,7 @@ class Layer:
     attribute: str
     edges: Edges
     find_receivers: Callable[[nn.Module, str, Tensor], Tensor]
-    """`wirings.wire.targets.receivers`, which knows modules; rules do not."""
+    """`wirings.utils.layers.receivers`, which knows modules; rules do not."""
 
     def receivers(self) -> Tensor:
         """The node that each edge leads to: int32 numbers from 0, of a shape that broadcasts to the weight's."""
@@ -238,9 +233,7 @@ class Layer:
     @property
     def weight(self) -> nn.Parameter:
         """The parameter with all weights, hallucinated ones included; the one that the optimizer holds."""
-        holder = held(self.module).get(self.attribute)
-        weight: nn.Parameter = getattr(self.module, self.attribute) if holder is None else holder.original
-        return weight
+        return original_weight(self.module, self.attribute)
 
 
 class Pool:
@@ -261,7 +254,7 @@ class Pool:
     def choose(self, edges: Edges) -> Tensor:
         """The wiring of ``edges``, one of the pool's."""
         place, weights = self._place(edges), self._weights()
-        if torch.compiler.is_compiling() or any(primitive.in_transform(w) or w.is_inference() for w in weights):
+        if torch.compiler.is_compiling() or any(in_transform(w) or w.is_inference() for w in weights):
             # A compiler drops the repeated calls by itself; under torch.func there is no version to go by.
             return choose_together(self.layers, weights)[place]
         left = [layer.edges.left for layer in self.layers if layer.edges.left is not None]
@@ -316,7 +309,7 @@ class Pool:
 
     def _kept(self, edges: Edges, what: Any, find: Callable[[], Any]) -> Any:
         """What follows from the weights of all layers: found once, and kept as long as the choice of edges is."""
-        if torch.compiler.is_compiling() or any(primitive.in_transform(w) or w.is_inference() for w in self._weights()):
+        if torch.compiler.is_compiling() or any(in_transform(w) or w.is_inference() for w in self._weights()):
             return find()
         self.choose(edges)  # makes a new stamp where anything has changed
         if what not in self._more or self._more[what][0] is not self._stamp:

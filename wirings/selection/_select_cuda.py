@@ -11,13 +11,12 @@ very likely enclose the least real edge are guessed, one cheap pass gathers the 
 are counted. Where the guess turns out wrong, all edges are. A small weight is left to one program, which bisects.
 """
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from wirings.utils.triton_launch import KernelLauncher, on_device_of
 
 _RECENT = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 4)  # whose histogram takes a mask
 _BITS = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32}
@@ -64,7 +63,9 @@ def _select(weight: Tensor, k: Tensor, allowed: Tensor | None, out: Tensor) -> T
     edges = (weight.detach().view(bits), allowed, n, channels, space)
     result = out.view(torch.uint8 if out.dtype == torch.bool else bits)
     aligned = [x is None or x.data_ptr() % 16 == 0 for x in (weight, allowed, k)]
-    launch = _Launcher((weight.device, weight.dtype, out.dtype, allowed is None, n, channels, space, k.dtype, *aligned))
+    launch = KernelLauncher(
+        (weight.device, weight.dtype, out.dtype, allowed is None, n, channels, space, k.dtype, *aligned)
+    )
     with on_device_of(weight):
         if n <= _SMALL:  # n = 0 does no harm
             block, warps = (1024, 4) if n <= 1024 else (4096, 16) if n <= 4096 else (_SMALL, 32)
@@ -86,42 +87,6 @@ def _select(weight: Tensor, k: Tensor, allowed: Tensor | None, out: Tensor) -> T
             launch(_count, grid, warps, *edges, k, near, tally, board, run, guess, turn, shift, block)
         launch(_write, grid, 4, *edges, tally, board, run, result, len(shifts), _BLOCK)
     return out
-
-
-class _Launcher:
-    """Launches a weight's kernels one after the other; from the second time on without Triton's look at the arguments.
-
-    That look costs the host several times as much as the launch. It finds the compiled kernel by types, constants, and
-    what it may assume of numbers and addresses: all that is in ``like``, so the kernels of the first time fit.
-    """
-
-    known: ClassVar[dict[tuple[Any, ...], dict[int, Any]]] = {}
-
-    def __init__(self, like: tuple[Any, ...]) -> None:
-        self.kernels, self.turn = self.known.setdefault(like, {}), 0
-        self.stream = torch._C._cuda_getCurrentRawStream(like[0].index) if self.kernels else 0
-
-    def __call__(self, kernel: Any, grid: int, warps: int, *args: Any) -> None:
-        compiled = self.kernels.get(self.turn)
-        if compiled is not None:
-            # Addresses in place of tensors: the launcher would have to ask each tensor, and the driver about each.
-            plain = [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in args]
-            compiled.run(grid, 1, 1, self.stream, compiled.function, compiled.packed_metadata, None, None, None, *plain)
-        else:
-            compiled = kernel[(grid,)](*args, num_warps=warps)
-            if compiled is not None:  # as it is in Triton's interpreter
-                self.kernels[self.turn] = compiled
-        self.turn += 1
-
-
-def on_device_of(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Makes a tensor's device the current one; costs nothing where it is, as almost always."""
-    if not tensor.is_cuda or torch.cuda.current_device() == tensor.device.index:
-        return _nothing
-    return torch.cuda.device_of(tensor)
-
-
-_nothing = nullcontext()
 
 
 @triton.jit

@@ -16,8 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from wirings.selection._select_cuda import _BITS, _BLOCK, _RECENT, _Launcher, on_device_of
+from wirings.selection._select_cuda import _BITS, _BLOCK, _RECENT
 from wirings.selection.functional import _dense
+from wirings.utils.triton_launch import KernelLauncher, on_device_of
 
 _PROGRAMS = 2048  # wanted, over all weights
 _COLUMNS = 16  # of the table
@@ -68,7 +69,7 @@ def real_edges(
     out = torch.empty(begins[-1], dtype=first.dtype, device=first.device)
     board = torch.zeros(len(shifts) * segments * 256 + programs, dtype=torch.int32, device=first.device)
     ties = board[len(shifts) * segments * 256 :]
-    launch = _Launcher((first.device, first.dtype, "many", programs, segments, most))
+    launch = KernelLauncher((first.device, first.dtype, "many", programs, segments, most))
     result, turns = out.view(bits), len(shifts)
     with on_device_of(first):
         for turn, shift in enumerate(shifts):

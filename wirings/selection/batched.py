@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wirings.rules.base import Edges, held
+from wirings.rules.base import Edges
 from wirings.selection import functional as primitive
 from wirings.selection import sharded
+from wirings.utils.layers import parametrizations_of
+from wirings.utils.transforms import in_transform
 from wirings.wire.parametrization import wired
 
 DEVICES = ("cuda",)
@@ -75,7 +77,7 @@ class Together:
         """The real edges of a layer, zeros elsewhere; None if it had better choose them by itself."""
         if torch.compiler.is_compiling():
             return self._compiled(edges, weight)
-        if weight.device.type not in DEVICES or primitive.in_transform(weight) or sharded.is_sharded(weight):
+        if weight.device.type not in DEVICES or in_transform(weight) or sharded.is_sharded(weight):
             return None
         if self._begun:
             self._begun = False
@@ -117,7 +119,7 @@ class Together:
 
 def _weight(module: nn.Module, name: str) -> Tensor:
     """The parameter with all edges."""
-    return held(module)[name].original
+    return parametrizations_of(module)[name].original
 
 
 def _alike(weight: Tensor, other: Tensor) -> bool:

@@ -125,10 +125,6 @@ def _count(weight: Tensor, k: int | Tensor, allowed: Tensor | None) -> Tensor:
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-def in_transform(tensor: Tensor) -> bool:
-    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-
-
 class _ToEdgesWithin(torch.autograd.Function):
     """The gradient of both operations: as it is, to every edge of the mask that is their last argument, or to all."""
 

@@ -12,7 +12,9 @@ from torch import nn
 
 from wirings.errors import WiringError
 from wirings.train import bundled, checkpoint
+from wirings.train import data as data_sets
 from wirings.train.build import build, load_data
+from wirings.train.data.augment import read_image
 from wirings.train.distributed import Place, start
 from wirings.train.evaluate import evaluate
 from wirings.train.results import load_settings
@@ -74,12 +76,11 @@ def predict(
     run: str | Path, images: Sequence[Path], *, device: str | None = None
 ) -> Iterator[tuple[Path, list[tuple[str, float]]]]:
     """For each image the three likeliest classes and their probabilities."""
-    from wirings.train.data.predict_input import prepared
-
     (model, settings, _, place), about = _open(run, best=False, device=device)
+    dataset = data_sets.get(settings.data.name)
+    names = dataset.class_names or about.get("names")  # which earlier versions did not write
     for path in images:
-        x, known = prepared(path, settings.data.name, settings.data.image_size)
-        names = known or about.get("names")
+        x = dataset.prepare_image(read_image(path), settings.data.image_size)
         with autocast(settings.precision, place.device):
             scores = model(x[None].to(place.device)).float().softmax(1)[0]
         top = scores.topk(min(3, len(scores)))

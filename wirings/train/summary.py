@@ -9,7 +9,7 @@ from torch import nn
 
 from wirings.errors import WiringError
 from wirings.graph import Graph
-from wirings.profiling import Profile, Row, profile
+from wirings.profiling import Profile, ProfileRow, profile
 from wirings.train.checkpoint import is_number
 from wirings.train.results import Result
 from wirings.train.settings import Settings, to_mapping
@@ -118,7 +118,7 @@ def summary(
     )
 
 
-def _wired_rows(counted: Profile, model: nn.Module, wiring: Wiring | None) -> list[Row] | None:
+def _wired_rows(counted: Profile, model: nn.Module, wiring: Wiring | None) -> list[ProfileRow] | None:
     """The rows of what has a wiring, graphs and wired layers; None if nothing has."""
     wired = {id(layer.module) for layer in wiring.layers} if wiring is not None else set()
     named = dict(model.named_modules())

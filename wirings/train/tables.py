@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from wirings.errors import WiringError
+from wirings.train import data as data_sets
 from wirings.train import recipes, results
 from wirings.train.settings import first_difference, from_mapping
 from wirings.train.sizes import Size, millions, remarks, size_of
@@ -27,8 +28,6 @@ HEADER = (
 )
 TOP5 = ("paper's top 5", "top 5")
 """Columns of tables that the paper has both accuracies in, after the difference."""
-NOT_FETCHED = {"imagenet": "ImageNet"}
-"""Data that one must have; all other can be fetched, or is there."""
 LEGENDS = {
     "table4": "The number in a name is the percentage of weights that is kept. `all`: of every convolution, the "
     "classifier too; `first_dense`: of all but the first, which keeps all. `sparse_momentum`: Sparse Networks from "
@@ -213,13 +212,16 @@ def _footnotes(rows: Sequence[Row]) -> list[str]:
 def _not_at_hand(rows: Sequence[Row]) -> list[str]:
     """Say plainly where nothing was measured since there was nothing to measure it on."""
     lines = []
-    for data, title in NOT_FETCHED.items():
-        missing = [row.recipe for row in rows if row.data == data and not row.seeds]
+    for name in sorted({row.data for row in rows if row.data}):
+        dataset = data_sets.get(name)
+        if dataset.can_fetch or not dataset.reads_files:
+            continue
+        missing = [row.recipe for row in rows if row.data == name and not row.seeds]
         if missing:
             which = "no row of this table was" if len(missing) == len(rows) else f"{len(missing)} rows were not"
             lines.append(
-                f"{title} was not at hand: {which} trained here. `wirings train {missing[0]} --data DIR --results "
-                "results` trains one on yours."
+                f"{dataset.title} was not at hand: {which} trained here. `wirings train {missing[0]} --data DIR "
+                "--results results` trains one on yours."
             )
     return lines
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -10,16 +9,13 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from wirings import models
 from wirings.errors import WiringError
-from wirings.models.registry import _registry
-from wirings.train import recipes
+from wirings.train import data, recipes
 from wirings.train.build import build
 from wirings.train.distributed import Place
 from wirings.train.runs import open_run
 from wirings.train.settings import Settings
-
-CLASSES = {"imagenet": 1000, "cifar10": 10, "digits": 10}
-"""Classes of the data sets that always have as many."""
 
 
 def new_model(settings: Settings, classes: int | None = None, image_size: int | None = None) -> nn.Module:
@@ -30,7 +26,9 @@ def new_model(settings: Settings, classes: int | None = None, image_size: int | 
         classes: how many, where the data does not say so before it is read.
         image_size: of a side, in pixels, instead of the recipe's.
     """
-    known = CLASSES.get(settings.data.name, settings.data.options.get("classes", settings.model.options.get("classes")))
+    known = data.get(settings.data.name).classes
+    if known is None:
+        known = settings.data.options.get("classes", settings.model.options.get("classes"))
     classes = known if classes is None else classes
     if classes is None:
         raise WiringError(
@@ -38,7 +36,7 @@ def new_model(settings: Settings, classes: int | None = None, image_size: int | 
             "--classes."
         )
     if image_size is not None:
-        if "image_size" not in inspect.signature(_registry[settings.model.name]).parameters:
+        if "image_size" not in models.options(settings.model.name):
             raise WiringError(f"model {settings.model.name!r} is for images of one size: drop image_size={image_size}.")
         options = {**settings.model.options, "image_size": image_size}
         settings = replace(settings, model=replace(settings.model, options=options))

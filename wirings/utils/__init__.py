@@ -1,1 +1,1 @@
-"""Small tools that every package may use: atomic files, the cache folder, checks of numbers."""
+"""Small tools that every package may use: atomic files, the cache folder, checks, text tables, example inputs."""

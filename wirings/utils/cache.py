@@ -1,4 +1,4 @@
-"""Where prepared data are kept."""
+"""The cache folder, where prepared data sets and compiled code are kept."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ from wirings.utils.files import whole_file
 
 
 def cache_folder() -> Path:
-    """$WIRINGS_CACHE, or else ~/.cache/wirings."""
+    """Return ``$WIRINGS_CACHE``, or ``~/.cache/wirings`` if it is not set."""
     named = os.environ.get("WIRINGS_CACHE")
     return Path(named).expanduser() if named else Path.home() / ".cache" / "wirings"
 
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Let ``write`` fill a file of that path: under a temporary name, removed if it fails, until it is complete."""
+    """Write a file atomically: under a temporary name until it is complete, and not at all if ``write`` fails.
+
+    Args:
+        path: The file.
+        write: Called with the open file to fill it.
+    """
     try:
         with whole_file(path) as part, part.open("wb") as file:
             write(file)
@@ -28,6 +33,6 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 
 def disk_error(path: Path, error: OSError) -> WiringError:
-    """The error for a file that could not be written."""
+    """Return the error for a file that could not be written."""
     why = "the disk is full" if error.errno == errno.ENOSPC else (error.strerror or str(error))
-    return WiringError(f"could not write {path}: {why}. Make room, or set WIRINGS_CACHE to a folder that has it.")
+    return WiringError(f"could not write {path}: {why}. Free some space, or set WIRINGS_CACHE to another folder.")

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from wirings.budgets.budget import Budget, Size
 from wirings.errors import WiringError
 from wirings.rules import Layer, Rule
-from wirings.rules.base import held
 from wirings.selection import sharded
 from wirings.utils.checks import whole_number
+from wirings.utils.layers import joined, parametrizations_of
 from wirings.wire import fsdp
-from wirings.wire.targets import joined
 
 RANKED_EVERY = 100
 """Optimizer steps from one ranking of all layers to the next, where a budget of multiply-adds is shared out globally.
@@ -52,7 +51,7 @@ class LayerReport:
 
 def _wires(layer: Layer) -> bool:
     """Whether a layer still has the edges that it was wired with."""
-    holder = held(layer.module).get(layer.attribute)
+    holder = parametrizations_of(layer.module).get(layer.attribute)
     return holder is not None and holder[0] is layer.edges
 
 

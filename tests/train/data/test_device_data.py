@@ -1,4 +1,4 @@
-"""Data that lie on the device: crops, flips and normalising as a naive reference has them; order, ranks, capture."""
+"""Data kept on the device: augmentation matches a naive reference; order, ranks and CUDA graph capture."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def whole(batches: object) -> tuple[Tensor, Tensor]:
 
 
 def reference(pixels: Tensor, dy: int, dx: int, flip: int, padding: int) -> Tensor:
-    """Pad with black, cut, mirror, scale to [0, 1], normalise: one image at a time, as the usual transforms do."""
+    """Pad with black, crop, flip, scale to [0, 1] and normalise one image, as the usual transforms do."""
     channels, height, width = pixels.shape
     padded = torch.zeros(channels, height + 2 * padding, width + 2 * padding, dtype=torch.uint8)
     padded[:, padding : padding + height, padding : padding + width] = pixels
@@ -38,13 +38,13 @@ def reference(pixels: Tensor, dy: int, dx: int, flip: int, padding: int) -> Tens
 
 
 @pytest.mark.parametrize(("padding", "flip"), [(0, False), (0, True), (2, False), (4, True)])
-def test_every_image_is_the_reference_one(padding: int, flip: bool) -> None:
+def test_matches_the_reference(padding: int, flip: bool) -> None:
     pixels, labels = images()
     data = loader(padding=padding, flip=flip)
     x, y = whole(data.epoch(3))
     assert (x.dtype, y.dtype, x.is_contiguous()) == (torch.float32, torch.int64, True)
-    for at, (example, dy, dx, mirrored) in enumerate(zip(*data.draw(3), strict=True)):
-        expected = reference(pixels[example], dy, dx, mirrored, padding)
+    for at, (example, dy, dx, flipped) in enumerate(zip(*data.draw(3), strict=True)):
+        expected = reference(pixels[example], dy, dx, flipped, padding)
         assert y[at] == labels[example]
         assert torch.allclose(x[at].double(), expected, atol=1e-5)
 
@@ -56,7 +56,7 @@ def test_padding_is_black_before_it_is_normalised() -> None:
     assert x.unique().tolist() == [-1, 1]
 
 
-def test_pixels_up_to_a_peak() -> None:
+def test_peak_is_the_largest_pixel_value() -> None:
     data = DeviceLoader(
         torch.full((1, 1, 1, 1), 16, dtype=torch.uint8), torch.zeros(1), batch=1, mean=[0], std=[0.5], peak=16
     )
@@ -74,7 +74,7 @@ def test_crops_and_flips_are_uniform_and_independent() -> None:
     assert set(plan.dy) == set(plan.dx) == {0, 1, 2}
 
 
-def test_an_epoch_has_every_example_once_and_its_own_order() -> None:
+def test_every_epoch_has_all_examples_in_a_new_order() -> None:
     data = loader()
     labels = [whole(data.epoch(number))[1] for number in range(2)]
     for y in labels:
@@ -84,7 +84,7 @@ def test_an_epoch_has_every_example_once_and_its_own_order() -> None:
     assert not torch.equal(labels[0], whole(loader(seed=1).epoch(0))[1])
 
 
-def test_batches_are_a_function_of_seed_epoch_and_start_alone() -> None:
+def test_batches_depend_on_seed_epoch_and_start_alone() -> None:
     data = loader(padding=2, flip=True)
     first = list(data.epoch(4))
     torch.manual_seed(9)
@@ -120,59 +120,59 @@ def test_the_last_batch_is_split_evenly() -> None:
     assert (x.shape, y.shape) == ((0, 3, 6, 5), (0,))
 
 
-def test_a_rank_that_never_gets_an_example() -> None:
+def test_rank_without_examples() -> None:
     [(x, _)] = loader(count=2, batch=4, rank=3, world=4).epoch(0)
     assert len(x) == 0
 
 
-def test_images_repeat_for_more_examples() -> None:
+def test_images_repeat_if_there_are_more_examples() -> None:
     data = loader(count=4, examples=10, shuffle=False)
     assert (data.examples, whole(data.epoch(0))[1].tolist()) == (10, [0, 3, 6, 9, 0, 3, 6, 9, 0, 3])
 
 
-def test_next_begins_where_it_is_told_and_starts_over_at_the_end() -> None:
+def test_next_starts_at_the_given_batch_and_wraps_around() -> None:
     data = loader(count=6, batch=4, shuffle=False)
     data.begin(0, 1)
     assert [data.next(2)[1].tolist() for _ in range(2)] == [[12, 15], [0, 3]]
 
 
-def test_beginning_an_epoch_ends_the_one_before() -> None:
+def test_starting_an_epoch_ends_the_previous_one() -> None:
     data = loader()
     first = data.epoch(0)
     next(first)
     next(data.epoch(1))
-    with pytest.raises(WiringError, match="epoch 0 was still being read"):
+    with pytest.raises(WiringError, match="while epoch 0 was being read"):
         next(first)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"batch": 9, "world": 2}, "must divide"),
-        ({"batch": 0}, "batch is 0"),
-        ({"rank": 2, "world": 2}, "rank is 2"),
+        ({"batch": 9, "world": 2}, "multiple of the number of ranks"),
+        ({"batch": 0}, "batch = 0"),
+        ({"rank": 2, "world": 2}, "rank = 2"),
         ({"examples": 0}, "at least one example"),
-        ({"std": (0, 1, 1)}, "positive deviation"),
+        ({"std": (0, 1, 1)}, "positive standard deviation"),
     ],
 )
-def test_settings_that_cannot_be(settings: dict[str, object], message: str) -> None:
+def test_rejects_bad_settings(settings: dict[str, object], message: str) -> None:
     with pytest.raises(WiringError, match=message):
         loader(**settings)
 
 
-def test_mistakes_in_use() -> None:
-    with pytest.raises(WiringError, match="must be uint8"):
+def test_rejects_bad_arguments() -> None:
+    with pytest.raises(WiringError, match="expected uint8 images"):
         DeviceLoader(torch.zeros(2, 1, 2, 2), torch.zeros(2), batch=1, mean=[0], std=[1])
-    with pytest.raises(WiringError, match="from 0 to 7, but epoch 0 was to begin at batch 8"):
+    with pytest.raises(WiringError, match="from 0 to 7, got epoch 0 and batch 8"):
         loader().epoch(0, 8)
     with pytest.raises(WiringError, match="epoch -1"):
         loader().epoch(-1)
-    with pytest.raises(WiringError, match="at most 8 examples, but 9"):
+    with pytest.raises(WiringError, match="at most 8 examples, got size = 9"):
         loader().next(9)
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_as_on_a_cpu() -> None:
+def test_gpu_matches_cpu() -> None:
     for (x, y), (x2, y2) in zip(
         loader(padding=2, flip=True).epoch(1), loader(padding=2, flip=True, device="cuda").epoch(1), strict=True
     ):
@@ -181,14 +181,14 @@ def test_on_a_gpu_as_on_a_cpu() -> None:
 
 
 @pytest.mark.gpu
-def test_a_captured_graph_sees_new_examples_at_every_replay() -> None:
+def test_captured_graph_sees_new_examples_at_every_replay() -> None:
     settings = {"count": 48, "padding": 2, "flip": True, "device": "cuda"}
     data = loader(**settings)
     data.begin(0)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(9):  # more than an epoch: warming up needs no care
+        for _ in range(9):  # more than an epoch: warming up wraps around
             data.next(8)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()

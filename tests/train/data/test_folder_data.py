@@ -1,4 +1,4 @@
-"""Folders of images: classes, crops, ranks, workers, corrupt files."""
+"""Folders of images: classes, crops, ranks, workers and corrupt files."""
 
 import sys
 from pathlib import Path
@@ -9,13 +9,14 @@ import torch
 from PIL import Image
 
 from wirings.errors import WiringError
-from wirings.train.data import folder
+from wirings.train.data import ImageNet
 from wirings.train.data.augment import IMAGENET_MEAN, IMAGENET_STD, centre_crop, crop_box, random_resized_crop
-from wirings.train.data.base import Data, load, stream
+from wirings.train.data.base import Data, load
+from wirings.train.data.sampling import random_stream
 
 
 def picture(path: Path, colour: tuple[int, int, int], size: tuple[int, int] = (24, 20)) -> None:
-    """One colour, with a gradient from left to right in its blue."""
+    """Write an image of one colour, with a gradient from left to right in the blue channel."""
     path.parent.mkdir(parents=True, exist_ok=True)
     pixels = np.full((size[1], size[0], 3), colour, dtype=np.uint8)
     pixels[:, :, 2] = np.linspace(0, 255, size[0])
@@ -41,24 +42,26 @@ def whole(batches: object) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def pixels(x: torch.Tensor) -> torch.Tensor:
-    """From normalised back to 0 … 255."""
+    """Undo the normalisation, to pixels from 0 to 255."""
     mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in (IMAGENET_MEAN, IMAGENET_STD))
     return (x * std + mean) * 255
 
 
-def test_the_contract(root: Path) -> None:
+def test_loads_classes_and_images(root: Path) -> None:
     d = data(root)
     assert (d.name, d.classes, d.shape, d.md5) == ("folder", 3, (3, 8, 8), None)
     assert (d.train.examples, len(d.train), d.train.sizes(), d.test.examples) == (12, 3, [5, 5, 2], 3)
     x, y = whole(d.train.epoch(0))
     assert (x.shape, x.dtype, y.dtype) == ((12, 3, 8, 8), torch.float32, torch.int64)
     assert torch.bincount(y).tolist() == [4, 4, 4]
-    assert torch.allclose(pixels(x)[:, 0], (80.0 * y).view(-1, 1, 1).expand(-1, 8, 8), atol=1e-3)  # red tells the class
+    assert torch.allclose(
+        pixels(x)[:, 0], (80.0 * y).view(-1, 1, 1).expand(-1, 8, 8), atol=1e-3
+    )  # red encodes the class
     assert whole(d.test.epoch(0))[1].tolist() == [0, 1, 2]
     assert load("folder", directory=root, workers=0).shape == (3, 224, 224)
 
 
-def test_test_images_are_resized_and_cut_from_the_centre(root: Path) -> None:
+def test_test_images_are_resized_and_centre_cropped(root: Path) -> None:
     x, _ = whole(data(root, image_size=14).test.epoch(0))
     with Image.open(root / "val" / "bee" / "a.JPG") as image:
         expected = image.resize((21, 16), Image.Resampling.BILINEAR).crop((3, 1, 17, 15))  # 14 * 256 / 224 = 16
@@ -72,11 +75,11 @@ def test_every_option_changes_something(root: Path) -> None:
     plain, same = whole(data(root, augment=False).train.epoch(0))
     assert torch.equal(y, same)
     assert not torch.equal(x, plain)
-    assert len(plain[:, 2].unique(dim=0)) == 1  # never mirrored
+    assert len(plain[:, 2].unique(dim=0)) == 1  # never flipped
     assert data(root, image_size=16).shape == (3, 16, 16)
 
 
-def test_a_function_of_seed_epoch_and_start(root: Path) -> None:
+def test_batches_depend_on_seed_epoch_and_start_alone(root: Path) -> None:
     first = list(data(root).train.epoch(2))
     before = torch.get_rng_state()
     for start in (0, 1, 3):
@@ -86,11 +89,11 @@ def test_a_function_of_seed_epoch_and_start(root: Path) -> None:
             for one, other in zip(first[start:], rest, strict=True):
                 assert all(map(torch.equal, one, other))
     assert torch.equal(before, torch.get_rng_state())
-    with pytest.raises(WiringError, match="begin at batch 4"):
+    with pytest.raises(WiringError, match="got epoch 0 and batch 4"):
         data(root).train.epoch(0, 4)
 
 
-def test_two_epochs_at_a_time(root: Path) -> None:
+def test_two_epochs_can_be_read_at_once(root: Path) -> None:
     d = data(root)
     together = list(zip(d.train.epoch(0), d.train.epoch(1), strict=True))
     assert all(map(torch.equal, whole(a for a, _ in together), whole(d.train.epoch(0))))
@@ -106,7 +109,7 @@ def test_ranks_together_see_what_one_process_sees(root: Path, world: int) -> Non
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_corrupt_images(root: Path, workers: int) -> None:
+def test_corrupt_images_raise_or_are_skipped(root: Path, workers: int) -> None:
     broken = root / "train" / "bee" / "2.png"
     broken.write_bytes(broken.read_bytes()[:60])
     with pytest.raises(WiringError, match=r"^\S+bee/2.png cannot be decoded .*skip_corrupt=True"):
@@ -119,7 +122,7 @@ def test_corrupt_images(root: Path, workers: int) -> None:
     assert d.test.skipped == []
 
 
-def test_a_batch_of_corrupt_images_only(root: Path) -> None:
+def test_batch_with_corrupt_images_only(root: Path) -> None:
     for label in ("ant", "bee", "cow"):
         (root / "val" / label / "a.JPG").write_text("no image")
     d = data(root, skip_corrupt=True)
@@ -127,54 +130,54 @@ def test_a_batch_of_corrupt_images_only(root: Path) -> None:
     assert (x.shape, y.shape, len(d.test.skipped)) == ((0, 3, 8, 8), (0,), 3)
 
 
-def test_other_kinds_of_images(root: Path) -> None:
+def test_converts_other_colour_modes(root: Path) -> None:
     for mode in ("L", "RGBA", "P", "CMYK"):
         Image.new(mode, (9, 9)).save(root / "train" / "ant" / f"{mode}.{'jpg' if mode == 'CMYK' else 'png'}")
-    (root / "train" / "ant" / "notes.txt").write_text("not an image, and not taken for one")
+    (root / "train" / "ant" / "notes.txt").write_text("not an image, so it is ignored")
     assert len(whole(data(root).train.epoch(0))[0]) == 16
 
 
-def test_test_in_place_of_val(root: Path) -> None:
+def test_accepts_test_instead_of_val(root: Path) -> None:
     (root / "val").rename(root / "test")
     assert data(root).test.examples == 3
 
 
-def test_mistakes_in_the_folder(root: Path) -> None:
+def test_rejects_bad_folders(root: Path) -> None:
     with pytest.raises(WiringError, match="needs directory="):
         data(None)
     with pytest.raises(WiringError, match="there is no such folder"):
         data(root / "nowhere")
-    with pytest.raises(WiringError, match="must have the folders train, and val or test; it has ant, bee, cow"):
+    with pytest.raises(WiringError, match="must contain the folders train, and val or test; it contains ant, bee, cow"):
         data(root / "train")
     with pytest.raises(WiringError, match=r"ImageNet has 1,000 classes, but .* has 3"):
         data(root, "imagenet")
     picture(root / "val" / "dog" / "a.png", (0, 0, 0))
-    with pytest.raises(WiringError, match=r"val has 1 classes that \S+train has not: dog"):
+    with pytest.raises(WiringError, match=r"val has 1 classes that \S+train lacks: dog"):
         data(root)
     (root / "train" / "dog").mkdir()
-    with pytest.raises(WiringError, match=r"train/dog must have images .*; it is empty"):
+    with pytest.raises(WiringError, match=r"train/dog must contain images .*; it is empty"):
         data(root)
     (root / "val" / "dog").rename(root / "dog")
-    with pytest.raises(WiringError, match=r"train has 1 classes that \S+val has not: dog"):
+    with pytest.raises(WiringError, match=r"train has 1 classes that \S+val lacks: dog"):
         data(root)
 
 
-def test_images_without_folders_of_classes(tmp_path: Path) -> None:
+def test_rejects_images_outside_class_folders(tmp_path: Path) -> None:
     picture(tmp_path / "train" / "a.png", (0, 0, 0))
     (tmp_path / "val").mkdir()
-    with pytest.raises(WiringError, match=r"must have a folder for each class, with its images; it has a.png"):
+    with pytest.raises(WiringError, match=r"must contain a folder of images for each class; it contains a.png"):
         data(tmp_path)
 
 
-def test_imagenet(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder, "IMAGENET_CLASSES", 3)
+def test_imagenet_loads_class_folders(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ImageNet, "classes", 3)
     assert data(root, "imagenet").name == "imagenet"
 
 
-def test_random_crops_keep_to_their_area_and_ratio() -> None:
+def test_random_crops_have_the_right_area_and_ratio() -> None:
     full, boxes = (400, 300), []
     for number in range(2000):
-        boxes.append(crop_box(full, stream(0, 0, 1, number), (0.08, 1.0), (3 / 4, 4 / 3)))
+        boxes.append(crop_box(full, random_stream(0, 0, 1, number), (0.08, 1.0), (3 / 4, 4 / 3)))
     left, top, width, height = np.array(boxes).T
     area, ratio = width * height / (400 * 300), width / height
     assert (left >= 0).all()
@@ -185,37 +188,37 @@ def test_random_crops_keep_to_their_area_and_ratio() -> None:
     assert area.max() <= 1
     assert ratio.min() > 0.74
     assert ratio.max() < 1.35
-    # Small areas always fit, so that among them area and logarithm of the ratio are as they are drawn: uniform.
+    # Small areas always fit, so among them the area and the logarithm of the ratio are uniform, as drawn.
     small = area < 0.4
     assert abs(area[small].mean() - 0.24) < 0.02
     assert abs(np.log(ratio[small]).mean()) < 0.02
 
 
-def test_a_crop_that_never_fits() -> None:
-    assert crop_box((1000, 10), stream(0, 0), (0.9, 1.0), (3 / 4, 4 / 3)) == (493, 0, 13, 10)
-    assert crop_box((10, 1000), stream(0, 0), (0.9, 1.0), (3 / 4, 4 / 3)) == (0, 493, 10, 13)
+def test_crop_falls_back_to_the_centre() -> None:
+    assert crop_box((1000, 10), random_stream(0, 0), (0.9, 1.0), (3 / 4, 4 / 3)) == (493, 0, 13, 10)
+    assert crop_box((10, 1000), random_stream(0, 0), (0.9, 1.0), (3 / 4, 4 / 3)) == (0, 493, 10, 13)
 
 
-def test_half_the_crops_are_mirrored() -> None:
+def test_half_the_crops_are_flipped() -> None:
     image = Image.fromarray(np.tile(np.arange(64, dtype=np.uint8)[None, :, None], (64, 1, 3)))
-    rows = [np.array(random_resized_crop(image, 8, stream(0, 0, 1, number)))[0, :, 0] for number in range(400)]
+    rows = [np.array(random_resized_crop(image, 8, random_stream(0, 0, 1, number)))[0, :, 0] for number in range(400)]
     assert 160 < sum(int(row[0]) > int(row[-1]) for row in rows) < 240
 
 
-def test_centre_crop_of_images_long_and_small() -> None:
+def test_centre_crop_of_extreme_sizes() -> None:
     assert centre_crop(Image.new("RGB", (3, 1000)), 8).size == (8, 8)
     assert centre_crop(Image.new("RGB", (1, 1)), 8).size == (8, 8)
     assert centre_crop(Image.new("RGB", (500, 2)), 1).size == (1, 1)
 
 
-def test_without_pillow(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pillow_is_reported(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(WiringError, match="needs Pillow, which is not installed"):
         data(root)
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_as_on_a_cpu(root: Path) -> None:
+def test_gpu_matches_cpu(root: Path) -> None:
     x, y = whole(data(root, workers=2).train.epoch(0))
     x2, y2 = whole(data(root, workers=2, device="cuda").train.epoch(0))
     assert x2.is_cuda

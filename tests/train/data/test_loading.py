@@ -1,4 +1,4 @@
-"""Data sets by name: the registry, the options that all share, the embedded digits and synthetic data."""
+"""Loading data sets by name: the registry, common options, the embedded digits and synthetic data."""
 
 import numpy as np
 import pytest
@@ -6,52 +6,66 @@ import torch
 from torch import nn
 
 from wirings.errors import WiringError
-from wirings.train.data import base, digits, synthetic
-from wirings.train.data.base import Data, Options, hold_out, load, names, register, share
+from wirings.train.data import (
+    Data,
+    ImageDataset,
+    LoadOptions,
+    base,
+    digits,
+    get,
+    load,
+    names,
+    register_dataset,
+    synthetic,
+)
+from wirings.train.data.sampling import hold_out, rank_slice
 
 
 def first(data: Data, number: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     return next(iter(data.train.epoch(number)))
 
 
+@pytest.fixture
+def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "_registry", dict(base._registry))
+
+
 def test_names() -> None:
-    assert names() == ["cifar10", "digits", "folder", "imagenet", "shards", "synthetic"]
+    assert {"cifar10", "digits", "folder", "imagenet", "shards", "synthetic"} <= set(names())
     with pytest.raises(WiringError, match=r"unknown data set 'cifar'. Did you mean 'cifar10'"):
         load("cifar")
 
 
-def test_a_data_set_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "_registry", dict(base._registry))
-
-    @register("mine")
-    def make(options: Options, *, colour: str = "red") -> Data:
-        small = load("synthetic", batch=options.batch, examples=4)
-        return Data(colour, 10, small.shape, small.train, small.test)
+@pytest.mark.usefixtures("_own_registry")
+def test_rejects_unknown_options_of_a_data_set() -> None:
+    @register_dataset("mine")
+    class Mine(ImageDataset):
+        def load(self, options: LoadOptions, *, colour: str = "red") -> Data:
+            small = load("synthetic", batch=options.batch, examples=4)
+            return Data(colour, 10, small.shape, small.train, small.test)
 
     assert "mine" in names()
+    assert (get("mine").name, get("mine").title) == ("mine", "mine")
     assert load("mine", batch=2, colour="blue").name == "blue"
-    with pytest.raises(WiringError, match=r"unknown setting of data set 'mine' 'color'. Did you mean 'colour'"):
+    with pytest.raises(WiringError, match=r"unknown option of data set 'mine': 'color'. Did you mean 'colour'"):
         load("mine", color="blue")
 
-    @register("bare")
-    def bare(options: Options) -> Data:
-        return load("synthetic", batch=options.batch)
+    @register_dataset("bare")
+    class Bare(ImageDataset):
+        def load(self, options: LoadOptions) -> Data:
+            return load("synthetic", batch=options.batch)
 
-    with pytest.raises(WiringError, match="takes no settings of its own, but 'colour'"):
+    with pytest.raises(WiringError, match="has no options of its own, got 'colour'"):
         load("bare", colour="blue")
 
 
-@pytest.mark.parametrize("name", ["digits", "synthetic"])
-def test_the_contract(name: str) -> None:
-    data = load(name, batch=100)
-    assert data.name == name
-    assert data.md5 is None
-    x, y = first(data)
-    assert (x.shape, x.dtype) == ((100, *data.shape), torch.float32)
-    assert (y.shape, y.dtype) == ((100,), torch.int64)
-    assert sum(len(y) for _, y in data.train.epoch(0)) == data.train.examples
-    assert torch.equal(*(torch.cat([x for x, _ in data.test.epoch(number)]) for number in (0, 1)))
-    assert data.test.batch >= data.train.batch
+@pytest.mark.usefixtures("_own_registry")
+def test_registering_checks_the_class_and_the_name() -> None:
+    with pytest.raises(WiringError, match="expects a subclass of ImageDataset"):
+        register_dataset("mine")(dict)  # type: ignore[type-var]
+    with pytest.raises(WiringError, match="a data set named 'digits' is registered already"):
+        register_dataset("digits")(synthetic.Synthetic)
+    assert register_dataset("digits")(digits.Digits) is digits.Digits, "the same class again, as in a notebook"
 
 
 def test_every_option_changes_something() -> None:
@@ -70,30 +84,30 @@ def test_every_option_changes_something() -> None:
     ("settings", "message"),
     [
         ({"directory": "here"}, "reads no files"),
-        ({"image_size": 16}, "have 8 × 8 pixels; image_size is 16"),
+        ({"image_size": 16}, "have 8 × 8 pixels, got image_size = 16"),
         ({"image_size": 0}, "image_size must be at least 1"),
         ({"seed": -1}, "seed must be at least 0"),
         ({"workers": -1}, "workers must be at least 0"),
-        ({"batch": 5, "world": 2}, "must divide"),
-        ({"classes": 5}, "unknown setting of data set 'digits' 'classes'"),
+        ({"batch": 5, "world": 2}, "multiple of the number of ranks"),
+        ({"classes": 5}, "unknown option of data set 'digits': 'classes'"),
     ],
 )
-def test_options_that_cannot_be(settings: dict[str, object], message: str) -> None:
+def test_rejects_bad_options(settings: dict[str, object], message: str) -> None:
     with pytest.raises(WiringError, match=message):
         load("digits", **settings)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
-def test_a_device_that_is_not_there() -> None:
-    with pytest.raises(WiringError, match="sees no CUDA device"):
+def test_rejects_a_missing_device() -> None:
+    with pytest.raises(WiringError, match="finds no CUDA device"):
         load("digits", device="cuda")
 
 
-def test_share() -> None:
-    assert [list(share(7, rank, 3)) for rank in range(3)] == [[0, 1, 2], [3, 4], [5, 6]]
+def test_rank_slice() -> None:
+    assert [list(rank_slice(7, rank, 3)) for rank in range(3)] == [[0, 1, 2], [3, 4], [5, 6]]
 
 
-def test_digits_are_those_of_the_demo() -> None:
+def test_digits_are_split_as_in_the_demo() -> None:
     images, labels = digits.load()
     order = torch.randperm(1797, generator=torch.Generator().manual_seed(0))
     data = load("digits", augment=False)
@@ -106,26 +120,26 @@ def test_digits_are_those_of_the_demo() -> None:
     assert abs(seen.std() - 1) < 0.01
 
 
-def test_synthetic_settings() -> None:
+def test_synthetic_options() -> None:
     data = load("synthetic", examples=30, test_examples=7, classes=3, shape=(2, 5, 4), batch=30)
     assert (data.classes, data.shape, data.train.examples, data.test.examples) == (3, (2, 5, 4), 30, 7)
     assert torch.bincount(first(data)[1]).tolist() == [10, 10, 10]
     assert load("synthetic", examples=30).test.examples == 7
     assert not torch.equal(*(next(load("synthetic", seed=s).test.epoch(0))[0] for s in (0, 1)))
-    with pytest.raises(WiringError, match="shape is"):
+    with pytest.raises(WiringError, match="got shape"):
         load("synthetic", shape=(3, 32))
-    with pytest.raises(WiringError, match="classes 0"):
+    with pytest.raises(WiringError, match="classes = 0"):
         load("synthetic", classes=0)
 
 
-def test_many_synthetic_examples_cost_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(synthetic, "MOST", 300)
+def test_repeated_synthetic_examples_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synthetic, "MAX_BYTES", 300)
     data = load("synthetic", examples=1_000_000, shape=(1, 10, 10), batch=512, augment=False)
     assert (len(data.train), data.train.examples) == (1954, 1_000_000)
     assert len(first(data)[0].unique(dim=0)) == 3
 
 
-def test_synthetic_data_can_be_learnt() -> None:
+def test_synthetic_data_can_be_learned() -> None:
     data = load("synthetic", examples=1000, shape=(1, 8, 8), batch=100, augment=False)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -138,7 +152,7 @@ def test_synthetic_data_can_be_learnt() -> None:
     assert right / data.test.examples > 0.9
 
 
-def test_a_holdout_is_made_of_training_images_alone() -> None:
+def test_holdout_consists_of_training_images_only() -> None:
     whole, part = load("digits", augment=False), load("digits", holdout=203)
     images, labels = digits.load()
     order = torch.randperm(1797, generator=torch.Generator().manual_seed(0))
@@ -150,10 +164,10 @@ def test_a_holdout_is_made_of_training_images_alone() -> None:
         image.numpy().tobytes() for x, _ in load("digits", holdout=203, augment=False).train.epoch(0) for image in x
     }
     before = {image.numpy().tobytes() for x, _ in whole.train.epoch(0) for image in x}
-    assert held | rest == before, "not one test image, and none moved by augmentation"
+    assert held | rest == before, "no test image, and none that is augmented"
     assert not held & rest
     (again, _), *_ = load("digits", holdout=203, seed=5, rank=1, world=2, batch=512).test.epoch(0)
-    assert torch.equal(again, x[102:]), "whatever the seed"
+    assert torch.equal(again, x[102:]), "it does not depend on the seed"
     assert not torch.equal(next(part.test.epoch(0))[1][:20], labels[order[1400:1420]])
     assert len(images) == 1797
 
@@ -162,13 +176,13 @@ def test_hold_out() -> None:
     labels = np.array([3, 1, 3, 1, 3, 1, 3])
     train, held = hold_out(labels, 3)
     assert sorted([*train, *held]) == list(range(7))
-    assert sorted(labels[held]) == [1, 1, 3], "the first class gives the one more"
+    assert sorted(labels[held]) == [1, 1, 3], "the first class gives one image more"
     assert np.array_equal(hold_out(labels, 3)[1], held)
     for count, message in [
-        (1, "at least one for each of 2 classes, but it is 1"),
-        (True, "but it is True"),
-        ("many", "but it is 'many'"),
-        (5, "holdout = 5 takes 3 images of class 1, which has 3"),
+        (1, "at least 2 .one image for each class., got 1"),
+        (True, "got True"),
+        ("many", "got 'many'"),
+        (5, "holdout = 5 takes 3 images of class 1, which has only 3"),
     ]:
         with pytest.raises(WiringError, match=message):
             hold_out(labels, count)

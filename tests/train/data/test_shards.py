@@ -1,4 +1,4 @@
-"""Shards: every example once over ranks and workers, shuffling, resuming, corrupt members."""
+"""Shards: every example is seen once over ranks and workers; shuffling, resuming, corrupt members."""
 
 import io
 import json
@@ -28,7 +28,7 @@ def write(path: Path, files: dict[str, bytes]) -> None:
 
 
 def files(start: int, stop: int) -> dict[str, bytes]:
-    """Examples whose label is their number, and whose colour too."""
+    """Return the files of examples whose label and colour are their number."""
     found: dict[str, bytes] = {}
     for number in range(start, stop):
         found |= {f"{number:03d}.png": png(number), f"{number:03d}.json": b"{}", f"{number:03d}.cls": b"%d" % number}
@@ -53,16 +53,16 @@ def labels(batches: object) -> list[int]:
     return [int(label) for _, y in batches for label in y]
 
 
-def test_imagenet_may_be_shards(root: Path) -> None:
+def test_imagenet_can_be_read_from_shards(root: Path) -> None:
     d = load("imagenet", directory=root, batch=8, workers=0, image_size=4)
     assert (d.name, d.classes, d.train.examples, d.test.examples) == ("imagenet", 1000, 53, 7)
     assert sorted(labels(d.train.epoch(0))) == list(range(53))
-    (root / "train").mkdir()  # class folders, should there be any, come first
-    with pytest.raises(WiringError, match="must have the folders train, and val or test"):
+    (root / "train").mkdir()  # class folders take precedence
+    with pytest.raises(WiringError, match="must contain the folders train, and val or test"):
         load("imagenet", directory=root, batch=8)
 
 
-def test_the_contract(root: Path) -> None:
+def test_loads_examples(root: Path) -> None:
     d = data(root)
     assert (d.name, d.classes, d.shape, d.train.examples, len(d.train), d.test.examples) == (
         "shards", 60, (3, 4, 4), 53, 7, 7,
@@ -74,7 +74,7 @@ def test_the_contract(root: Path) -> None:
 
 
 @pytest.mark.parametrize(("world", "workers"), [(1, 0), (1, 1), (1, 3), (2, 0), (2, 2), (4, 0)])
-def test_every_example_once_over_ranks_and_workers(root: Path, world: int, workers: int) -> None:
+def test_every_example_is_seen_once_over_ranks_and_workers(root: Path, world: int, workers: int) -> None:
     for part in ("train", "test"):
         seen = []
         for rank in range(world):
@@ -86,7 +86,7 @@ def test_every_example_once_over_ranks_and_workers(root: Path, world: int, worke
 
 
 @pytest.mark.parametrize("workers", [0, 2, 3])
-def test_a_function_of_seed_epoch_and_start(root: Path, workers: int) -> None:
+def test_batches_depend_on_seed_epoch_and_start_alone(root: Path, workers: int) -> None:
     first = list(data(root, workers=workers).train.epoch(1))
     before = torch.get_rng_state()
     for start in (0, 1, 2, 5, 7):
@@ -103,7 +103,7 @@ def test_every_option_changes_something(root: Path) -> None:
     assert order != labels(data(root, seed=1).train.epoch(0))
     assert order != labels(data(root, workers=2).train.epoch(0))
     assert order != labels(data(root, buffer=5).train.epoch(0))
-    # Without a buffer only the shards are shuffled.
+    # Without a buffer, only the order of the shards is shuffled.
     steps = [
         b - a for a, b in zip(*(labels(data(root, buffer=0).train.epoch(0))[cut:] for cut in (0, 1)), strict=False)
     ]
@@ -113,7 +113,7 @@ def test_every_option_changes_something(root: Path) -> None:
     assert data(root, image_size=6).shape == (3, 6, 6)
 
 
-def test_augmentation(root: Path) -> None:
+def test_augments_training_images(root: Path) -> None:
     file = io.BytesIO()
     Image.radial_gradient("L").save(file, "png")
     write(root / "train-000.tar", {"a.png": file.getvalue(), "a.cls": b"1"})
@@ -123,21 +123,21 @@ def test_augmentation(root: Path) -> None:
     seen = [next(d.train.epoch(number))[0] for number in range(2)]
     assert not torch.equal(*seen)
     assert torch.equal(*(next(plain.train.epoch(number))[0] for number in range(2)))
-    # The same example is augmented in the same way whoever decodes it.
+    # The augmentation of an example does not depend on the worker that decodes it.
     assert torch.equal(seen[0], next(data(root, workers=1).train.epoch(0))[0])
 
 
-def test_sizes_that_are_noted_are_taken(root: Path) -> None:
+def test_sizes_json_is_used(root: Path) -> None:
     (root / "sizes.json").write_text(json.dumps({"train-001.tar": 12, "val-000.tar": 4}))
     d = data(root)
     assert d.train.examples == 52
     assert 22 not in labels(d.train.epoch(0))
     (root / "sizes.json").write_text(json.dumps({"train-001.tar": 14}))
     with pytest.raises(
-        WiringError, match=r"train-001.tar: example 13 .*ends before its example 13 of 14; is it whole, and"
+        WiringError, match=r"train-001.tar: example 13 .*ends before its example 13 of 14. Is it complete, and"
     ):
         labels(data(root).train.epoch(0))
-    for wrong, message in (("{", "is damaged"), ("[1]", "is damaged"), ('{"val-001.tar": "x"}', "but it says 'x'")):
+    for wrong, message in (("{", "is damaged"), ("[1]", "is damaged"), ('{"val-001.tar": "x"}', "got 'x'")):
         (root / "sizes.json").write_text(wrong)
         with pytest.raises(WiringError, match=message):
             data(root)
@@ -148,11 +148,11 @@ def test_sizes_that_are_noted_are_taken(root: Path) -> None:
     ("broken", "message"),
     [
         ({"x.png": b"no image", "x.cls": b"3"}, r"train-002.tar: x.png cannot be decoded"),
-        ({"x.png": png(3), "x.cls": b"three"}, "should be a number, but it is b'three'"),
-        ({"x.png": png(3)}, r"it has no .cls beside it"),
+        ({"x.png": png(3), "x.cls": b"three"}, "must hold a number, got b'three'"),
+        ({"x.png": png(3)}, r"there is no .cls file for it"),
     ],
 )
-def test_corrupt_members(root: Path, broken: dict[str, bytes], message: str, workers: int) -> None:
+def test_corrupt_members_raise_or_are_skipped(root: Path, broken: dict[str, bytes], message: str, workers: int) -> None:
     write(root / "train-002.tar", {"readme.txt": b"not an example", **broken})
     with pytest.raises(WiringError, match=message):
         labels(data(root, workers=workers).train.epoch(0))
@@ -161,7 +161,7 @@ def test_corrupt_members(root: Path, broken: dict[str, bytes], message: str, wor
     assert d.train.skipped == [f"{root / 'train-002.tar'}: x.png"]
 
 
-def test_a_truncated_shard(root: Path) -> None:
+def test_truncated_shards(root: Path) -> None:
     path = root / "train-003.tar"
     content = path.read_bytes()
     for size in (5000, 512 * 18, 512 * 20, 512 * 19, 100):
@@ -169,7 +169,7 @@ def test_a_truncated_shard(root: Path) -> None:
         with pytest.raises(WiringError, match=r"train-003.tar is truncated or damaged"):
             data(root)
     path.write_bytes(content[: 512 * 20])
-    (root / "sizes.json").write_text(json.dumps({path.name: 16}))  # its headers are then not looked at
+    (root / "sizes.json").write_text(json.dumps({path.name: 16}))  # so that its headers are not read
     with pytest.raises(WiringError, match=r"the shard (is damaged|ends) before its example"):
         labels(data(root).train.epoch(0))
     d = data(root, skip_corrupt=True)
@@ -178,21 +178,21 @@ def test_a_truncated_shard(root: Path) -> None:
     assert set(range(24)) | set(range(40, 53)) < set(seen)
 
 
-def test_mistakes(root: Path, tmp_path: Path) -> None:
+def test_rejects_bad_settings(root: Path, tmp_path: Path) -> None:
     with pytest.raises(WiringError, match="needs directory="):
         data(None)
     with pytest.raises(WiringError, match="needs classes="):
         data(root, classes=None)
-    with pytest.raises(WiringError, match="a buffer of 0 or more, but they are 60 and -1"):
+    with pytest.raises(WiringError, match="a buffer of at least 0, got classes = 60 and buffer = -1"):
         data(root, buffer=-1)
-    with pytest.raises(WiringError, match=r"labels must be from 0 to 9, but that of \S+: 0\d\d.png is \d\d"):
+    with pytest.raises(WiringError, match=r"labels must be from 0 to 9, got \d\d for \S+: 0\d\d.png"):
         labels(data(root, classes=10, skip_corrupt=True).train.epoch(0))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(WiringError, match=r"named train-\*.tar; it has none"):
+    with pytest.raises(WiringError, match=r"named train-\*.tar, but it has none"):
         data(tmp_path / "empty")
 
 
-def test_test_in_place_of_val_and_keys_in_folders(root: Path) -> None:
+def test_accepts_test_instead_of_val_and_keys_in_folders(root: Path) -> None:
     for path in root.glob("val-*.tar"):
         path.unlink()
     write(root / "test-0.tar", {f"{where}/0.{end}": c for where in "ab" for end, c in (("png", png(1)), ("cls", b"1"))})

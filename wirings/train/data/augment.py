@@ -1,4 +1,4 @@
-"""What is done to images: cropping, flipping and resizing by Pillow on the host, normalising on the device."""
+"""Image operations: Pillow decodes, crops, flips and resizes on the host; the device normalises."""
 
 from __future__ import annotations
 
@@ -19,32 +19,40 @@ if TYPE_CHECKING:
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+DEFAULT_IMAGE_SIZE = 224
+"""Height and width in pixels of images that are resized, unless the user chooses another size."""
 
 
 class Normalise:
-    """From uint8 images (n, channels, height, width), whatever their strides, to contiguous float32 ones.
+    """Convert uint8 images, (n, channels, height, width) with any strides, to contiguous normalised float32 images.
 
-    Pixels from 0 to ``peak`` stand for 0 to 1, from which the channel's mean is taken before its deviation divides.
+    Args:
+        mean: Mean of each channel, where pixels from 0 to ``peak`` are scaled to the range from 0 to 1.
+        std: Standard deviation of each channel, on the same scale.
+        device: Device of the images.
+        peak: The largest pixel value.
     """
 
     def __init__(
         self, mean: Sequence[float], std: Sequence[float], device: torch.device | str = "cpu", peak: int = 255
     ) -> None:
         if len(mean) != len(std) or min(std) <= 0:
-            raise WiringError(f"a mean and a positive deviation for every channel, but they are {mean} and {std}.")
+            raise WiringError(
+                f"expected a mean and a positive standard deviation for every channel, got {mean} and {std}."
+            )
         middle, width = (torch.tensor(v, dtype=torch.float64).view(1, -1, 1, 1) for v in (mean, std))
-        # Folded into one factor and one summand: one pass converts and scales, a second one adds.
+        # Folded into one factor and one summand: the first pass converts and scales, the second one adds.
         self.factor = (1 / (width * peak)).float().to(device)
         self.summand = (-middle / width).float().to(device)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """The images, normalised."""
+        """Return the normalised images."""
         out = torch.empty(images.shape, dtype=torch.float32, device=images.device)
         return torch.mul(images, self.factor, out=out).add_(self.summand)
 
 
 def need_pillow() -> None:
-    """Raise where Pillow, which decodes images, is missing."""
+    """Raise an error if Pillow, which decodes images, is missing."""
     try:
         import PIL.Image  # noqa: F401
     except ImportError as error:
@@ -52,15 +60,26 @@ def need_pillow() -> None:
 
 
 def decode(source: Path | bytes) -> Image:
-    """The image in a file, or in its bytes, as RGB. Whatever is wrong with it raises, in one of Pillow's many ways."""
+    """Decode an image, from a file or from its bytes, as RGB. Pillow raises exceptions of many types if it cannot."""
     from PIL import Image
 
     with Image.open(BytesIO(source) if isinstance(source, bytes) else source) as image:
         return image.convert("RGB")
 
 
+def read_image(path: Path) -> Image:
+    """Read a user's image file as RGB."""
+    need_pillow()
+    try:
+        return decode(path)
+    except FileNotFoundError as error:
+        raise WiringError(f"there is no image {path}.") from error
+    except Exception as error:  # Pillow raises exceptions of many types for damaged images
+        raise WiringError(f"{path} cannot be read as an image: {error}.") from error
+
+
 def centre_crop(image: Image, size: int) -> Image:
-    """For evaluation: the shorter side resized to 256/224 of ``size``, the centre cut out."""
+    """Resize the shorter side to 256/224 of ``size`` and crop the centre, as is usual for evaluation."""
     from PIL.Image import Resampling
 
     scale = round(size * 256 / 224) / min(image.size)
@@ -77,9 +96,14 @@ def random_resized_crop(
     scale: tuple[float, float] = (0.08, 1.0),
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> Image:
-    """For training: a random rectangle, resized, and in half the cases mirrored.
+    """Crop a random rectangle, resize it, and flip it horizontally half the time, as is usual for training.
 
-    Its area is uniform within ``scale`` of the image's; the logarithm of its width over its height is uniform too.
+    Args:
+        image: The image.
+        size: Height and width of the result in pixels.
+        random: Source of random numbers.
+        scale: Range of the rectangle's area relative to the image's; drawn uniformly.
+        ratio: Range of the rectangle's width over its height; its logarithm is drawn uniformly.
     """
     from PIL.Image import Resampling, Transpose
 
@@ -91,9 +115,9 @@ def random_resized_crop(
 def crop_box(
     full: tuple[int, int], random: np.random.Generator, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[int, int, int, int]:
-    """Left, top, width and height of a random rectangle within an image of ``full`` width and height.
+    """Draw the left, top, width and height of a random rectangle within an image of ``full`` width and height.
 
-    A rectangle that does not fit is drawn again. After ten, the largest one in the centre that keeps to ``ratio``.
+    A rectangle that does not fit is drawn again. After ten attempts, the largest centred one within ``ratio`` is taken.
     """
     wide, high = full
     for _ in range(10):

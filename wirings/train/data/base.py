@@ -1,96 +1,109 @@
-"""The contract of a data set: what a training loop is given, whatever the images come from; and the registry.
+"""What a data set is: the `ImageDataset` contract, the registry, and the loaders that training reads batches from.
 
-A loader's batches are a pure function of the seed, the epoch and the batch they start from, so that a run that is
-resumed in the middle of an epoch sees what it would have seen. With several processes (ranks) each takes its slice of
-every batch: what they see together is what one process would see.
+The batches of a loader are a pure function of the seed, the epoch and the batch to start from, so a run that is resumed
+in the middle of an epoch sees what it would have seen without the interruption. With several processes (ranks), each
+rank takes its slice of every batch: together they see what one process would see.
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from wirings.errors import WiringError, unknown
+from wirings.train.data.augment import DEFAULT_IMAGE_SIZE, Normalise, centre_crop
+from wirings.train.data.sampling import rank_slices
 
-ORDER, EXAMPLE, BUFFER, HOLDOUT = range(4)
-"""What random numbers are for: each purpose has a stream of its own (`stream`)."""
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 
 class Loader(ABC):
     """Batches of images and labels, epoch by epoch.
 
-    ``examples`` and ``batch`` count over all ranks: ``batch`` is the global batch, of which this rank sees its share.
+    Args:
+        examples: Number of examples of an epoch, over all ranks.
+        batch: Number of examples of a batch, over all ranks.
+        rank: Which process this is, from 0.
+        world: Number of processes.
     """
 
     def __init__(self, examples: int, batch: int, rank: int = 0, world: int = 1) -> None:
         if not 0 <= rank < world:
-            raise WiringError(f"a rank is from 0 to world - 1, but rank is {rank} and world is {world}.")
+            raise WiringError(f"rank must be from 0 to world - 1, got rank = {rank} and world = {world}.")
         if batch < 1 or batch % world:
             raise WiringError(
-                f"batch is the number of examples over all ranks and must divide by their number, "
-                f"but batch is {batch} and world is {world}."
+                "batch, the number of examples over all ranks, must be a positive multiple of the number of ranks, "
+                f"got batch = {batch} and world = {world}."
             )
         if examples < 1:
-            raise WiringError(f"a data set needs at least one example, but it has {examples}.")
+            raise WiringError(f"a data set needs at least one example, got {examples}.")
         self.examples, self.batch, self.rank, self.world = examples, batch, rank, world
 
     def __len__(self) -> int:
-        """Batches an epoch, the same on every rank; the last may be a smaller one."""
+        """Number of batches of an epoch, the same on every rank. The last batch may be smaller than the others."""
         return -(-self.examples // self.batch)
 
     def sizes(self) -> list[int]:
-        """This rank's batch sizes, in order, over an epoch.
+        """Return this rank's batch sizes over an epoch, in order.
 
-        The last batch is split as evenly as possible: where it does not divide, later ranks get one example less, which
-        may be none.
+        The last batch is split as evenly as possible, so a rank's part of it may be empty.
         """
-        return [len(mine) for mine in shares(self.examples, self.batch, self.rank, self.world)]
+        return [len(mine) for mine in rank_slices(self.examples, self.batch, self.rank, self.world)]
 
     @abstractmethod
     def epoch(self, number: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of epoch ``number`` from batch ``start`` on, as this rank sees them.
+        """Yield this rank's part of the batches of an epoch.
 
-        Images are float32 (n, channels, height, width), normalised; labels are int64 (n,); both on the device.
+        Args:
+            number: The epoch, from 0.
+            start: The first batch to yield, from 0.
+
+        Returns:
+            An iterator over normalised float32 images, (n, channels, height, width), and int64 labels, (n,), both on
+            the loader's device.
         """
 
     def check_epoch(self, number: int, start: int) -> None:
-        """Raise unless there is such an epoch and such a batch in it (or the end)."""
+        """Raise unless ``number`` is an epoch and ``start`` one of its batches (or its end)."""
         if number < 0 or not 0 <= start <= len(self):
             raise WiringError(
-                f"epochs are numbered from 0 and begin at a batch from 0 to {len(self)}, "
-                f"but epoch {number} was to begin at batch {start}."
+                f"expected an epoch of at least 0 and a first batch from 0 to {len(self)}, got epoch {number} and "
+                f"batch {start}."
             )
 
 
 @dataclass(frozen=True)
 class Data:
-    """A data set, ready to train on."""
+    """A loaded data set, ready to train on."""
 
     name: str
+    """Name of the data set."""
     classes: int
+    """Number of classes."""
     shape: tuple[int, int, int]
-    """Channels, height and width of what the model sees."""
+    """Channels, height and width of an image as the model sees it."""
     train: Loader
+    """Training batches: shuffled, and augmented if that was asked for."""
     test: Loader
-    """Never shuffled, never augmented. With a holdout these are training images, which are then not trained on."""
+    """Test batches: never shuffled, never augmented. With a holdout, the held-out training images."""
     md5: str | None = None
-    """Of the data, where a checksum is kept of them."""
+    """Checksum of the data, for data sets that have one."""
     names: tuple[str, ...] | None = None
-    """Of the classes, by number, where the files tell them."""
+    """Names of the classes, in order, if they are read from the files."""
 
 
 @dataclass(frozen=True)
-class Options:
-    """What `load` was asked for: every data set is made from these."""
+class LoadOptions:
+    """Options that every data set is loaded with. See `load`."""
 
     directory: Path | None
     batch: int
@@ -103,97 +116,105 @@ class Options:
     image_size: int | None
     skip_corrupt: bool
 
-    def refuse(self, name: str, *, directory: bool = False, size: int | None = None) -> None:
-        """Raise if a folder was given to a data set that reads none, or a size to one that has its own."""
-        if directory and self.directory is not None:
-            raise WiringError(f"data set {name!r} reads no files; leave directory out (it is {self.directory}).")
-        if size is not None and self.image_size not in (None, size):
-            raise WiringError(
-                f"the images of {name!r} have {size} × {size} pixels; image_size is {self.image_size}, leave it out."
-            )
 
+class ImageDataset(ABC):
+    """A data set of labelled images: its facts, how it is loaded, and how a user's image is prepared for prediction.
 
-def share(count: int, rank: int, world: int) -> range:
-    """Which of ``count`` examples are this rank's: contiguous, as even as possible, the first ranks get the most."""
-    each, extra = divmod(count, world)
-    start = rank * each + min(rank, extra)
-    return range(start, start + each + (rank < extra))
-
-
-def shares(examples: int, batch: int, rank: int, world: int) -> list[range]:
-    """This rank's part of every batch of an epoch: positions in the epoch's order, from 0 to ``examples`` - 1."""
-    parts = []
-    for start in range(0, examples, batch):
-        mine = share(min(batch, examples - start), rank, world)
-        parts.append(range(start + mine.start, start + mine.stop))
-    return parts
-
-
-def stream(seed: int, epoch: int, purpose: int = ORDER, number: int = 0) -> np.random.Generator:
-    """Random numbers that depend on these alone: on no state, and so on nothing that happened before."""
-    return np.random.default_rng([seed, epoch, purpose, number])
-
-
-def hold_out(labels: np.ndarray, count: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Split a training set in two, for settings to be chosen without a look at the test set.
-
-    The split depends on the labels and the count alone, not on a run's seed: what is compared is compared on the same
-    images. Every class gives as many, or where ``count`` does not divide, the first ones give one more.
-
-    Args:
-        labels: of all training images.
-        count: how many images to hold out.
-
-    Returns:
-        The places of the images to train on and of those held out, each in increasing order.
+    To add a data set, subclass this in a file of its own, set the attributes, implement `load`, and decorate the class
+    with `register_dataset`.
     """
-    classes = np.unique(labels)
-    if isinstance(count, bool) or not isinstance(count, int) or count < len(classes):
-        raise WiringError(
-            f"holdout is a number of training images, at least one for each of {len(classes)} classes, but it is "
-            f"{count!r}. For none, leave it out."
-        )
-    held = []
-    for number, label in enumerate(classes):
-        places, part = np.flatnonzero(labels == label), len(share(count, number, len(classes)))
-        if part >= len(places):
-            raise WiringError(
-                f"holdout = {count} takes {part} images of class {label}, which has {len(places)}: none would be left "
-                "to train on. Hold out fewer."
-            )
-        held.append(stream(0, 0, HOLDOUT, number).permutation(places)[:part])
-    chosen = np.sort(np.concatenate(held))
-    return np.setdiff1d(np.arange(len(labels)), chosen), chosen
+
+    name: str = ""
+    """Name in the registry; set by `register_dataset`."""
+    title: str = ""
+    """Name for people, such as ``"CIFAR-10"``; the registered name by default."""
+    classes: int | None = None
+    """Number of classes, or None if it is known only once the data is loaded."""
+    class_names: tuple[str, ...] | None = None
+    """Names of the classes, in order, or None if the data set has none or reads them from its files."""
+    image_size: int | None = None
+    """Height and width of the images in pixels, or None if the user chooses them."""
+    mean: tuple[float, ...]
+    """Mean of each channel that images are normalised with, where pixels range from 0 to 1."""
+    std: tuple[float, ...]
+    """Standard deviation of each channel that images are normalised with."""
+    reads_files: bool = True
+    """Whether the data is read from files, so that `load` takes a directory."""
+    can_fetch: bool = False
+    """Whether `fetch` downloads and prepares the data."""
+
+    @abstractmethod
+    def load(self, options: LoadOptions) -> Data:
+        """Load the data. Keyword-only parameters of an implementation are the data set's own options."""
+
+    def fetch(self, directory: Path | None = None) -> Path:
+        """Find or download the data, check and prepare it, and return its path. Only if ``can_fetch`` is true.
+
+        Args:
+            directory: A folder that may hold the data already.
+        """
+        raise WiringError(f"data set {self.name!r} cannot be fetched.")
+
+    def prepare_image(self, image: Image, image_size: int | None = None) -> Tensor:
+        """Prepare a user's image for prediction: crop the centre and normalise it as the test images are.
+
+        Args:
+            image: An RGB image of any size.
+            image_size: Height and width that the model was trained with, for data sets without a size of their own.
+
+        Returns:
+            The image as a model expects it, float32 (channels, height, width).
+        """
+        side = self.image_size or image_size or DEFAULT_IMAGE_SIZE
+        image = image.convert("L" if len(self.mean) == 1 else "RGB")
+        if image.size != (side, side):
+            image = centre_crop(image, side)
+        pixels = torch.from_numpy(np.array(image)).view(side, side, len(self.mean)).permute(2, 0, 1)
+        return Normalise(self.mean, self.std)(pixels[None])[0]
+
+    def write_sample(self, folder: Path) -> dict[str, Any]:
+        """Write a few made-up images to an empty folder, in the layout that `load` reads.
+
+        This lets tests and dry runs go without the real data.
+
+        Returns:
+            Arguments for `wirings.train.data.load` that load the sample; by default none.
+        """
+        return {}
 
 
-_homes = {
-    "cifar10": "cifar10",
-    "digits": "embedded",
-    "folder": "folder",
-    "imagenet": "folder",
-    "shards": "shards",
-    "synthetic": "synthetic",
-}
-"""The modules of our own data sets, imported when they are asked for: some need Pillow."""
-NO_FILES = ("digits", "synthetic")
-"""Data that reads no files, and so takes no folder."""
-_registry: dict[str, Callable[..., Data]] = {}
-M = TypeVar("M", bound=Callable[..., Data])
+_registry: dict[str, ImageDataset] = {}
+D = TypeVar("D", bound=ImageDataset)
 
 
-def register(name: str) -> Callable[[M], M]:
-    """Make a data set available by name: a function of `Options` and of keyword settings of its own."""
+def register_dataset(name: str) -> Callable[[type[D]], type[D]]:
+    """Class decorator that makes an `ImageDataset` available under ``name``."""
 
-    def add(make: M) -> M:
-        _registry[name] = make
-        return make
+    def add(kind: type[D]) -> type[D]:
+        if not (inspect.isclass(kind) and issubclass(kind, ImageDataset)):
+            raise WiringError(f"register_dataset({name!r}) expects a subclass of ImageDataset, got {kind!r}.")
+        present = type(_registry.get(name, kind))
+        # The same class again is fine: notebooks run a cell twice.
+        if name in _registry and (present.__module__, present.__qualname__) != (kind.__module__, kind.__qualname__):
+            raise WiringError(f"a data set named {name!r} is registered already. Choose another name.")
+        dataset = kind()
+        dataset.name, dataset.title = name, kind.title or name
+        _registry[name] = dataset
+        return kind
 
     return add
 
 
 def names() -> list[str]:
-    """The names that `load` knows."""
-    return sorted({*_homes, *_registry})
+    """Return the names of the registered data sets, sorted."""
+    return sorted(_registry)
+
+
+def get(name: str) -> ImageDataset:
+    """Return the registered data set of this name."""
+    if name not in _registry:
+        raise unknown("data set", name, names())
+    return _registry[name]
 
 
 def load(
@@ -209,41 +230,46 @@ def load(
     workers: int = 4,
     image_size: int | None = None,
     skip_corrupt: bool = False,
-    **more: Any,
+    **own: Any,
 ) -> Data:
-    """The data set of that name.
+    """Load a data set by name.
 
     Args:
-        name: one of `names`.
-        directory: where its files are; for CIFAR-10, where to look before it is downloaded.
-        batch: examples a batch, over all ranks.
-        device: where batches, and small data sets whole, are to lie.
-        seed: fixes the order and the augmentation of every epoch (and the examples of synthetic data).
-        rank: which process this is, from 0.
-        world: how many processes there are.
-        augment: random crops and flips of the images trained on.
-        workers: processes that decode images; 0 for none. Data that lie on the device whole have nothing to decode.
-        image_size: height and width, in pixels, for data sets that have no size of their own.
-        skip_corrupt: leave out images that cannot be decoded and name them in ``loader.skipped``; else they are errors.
-        more: settings of this data set alone, see its file.
+        name: One of `names`.
+        directory: Folder that holds the files. CIFAR-10 is looked for there before it is downloaded.
+        batch: Number of examples of a batch, over all ranks.
+        device: Device of the batches. Small data sets are kept there as a whole.
+        seed: Random seed of the order and the augmentation of every epoch (and of the examples of synthetic data).
+        rank: Which process this is, from 0.
+        world: Number of processes.
+        augment: Whether training images are cropped and flipped at random.
+        workers: Number of processes that decode images; 0 decodes in this process. Ignored by data sets that are kept
+            on the device.
+        image_size: Height and width in pixels, for data sets without a size of their own.
+        skip_corrupt: Whether to skip images that cannot be decoded and list them in ``loader.skipped``. Otherwise they
+            raise an error.
+        own: Options of this data set alone. See its class.
     """
-    if name not in _registry and name in _homes:
-        importlib.import_module(f"wirings.train.data.{_homes[name]}")
-    if name not in _registry:
-        raise unknown("data set", name, names())
-    make = _registry[name]
-    choices = [p.name for p in inspect.signature(make).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    for key in more:
+    dataset = get(name)
+    choices = [p.name for p in inspect.signature(dataset.load).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    for key in own:
         if key not in choices:
             if not choices:
-                raise WiringError(f"data set {name!r} takes no settings of its own, but {key!r} was given.")
-            raise unknown(f"setting of data set {name!r}", key, choices)
-    place = torch.device(device)
-    if place.type == "cuda" and not torch.cuda.is_available():
-        raise WiringError(f"device is {str(place)!r}, but PyTorch sees no CUDA device here; use device='cpu'.")
+                raise WiringError(f"data set {name!r} has no options of its own, got {key!r}.")
+            raise unknown(f"option of data set {name!r}:", key, choices)
+    where = torch.device(device)
+    if where.type == "cuda" and not torch.cuda.is_available():
+        raise WiringError(f"device is {str(where)!r}, but PyTorch finds no CUDA device. Use device='cpu'.")
     for what, value, least in (("seed", seed, 0), ("workers", workers, 0), ("image_size", image_size, 1)):
         if value is not None and value < least:
-            raise WiringError(f"{what} must be at least {least}, but it is {value}.")
+            raise WiringError(f"{what} must be at least {least}, got {value}.")
+    if directory is not None and not dataset.reads_files:
+        raise WiringError(f"data set {name!r} reads no files, got directory = {directory}. Leave it out.")
+    if dataset.image_size is not None and image_size not in (None, dataset.image_size):
+        size = dataset.image_size
+        raise WiringError(
+            f"the images of {name!r} have {size} × {size} pixels, got image_size = {image_size}. Leave it out."
+        )
     folder = None if directory is None else Path(directory)
-    options = Options(folder, batch, place, seed, rank, world, augment, workers, image_size, skip_corrupt)
-    return make(options, **more)
+    options = LoadOptions(folder, batch, where, seed, rank, world, augment, workers, image_size, skip_corrupt)
+    return dataset.load(options, **own)

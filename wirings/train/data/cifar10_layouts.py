@@ -1,8 +1,8 @@
-"""The layouts that CIFAR-10 is handed out in, read into one: official binary records.
+"""Readers for the layouts that CIFAR-10 is distributed in. All return official binary records.
 
-A record is 3,073 bytes: the label, then 32 × 32 red, as many green and blue values, row by row. There are six files,
-five to train and one to test, of 10,000 records each. The layouts: those records (``.bin``), Python pickles, and PNGs
-with an image a row beside JSON lists of labels.
+A record is 3,073 bytes: the label, then 32 × 32 red, green and blue values each, row by row. There are six files of
+10,000 records, five to train on and one to test on. The layouts are these records (``.bin``), Python pickles, and PNGs
+with one image a row beside JSON lists of labels.
 """
 
 from __future__ import annotations
@@ -37,9 +37,13 @@ Read = Callable[[str], bytes]
 
 
 def find(place: Path) -> Iterator[tuple[str, Callable[[], list[np.ndarray]]]]:
-    """What of CIFAR-10 there is in a folder: where, and a function that reads it as six arrays of records.
+    """Find CIFAR-10 in a folder.
 
-    The folder may be that of a layout or its parent, and hold archives as they were downloaded; it may be an archive.
+    Args:
+        place: The folder of a layout, its parent, a folder that contains downloaded archives, or an archive itself.
+
+    Yields:
+        Where it was found, and a function that reads it as six arrays of records.
     """
     if place.is_file():
         yield str(place), lambda: read_archive(place)
@@ -55,10 +59,10 @@ def find(place: Path) -> Iterator[tuple[str, Callable[[], list[np.ndarray]]]]:
 
 
 def read_folder(folder: Path, layout: str) -> list[np.ndarray]:
-    """The records of a layout's folder."""
+    """Read the records from the folder of a layout."""
     missing = [file for file in LAYOUTS[layout] if not (folder / file).is_file()]
     if missing:
-        raise WiringError(f"{folder} holds a part of CIFAR-10 only: {', '.join(missing)} is missing. Unpack it again.")
+        raise WiringError(f"{folder} holds only part of CIFAR-10: {', '.join(missing)} is missing. Unpack it again.")
 
     def read(file: str) -> bytes:
         try:
@@ -70,7 +74,7 @@ def read_folder(folder: Path, layout: str) -> list[np.ndarray]:
 
 
 def read_archive(archive: Path) -> list[np.ndarray]:
-    """The records of an archive. Its files are read and never unpacked, so that none can land where it should not."""
+    """Read the records from an archive. Nothing is unpacked to disk, so no member can overwrite a file."""
     wanted = {file for files in LAYOUTS.values() for file in files}
     found: dict[str, bytes] = {}
     try:
@@ -81,11 +85,11 @@ def read_archive(archive: Path) -> list[np.ndarray]:
                 if content is not None:
                     found[file] = content.read()
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        raise WiringError(f"{archive} is truncated or damaged ({error}). Remove it and fetch it again.") from error
+        raise WiringError(f"{archive} is truncated or damaged ({error}). Remove it and download it again.") from error
     for layout, files in LAYOUTS.items():
         if all(file in found for file in files):
             return _READERS[layout](found.__getitem__, str(archive))
-    raise WiringError(f"{archive} does not hold the whole of CIFAR-10 in any known layout. Remove it, fetch it again.")
+    raise WiringError(f"{archive} is not a complete CIFAR-10 in any known layout. Remove it and download it again.")
 
 
 def _from_binary(read: Read, where: str) -> list[np.ndarray]:
@@ -94,8 +98,8 @@ def _from_binary(read: Read, where: str) -> list[np.ndarray]:
         content = read(file)
         if not content or len(content) % RECORD:
             raise WiringError(
-                f"{file} in {where} is truncated: it has {len(content):,} bytes, which is no multiple of a record's "
-                f"{RECORD:,}. Fetch it again."
+                f"{file} in {where} is truncated: its size of {len(content):,} bytes is not a multiple of {RECORD:,}. "
+                "Download it again."
             )
         batches.append(np.frombuffer(content, dtype=np.uint8).reshape(-1, RECORD))
     return batches
@@ -110,7 +114,7 @@ def _from_python(read: Read, where: str) -> list[np.ndarray]:
         pixels, labels = fields.get("data"), fields.get("labels")
         if not isinstance(pixels, np.ndarray) or not isinstance(labels, list):
             raise WiringError(
-                f"{file} in {where} must have 'data' and 'labels', but it has {sorted(map(str, fields))}."
+                f"{file} in {where} must have the keys 'data' and 'labels', got {sorted(map(str, fields))}."
             )
         batches.append(_records(labels, pixels, f"{file} in {where}"))
     return batches
@@ -122,13 +126,13 @@ def _from_png(read: Read, where: str) -> list[np.ndarray]:
     for file in LAYOUTS["png"][: len(BATCHES)]:
         try:
             rows = np.asarray(decode(read(file)))  # (images, 1024, 3)
-        except Exception as error:  # Pillow has many ways to say that an image is damaged
-            raise WiringError(f"{file} in {where} cannot be decoded ({error}). Fetch it again.") from error
+        except Exception as error:  # Pillow raises exceptions of many types for damaged images
+            raise WiringError(f"{file} in {where} cannot be decoded ({error}). Download it again.") from error
         pixels.append(rows.transpose(0, 2, 1).reshape(len(rows), -1))
     try:
         train, test = (json.loads(read(file)) for file in LABELS)
     except ValueError as error:
-        raise WiringError(f"the lists of labels in {where} are damaged ({error}). Fetch them again.") from error
+        raise WiringError(f"the labels in {where} are damaged ({error}). Download them again.") from error
     cuts = np.cumsum([len(p) for p in pixels[:-1]]).tolist()
     labels = [train[start:stop] for start, stop in zip([0, *cuts[:-1]], [*cuts[:-1], None], strict=True)]
     return [_records(l, p, f"{b} in {where}") for l, p, b in zip([*labels, test], pixels, BATCHES, strict=True)]  # noqa: E741
@@ -144,24 +148,28 @@ _READERS: dict[str, Callable[[Read, str], list[np.ndarray]]] = {
 def _records(labels: list[int], pixels: np.ndarray, where: str) -> np.ndarray:
     if pixels.shape != (len(labels), RECORD - 1) or not all(type(n) is int and 0 <= n < 10 for n in labels):
         raise WiringError(
-            f"{where} should have {RECORD - 1:,} values an image and as many labels, from 0 to 9, as images, but it "
-            f"has values of shape {pixels.shape} and {len(labels):,} labels. Fetch it again."
+            f"{where} must have {RECORD - 1:,} values for each image and one label from 0 to 9, got values of shape "
+            f"{pixels.shape} and {len(labels):,} labels. Download it again."
         )
     return np.concatenate([np.array(labels, dtype=np.uint8)[:, None], pixels], axis=1)
 
 
 def unpickle(content: bytes, where: str) -> dict[Any, Any]:
-    """A dictionary of plain values and uint8 arrays, from a pickle that may come from anywhere.
+    """Read a dictionary of plain values and uint8 arrays from an untrusted pickle.
 
-    A pickle names functions for its reader to call. The few names that these files need are answered with stand-ins,
-    which do nothing but put an array together; any other name is refused, so nothing of the pickle's choice ever runs.
+    A pickle names functions for its reader to call. The few names that these files need are replaced by stand-ins that
+    only assemble an array. Any other name is refused, so a pickle cannot run code of its own.
+
+    Args:
+        content: The pickle.
+        where: Where it comes from, for error messages.
     """
 
-    # Made anew for each file: a pickle can set attributes of what it is given.
+    # Defined for each file, since a pickle can set attributes of what it is given.
     class Dtype:
         def __init__(self, name: Any, *_: Any) -> None:
             if name not in ("u1", b"u1"):
-                raise WiringError(f"{where} holds an array of {name!r}, not of bytes (u1); this is not CIFAR-10.")
+                raise WiringError(f"{where} holds an array of {name!r} instead of bytes (u1). This is not CIFAR-10.")
 
         def __setstate__(self, _: Any) -> None: ...
 
@@ -173,7 +181,7 @@ def unpickle(content: bytes, where: str) -> dict[Any, Any]:
         def __setstate__(self, state: Any) -> None:
             _, shape, dtype, fortran, raw = state
             if not isinstance(dtype, Dtype) or not isinstance(raw, bytes):
-                raise WiringError(f"{where} holds an array that is not one of bytes; this is not CIFAR-10.")
+                raise WiringError(f"{where} holds an array of something other than bytes. This is not CIFAR-10.")
             self.value = np.frombuffer(raw, dtype=np.uint8).reshape(shape, order="F" if fortran else "C")
 
     def from_buffer(raw: Any, dtype: Any, shape: Any, order: Any) -> Array:
@@ -182,7 +190,7 @@ def unpickle(content: bytes, where: str) -> dict[Any, Any]:
         return array
 
     def encode(text: Any, encoding: Any) -> bytes:
-        return str(text).encode("latin1")  # how Python 3 writes bytes for Python 2; the encoding is always this one
+        return str(text).encode("latin1")  # how Python 3 writes bytes for Python 2, always in this encoding
 
     allowed: dict[tuple[str, str], Any] = {("numpy", "ndarray"): Array, ("numpy", "dtype"): Dtype}
     allowed |= {(f"numpy.{core}.multiarray", "_reconstruct"): Array for core in ("core", "_core")}
@@ -193,8 +201,8 @@ def unpickle(content: bytes, where: str) -> dict[Any, Any]:
         def find_class(self, module: str, name: str) -> Any:
             if (module, name) not in allowed:
                 raise WiringError(
-                    f"{where} asks for {module}.{name} to be run, which CIFAR-10's own files never do. It was refused; "
-                    "remove the file and fetch CIFAR-10 again."
+                    f"{where} wants to run {module}.{name}, which CIFAR-10's own files never do. It was not run. "
+                    "Remove the file and download CIFAR-10 again."
                 )
             return allowed[module, name]
 
@@ -204,4 +212,4 @@ def unpickle(content: bytes, where: str) -> dict[Any, Any]:
     except WiringError:
         raise
     except Exception as error:  # a damaged pickle can fail in any way
-        raise WiringError(f"{where} is truncated or damaged ({error}). Fetch it again.") from error
+        raise WiringError(f"{where} is truncated or damaged ({error}). Download it again.") from error

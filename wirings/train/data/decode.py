@@ -1,9 +1,9 @@
-"""What loaders that decode images share: worker processes decode and crop, the device normalises."""
+"""Base of loaders that decode images: worker processes decode and crop, the device normalises."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,109 +13,134 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from wirings.errors import WiringError
-from wirings.train.data.augment import IMAGENET_MEAN, IMAGENET_STD, Normalise, centre_crop, decode, need_pillow
-from wirings.train.data.augment import random_resized_crop as random_crop
-from wirings.train.data.base import Loader, Options
+from wirings.train.data.augment import (
+    DEFAULT_IMAGE_SIZE,
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Normalise,
+    centre_crop,
+    decode,
+    need_pillow,
+    random_resized_crop,
+)
+from wirings.train.data.base import Loader, LoadOptions
 
 
-class Example(NamedTuple):
-    """An image that is still encoded."""
+class EncodedExample(NamedTuple):
+    """An encoded image."""
 
     name: str
-    """Where it comes from, for errors."""
+    """Where it comes from, for error messages."""
     source: Path | bytes | None
-    """None where it could not even be read; then ``reason`` says why."""
+    """The file or its bytes; None if it could not be read, for a ``reason``."""
     label: int
     random: np.random.Generator | None
-    """For augmentation; None for none."""
+    """Random numbers for augmentation; None for an image that is not augmented."""
     reason: str = ""
 
 
-class Batch(NamedTuple):
-    """What a worker sends: mistakes travel as values, since raising in a worker buries them in tracebacks."""
+class DecodedBatch(NamedTuple):
+    """What a worker sends. Errors are sent as values, since an exception in a worker is buried in tracebacks."""
 
     images: Tensor
     labels: Tensor
-    bad: list[tuple[str, str]]
+    corrupt: list[tuple[str, str]]
     """Images that could not be decoded, and why."""
-    label: tuple[str, int] | None
-    """An image whose label is not a class."""
+    bad_label: tuple[str, int] | None
+    """An image whose label is out of range, and the label."""
 
 
-def assemble(examples: Iterable[Example], size: int, classes: int) -> Batch:
-    """Decode a batch: uint8 images (n, 3, size, size) and labels (n,), without those that cannot be decoded."""
+def assemble(examples: Iterable[EncodedExample], size: int, classes: int) -> DecodedBatch:
+    """Decode a batch into uint8 images (n, 3, size, size) and labels (n,), without the images that are corrupt."""
     images: list[Tensor] = []
     labels: list[int] = []
-    bad: list[tuple[str, str]] = []
-    wrong = None
+    corrupt: list[tuple[str, str]] = []
+    bad_label = None
     for name, source, label, random, reason in examples:
         if source is None:
-            bad.append((name, reason))
+            corrupt.append((name, reason))
             continue
         try:
             image = decode(source)
-        except Exception as error:  # Pillow has many ways to say that an image is damaged
-            bad.append((name, str(error) or type(error).__name__))
+        except Exception as error:  # Pillow raises exceptions of many types for damaged images
+            corrupt.append((name, str(error) or type(error).__name__))
             continue
         if not 0 <= label < classes:
-            wrong = (name, label)
-        image = centre_crop(image, size) if random is None else random_crop(image, size, random)
+            bad_label = (name, label)
+        image = centre_crop(image, size) if random is None else random_resized_crop(image, size, random)
         images.append(torch.from_numpy(np.array(image)).permute(2, 0, 1))
         labels.append(label)
     stacked = torch.stack(images) if images else torch.zeros(0, 3, size, size, dtype=torch.uint8)
-    return Batch(stacked, torch.tensor(labels, dtype=torch.int64), bad, wrong)
+    return DecodedBatch(stacked, torch.tensor(labels, dtype=torch.int64), corrupt, bad_label)
 
 
-def as_it_is(batch: Any) -> Any:
-    """For `DataLoader`, which would put batches together itself."""
+def identity(batch: Any) -> Any:
+    """Return a batch unchanged: a `collate_fn` for `DataLoader`, whose own would stack the examples again."""
     return batch
 
 
 class DecodingLoader(Loader):
     """A loader whose images are decoded by worker processes.
 
-    An image that cannot be decoded is an error that names it; with ``skip_corrupt`` it is left out of its batch, which
-    is smaller by it, and named in ``skipped``.
+    An image that cannot be decoded raises an error that names it. With ``options.skip_corrupt`` it is left out of its
+    batch instead, which becomes smaller, and listed in ``skipped``.
+
+    Args:
+        examples: Number of examples, over all ranks.
+        classes: Number of classes, which labels are checked against.
+        train: Whether this is the training set, which is shuffled and may be augmented.
+        options: What `wirings.train.data.load` was called with.
+        mean: Mean of each channel, where pixels range from 0 to 1.
+        std: Standard deviation of each channel.
     """
 
-    def __init__(self, examples: int, classes: int, train: bool, options: Options) -> None:
+    def __init__(
+        self,
+        examples: int,
+        classes: int,
+        train: bool,
+        options: LoadOptions,
+        mean: Sequence[float] = IMAGENET_MEAN,
+        std: Sequence[float] = IMAGENET_STD,
+    ) -> None:
         super().__init__(examples, options.batch, options.rank, options.world)
         need_pillow()
-        self.classes, self.train, self.options = classes, train, options
-        self.size = options.image_size or 224
+        self.classes, self.train, self.options, self.mean, self.std = classes, train, options, mean, std
+        self.size = options.image_size or DEFAULT_IMAGE_SIZE
         self.augment = train and options.augment
         self.skipped: list[str] = []
 
     def _deliver(self, **source: Any) -> Iterator[tuple[Tensor, Tensor]]:
-        """Run a `DataLoader`, made with these arguments and ours, and put what it gives on the device."""
+        """Run a `DataLoader` that is created with these arguments and ours, and move its batches to the device."""
         device, on_gpu = self.options.device, self.options.device.type == "cuda"
-        # Not kept: the loader may travel to workers, which must not have anything of the device's.
-        normalise = Normalise(IMAGENET_MEAN, IMAGENET_STD, device)
+        # Not an attribute: the loader may be sent to workers, which must not hold tensors of the device.
+        normalise = Normalise(self.mean, self.std, device)
         with warnings.catch_warnings():
-            # Four workers are our default, not the user's mistake, on machines with fewer cores as well. And Python
-            # warns of forks in general; these children, which PyTorch starts in its own way, start no threads.
+            # Four workers are our default, even on machines with fewer cores, so that is not the user's mistake. And
+            # Python warns of forks in general; the children that PyTorch starts here start no threads.
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork")
             loader = DataLoader(
                 num_workers=self.options.workers,
-                collate_fn=as_it_is,
+                collate_fn=identity,
                 pin_memory=on_gpu,
-                generator=torch.Generator(),  # one of its own: the global one is left as it is
+                generator=torch.Generator(),  # so that the global generator is not advanced
                 **source,
             )
             batches = iter(loader)
-        for images, labels, bad, wrong in batches:
-            self._report(bad, wrong)
+        for images, labels, corrupt, bad_label in batches:
+            self._report(corrupt, bad_label)
             images = images.to(device, non_blocking=on_gpu)
             yield normalise(images), labels.to(device, non_blocking=on_gpu)
 
-    def _report(self, bad: list[tuple[str, str]], wrong: tuple[str, int] | None) -> None:
-        if wrong is not None:
-            raise WiringError(f"labels must be from 0 to {self.classes - 1}, but that of {wrong[0]} is {wrong[1]}.")
-        if bad and not self.options.skip_corrupt:
-            name, reason = bad[0]
+    def _report(self, corrupt: list[tuple[str, str]], bad_label: tuple[str, int] | None) -> None:
+        if bad_label is not None:
+            name, label = bad_label
+            raise WiringError(f"labels must be from 0 to {self.classes - 1}, got {label} for {name}.")
+        if corrupt and not self.options.skip_corrupt:
+            name, reason = corrupt[0]
             raise WiringError(
-                f"{name} cannot be decoded ({reason}). Replace or remove it, or leave such images out with "
+                f"{name} cannot be decoded ({reason}). Replace or remove it, or skip such images with "
                 "skip_corrupt=True."
             )
-        self.skipped += [name for name, _ in bad if name not in self.skipped]
+        self.skipped += [name for name, _ in corrupt if name not in self.skipped]

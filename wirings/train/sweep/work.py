@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from wirings.train.data.base import NO_FILES
+from wirings.train import data as data_sets
 from wirings.train.sweep.plan import Run
 from wirings.utils.locks import BusyError, take
 
@@ -21,7 +21,7 @@ OUTPUT = "output.txt"
 
 def reads_files(run: Run) -> bool:
     """Whether the folder of ``--data`` is for this run."""
-    return run.settings.data.name not in NO_FILES
+    return data_sets.get(run.settings.data.name).reads_files
 
 
 def command(

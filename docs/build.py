@@ -1,0 +1,161 @@
+"""Build the documentation site into build/site, offline, and fail on any broken link: python docs/build.py
+
+Three steps: copy docs/ to build/docs, with the files of the repository that its pages link to; render it with Zensical;
+check every link, anchor and asset of the rendered pages.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urldefrag
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+DOCS, SOURCE, SITE = ROOT / "docs", ROOT / "build" / "docs", ROOT / "build" / "site"
+OUTSIDE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "README.md": "index.md"}
+OTHER_HOST = re.compile(r"(https?:)?//")
+LINK = re.compile(r"(?<=\]\()([^)#\s]+)(?=[#)])")
+
+
+def main() -> None:
+    problems = missing_from_navigation()
+    for folder in (SOURCE, SITE):
+        shutil.rmtree(folder, ignore_errors=True)
+    prepare()
+    if subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], cwd=ROOT).returncode:
+        sys.exit("Zensical found the problems above.")
+    problems += check(SITE)
+    if problems:
+        sys.exit("\n".join([f"The site has {len(problems)} problems:", *problems]))
+    print(f"Open {SITE / 'index.html'}")
+
+
+def missing_from_navigation() -> list[str]:
+    """Pages that the navigation does not list, and entries without a page."""
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    listed = set(_leaves(config["nav"]))
+    pages = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")} | {"contributing.md", "changelog.md"}
+    return [f"mkdocs.yml: {name} is not in the navigation" for name in sorted(pages - listed)] + [
+        f"mkdocs.yml: the navigation lists {name}, which does not exist" for name in sorted(listed - pages)
+    ]
+
+
+def _leaves(nav: Any) -> list[str]:
+    if isinstance(nav, str):
+        return [nav]
+    return [leaf for value in (nav.values() if isinstance(nav, dict) else nav) for leaf in _leaves(value)]
+
+
+def prepare() -> None:
+    """Copy docs/ to build/docs. Links to the rest of the repository lead to copies below build/docs/files."""
+    shutil.copytree(DOCS, SOURCE, ignore=shutil.ignore_patterns("*.md", "*.py", "__pycache__"))
+    for path in DOCS.rglob("*.md"):
+        _copy_page(path, SOURCE / path.relative_to(DOCS))
+    for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
+        _copy_page(ROOT / name, SOURCE / OUTSIDE[name])
+
+
+def _copy_page(path: Path, target: Path) -> None:
+    def moved(match: re.Match[str]) -> str:
+        found = (path.parent / unquote(match[1])).resolve()
+        if "://" in match[1] or not found.exists():
+            return match[1]  # a broken link fails the check of the rendered page
+        return os.path.relpath(_in_site(found), target.parent)
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(LINK.sub(moved, path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def _in_site(path: Path) -> Path:
+    """Where the site has a file or a folder of the repository."""
+    if path.is_relative_to(DOCS):
+        return SOURCE / path.relative_to(DOCS)
+    name = path.relative_to(ROOT)
+    if str(name) in OUTSIDE:
+        return SOURCE / OUTSIDE[str(name)]
+    copy = SOURCE / "files" / name
+    if path.is_dir():
+        copy, folder = copy / "index.md", copy
+        folder.mkdir(parents=True, exist_ok=True)
+        entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith(("_", ".")))
+        if not copy.exists():
+            copy.write_text(f"# {name}\n")  # before its folders, which may link back
+            lines = [f"- [{entry.name}]({os.path.relpath(_in_site(entry), folder)})" for entry in entries]
+            copy.write_text("\n".join([f"# {name}", "", *lines, ""]))
+    elif not copy.exists():
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
+    return copy
+
+
+class Page(HTMLParser):
+    """What a rendered page links to, what it loads, and the anchors that it has."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.loaded: list[str] = []
+        self.text: list[str] = []
+        self._code = 0
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        found = {name: value or "" for name, value in attributes}
+        self.ids |= {found[name] for name in ("id", "name") if name in found}
+        self._code += tag in ("code", "pre", "script", "style")
+        if tag == "a" and "href" in found:
+            self.links.append(found["href"])
+        elif tag == "link" and found.get("rel") not in ("canonical", "next", "prev"):
+            self.loaded.append(found["href"])
+        elif "src" in found:
+            self.loaded.append(found["src"])
+
+    def handle_endtag(self, tag: str) -> None:
+        self._code -= tag in ("code", "pre", "script", "style")
+
+    def handle_data(self, data: str) -> None:
+        if not self._code:
+            self.text.append(data)
+
+
+def check(site: Path) -> list[str]:
+    """Links to pages or anchors that do not exist, assets of other hosts, and references that were not resolved."""
+    played = site / "pages"  # the playable pages are complete as they are
+    pages = {path: Page(path) for path in sorted(site.rglob("*.html")) if not path.is_relative_to(played)}
+    problems = []
+    for path, page in pages.items():
+        found = [f"loads {link} from another host" for link in page.loaded if OTHER_HOST.match(link)]
+        for link in page.links + page.loaded:
+            if OTHER_HOST.match(link) or link.startswith(("mailto:", "data:")):
+                continue
+            target, anchor = urldefrag(unquote(link))
+            file = _file(site, path, target)
+            if not file.exists():
+                found.append(f"{link} does not exist")
+            elif anchor and file in pages and anchor not in pages[file].ids:
+                found.append(f"{link} has no such anchor")
+        unresolved = re.findall(r"\[[^\]\n]*\]\[[\w.]*\]", "".join(page.text))
+        found += [f"the reference {reference} was not resolved" for reference in unresolved]
+        problems += [f"{path.relative_to(site)}: {problem}" for problem in found]
+    return problems
+
+
+def _file(site: Path, page: Path, target: str) -> Path:
+    """The file that a link of a page leads to."""
+    if not target:
+        return page
+    file = site / target[1:] if target.startswith("/") else (page.parent / target).resolve()
+    return file / "index.html" if file.is_dir() else file
+
+
+if __name__ == "__main__":
+    main()

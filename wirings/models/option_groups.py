@@ -1,0 +1,79 @@
+"""Options that many models share. A model takes a group of them by naming it as a parameter, see `register`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from wirings.budgets.budget import Amount
+from wirings.errors import WiringError
+from wirings.rules import Dense, Rule
+from wirings.rules import get as get_rule
+from wirings.wire.wire import wire_
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkSize:
+    """Size of a network for images."""
+
+    width: float = 1.0
+    """Multiplies the channels of every layer."""
+    classes: int = 1000
+    """Number of classes."""
+    image_size: int = 224
+    """Height and width of the images in pixels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerWiring:
+    """How the layers of a network are wired."""
+
+    rule: str | Rule | None = None
+    """A rule or its name; None leaves the network dense."""
+    density: float | None = None
+    """Fraction of the weights to keep."""
+    share: str = "uniform"
+    """How the edges are shared among the layers; see `wirings.wire_`."""
+
+    def wire(self, model: nn.Module, skip: Sequence[str] = ()) -> nn.Module:
+        """Wire a model in place and keep the handle as its ``wiring``, which is None if the model stays dense.
+
+        Args:
+            model: The model.
+            skip: Patterns of layers that stay dense.
+        """
+        rule = None if self.rule is None else get_rule(self.rule)
+        if rule is None or (isinstance(rule, Dense) and self.density is None):
+            model.wiring = None  # type: ignore[assignment]
+            return model
+        if self.density is None and not rule.own_budget:
+            raise WiringError(
+                f"rule {rule.name!r} needs a budget: give the model a density, the fraction of its weights to keep, or "
+                "use the rule 'dense'."
+            )
+        model.wiring = wire_(model, rule, density=self.density, skip=skip, share=self.share)  # type: ignore[assignment]
+        return model
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphWiring:
+    """How a neural graph is wired."""
+
+    rule: str | Rule | None = None
+    """A rule or its name; dnw by default."""
+    edges: Amount | None = None
+    """Number of edges, or their density if it is a float."""
+
+    def arguments(self, default: int) -> dict[str, Any]:
+        """Return the arguments ``rule`` and ``edges`` of a graph that has ``default`` edges unless told otherwise."""
+        own = self.rule is not None and get_rule(self.rule).own_budget
+        return {"rule": self.rule, "edges": default if self.edges is None and not own else self.edges}
+
+
+IMAGENET_SIZE = NetworkSize()
+CIFAR10_SIZE = NetworkSize(classes=10, image_size=32)
+DENSE_LAYERS = LayerWiring()
+DEFAULT_GRAPH = GraphWiring()

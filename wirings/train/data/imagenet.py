@@ -1,0 +1,36 @@
+"""ImageNet (ILSVRC 2012): 1.28 M images to train on, 50,000 to test on, 1,000 classes.
+
+It cannot be downloaded without an account, so it is read from your folder: either ``train`` and ``val`` with a folder
+for each class (see `wirings.train.data.folder`), or shards (see `wirings.train.data.shards`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from wirings.train.data.augment import IMAGENET_MEAN, IMAGENET_STD
+from wirings.train.data.base import Data, ImageDataset, LoadOptions, register_dataset
+from wirings.train.data.folder import load_folder
+from wirings.train.data.shards import load_shards, write_sample_shards
+
+
+@register_dataset("imagenet")
+class ImageNet(ImageDataset):
+    """ImageNet, from folders or shards. Images are cropped to ``image_size``, 224 pixels by default."""
+
+    title = "ImageNet"
+    classes: int = 1000
+    mean, std = IMAGENET_MEAN, IMAGENET_STD
+
+    def load(self, options: LoadOptions) -> Data:
+        """Load the folder of each class; or the shards, if there are ``train-*.tar`` files and no folder ``train``."""
+        root = options.directory
+        if root is not None and not (root / "train").is_dir() and any(root.glob("train-*.tar")):
+            return load_shards(self, options, self.classes)
+        return load_folder(self, options)
+
+    def write_sample(self, folder: Path) -> dict[str, Any]:
+        """Write shards of a few images."""
+        write_sample_shards(folder)
+        return {"directory": folder, "image_size": 8, "workers": 0}
