@@ -17,10 +17,10 @@ names = [str(page.relative_to(ROOT)) for page in PAGES]
 @pytest.fixture
 def registry() -> Iterator[None]:
     """Pages may register rules of their own: forget them afterwards."""
-    before = dict(rules.base._registry)
+    before = dict(rules.registry._registry)
     yield
-    rules.base._registry.clear()
-    rules.base._registry.update(before)
+    rules.registry._registry.clear()
+    rules.registry._registry.update(before)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names)

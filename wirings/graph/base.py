@@ -15,8 +15,8 @@ from wirings.budgets.budget import Amount, ConstantSchedule, Schedule, check_den
 from wirings.errors import WiringError
 from wirings.graph.topology import Blocks, Complete, Matrix, Tile, Topology, shown
 from wirings.rules import Rule
-from wirings.rules.base import Edges
 from wirings.utils.layers import parametrizations_of
+from wirings.wire.edges import Edges
 from wirings.wire.handle import Wiring
 from wirings.wire.wire import wire_
 
@@ -142,9 +142,7 @@ class Graph(nn.Module):
         if holder is None:
             return self.weight.detach() != 0
         edges: Edges = holder[0]
-        if edges.pool is not None:
-            edges.pool.forget()
-        return edges.real(holder.original)
+        return edges.real(holder.original, fresh=True)
 
     def all_weights(self) -> Tensor:
         """The weights of all edges, hallucinated ones too; a parameter."""

@@ -34,7 +34,7 @@ def collect(step: Step, about: dict[str, Any]) -> tuple[dict[str, Tensor], dict[
     if step.average is not None:
         tensors |= {f"average.{name}": value for name, value in step.average.state_dict().items()}
     if step.wiring is not None:  # the wiring at the last look, which swapped edges are counted from
-        tensors |= {f"seen.{i}": torch.from_numpy(seen) for i, seen in enumerate(step.wiring._seen)}
+        tensors |= {f"seen.{i}": torch.from_numpy(seen) for i, seen in enumerate(step.wiring.last_look)}
     tensors["random.cpu"] = torch.get_rng_state()
     if step.device.type == "cuda":
         tensors["random.cuda"] = torch.cuda.get_rng_state(step.device)
@@ -126,7 +126,7 @@ def restore(step: Step, tensors: dict[str, Tensor], about: dict[str, Any], path:
                 state[key].copy_(tensors[name])
     if step.wiring is not None:
         step.wiring.load_state_dict(about["wiring"])
-        step.wiring._seen = [tensors[f"seen.{i}"].numpy().copy() for i in range(len(step.wiring._seen))]
+        step.wiring.last_look = [tensors[f"seen.{i}"].numpy() for i in range(len(step.wiring.last_look))]
     step.scaler.load_state_dict(about["scaler"])
     torch.set_rng_state(tensors["random.cpu"])
     if "random.cuda" in tensors and step.device.type == "cuda":

@@ -114,7 +114,7 @@ def test_lightning_tells_a_rule_how_long_training_is_and_gives_it_the_optimizer(
     module = lightning_module()
     wiring = wirings.wire_(module.model, "sparse_momentum", density=0.25)  # a part of the module
     fit(module, WiringCallback(wiring, log=False, finalize=False), tmp_path, epochs=2)
-    assert wiring.layers[0].edges.planned == 12
+    assert wiring.planned == 12
     assert sum(report.edges for report in wiring.look()) == 96
     wirings.finalize_(module)
 
@@ -243,7 +243,7 @@ def test_the_trainer_tells_a_rule_how_long_training_is_and_gives_it_the_optimize
     module = ForTrainer()
     wiring = wirings.wire_(module.model, "sparse_momentum", density=0.25)
     trainer = train(module, WiringCallback(wiring, log=False, finalize=False), tmp_path, steps=12)
-    assert wiring.layers[0].edges.planned == 12
+    assert wiring.planned == 12
     assert sum(report.edges for report in wiring.look()) == 96
     assert not any("wiring/edges" in line for line in trainer.state.log_history)
     wirings.finalize_(module)
