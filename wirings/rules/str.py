@@ -86,33 +86,7 @@ class STR(Rule):
             if edges.shared:
                 edges.remember("own", torch.zeros_like(edges.k))
         if not any(is_sharded(layer.weight) for layer in layers):  # `fsdp.check` rejects them afterwards
-            self._rank(layers, move=layers[0].edges.shared)
-
-    @torch.no_grad()
-    def _rank(self, layers: Sequence[LayerLike], move: bool = True) -> None:
-        """Rank all edges together: for every layer's number of edges, and for how its threshold affects the others."""
-        ks = torch.stack([layer.edges.k for layer in layers])
-        total = ks[0] if layers[0].edges.shared else ks.sum()
-        rows, allowed = [], []
-        for layer in layers:
-            row = (layer.weight.abs().float() / _threshold(layer.edges)).reshape(-1)
-            mask = layer.edges.allowed
-            allowed.append(torch.ones_like(row, dtype=torch.bool) if mask is None else mask.reshape(-1))
-            # A layer's strongest edge comes before all others, so that every layer keeps at least one.
-            strongest = torch.where(allowed[-1], row, -1.0).argmax(keepdim=True)
-            rows.append(row.scatter(0, strongest, float("inf")))
-        lengths, row, among = [len(row) for row in rows], torch.cat(rows), torch.cat(allowed)
-        real = functional.choose(row, total, among)
-        numbers = torch.stack([part.sum() for part in real.split(lengths)])
-        common = row.masked_fill(real | ~among, 0.0).amax()  # the common scale c; 0 if all edges are real
-        at = ((row - common).abs() <= NEAR * common) & among & (row > 0)
-        lying = torch.stack([part.sum() for part in at.split(lengths)])
-        lying = torch.where(lying.sum() > 0, lying, numbers).float()
-        pulls = torch.eye(len(layers), device=lying.device) - lying / lying.sum()
-        for layer, number, pull in zip(layers, numbers, pulls, strict=True):
-            layer.edges.pull.copy_(pull)
-            if move:
-                _number(layer.edges).copy_(number)
+            _write_ranking(layers, *_rank(layers, learned.detach()), move=layers[0].edges.shared)
 
     def real(self, weight: Tensor, edges: EdgesLike) -> Tensor:
         return functional.choose(weight, _number(edges), edges.allowed)
@@ -126,26 +100,24 @@ class STR(Rule):
         )
         return torch.where(real, weight - weight.sign() * threshold, 0.0)
 
+    @torch.no_grad()
     def update(self, layers: Sequence[LayerLike], training: Training, optimizer: torch.optim.Optimizer | None) -> None:
         learned: nn.Parameter = layers[0].edges.threshold
         self._check(learned, optimizer)
         due = training.step % self.every == 0
-        if due:
-            self._limit(learned, layers, optimizer)
-        if due or training.budget_changed:
-            self._rank(layers)
-
-    @torch.no_grad()
-    def _limit(
-        self, learned: nn.Parameter, layers: Sequence[LayerLike], optimizer: torch.optim.Optimizer | None
-    ) -> None:
-        """Limit the change of every v since the last time."""
-        before: Tensor = torch.stack([layer.edges.held for layer in layers])
+        if not due and not training.budget_changed:
+            return
+        values = before = torch.stack([layer.edges.held for layer in layers])
         change, most = learned - before, LIMIT * self.every
-        learned.copy_(before + change.clamp(-most, most))
-        for layer, value in zip(layers, learned, strict=True):
-            layer.edges.held.copy_(value)
-        bring_to_rest(learned, change.abs() > most, optimizer)
+        if due:
+            values = before + change.clamp(-most, most)
+        ranking = _rank(layers, values)  # before anything is changed
+        if due:
+            learned.copy_(values)
+            for layer, value in zip(layers, values, strict=True):
+                layer.edges.held.copy_(value)
+            bring_to_rest(learned, change.abs() > most, optimizer)
+        _write_ranking(layers, *ranking)
 
     def _check(self, learned: nn.Parameter, optimizer: torch.optim.Optimizer | None) -> None:
         if optimizer is None:
@@ -157,11 +129,46 @@ class STR(Rule):
             )
 
 
+@torch.no_grad()
+def _rank(layers: Sequence[LayerLike], values: Tensor) -> tuple[Tensor, Tensor]:
+    """Rank the edges of all layers together.
+
+    Args:
+        layers: all wired layers.
+        values: the v of each layer.
+
+    Returns:
+        The number of edges of each layer, and how the threshold of each depends on every v, a row for each.
+    """
+    ks = torch.stack([layer.edges.k for layer in layers])
+    total = ks[0] if layers[0].edges.shared else ks.sum()
+    rows, allowed = [], []
+    for layer, value in zip(layers, values, strict=True):
+        row = (layer.weight.abs().float() / (layer.edges.scale * value.exp())).reshape(-1)
+        mask = layer.edges.allowed
+        allowed.append(torch.ones_like(row, dtype=torch.bool) if mask is None else mask.reshape(-1))
+        # A layer's strongest edge comes before all others, so that every layer keeps at least one.
+        strongest = torch.where(allowed[-1], row, -1.0).argmax(keepdim=True)
+        rows.append(row.scatter(0, strongest, float("inf")))
+    lengths, row, among = [len(row) for row in rows], torch.cat(rows), torch.cat(allowed)
+    real = functional.choose(row, total, among)
+    numbers = torch.stack([part.sum() for part in real.split(lengths)])
+    common = row.masked_fill(real | ~among, 0.0).amax()  # the common scale c; 0 if all edges are real
+    at = ((row - common).abs() <= NEAR * common) & among & (row > 0)
+    lying = torch.stack([part.sum() for part in at.split(lengths)])
+    lying = torch.where(lying.sum() > 0, lying, numbers).float()
+    return numbers, torch.eye(len(layers), device=lying.device) - lying / lying.sum()
+
+
+@torch.no_grad()
+def _write_ranking(layers: Sequence[LayerLike], numbers: Tensor, pulls: Tensor, move: bool = True) -> None:
+    """Set what `_rank` has found; the numbers of edges only if they may ``move`` between layers."""
+    for layer, number, pull in zip(layers, numbers, pulls, strict=True):
+        layer.edges.pull.copy_(pull)
+        if move:
+            _number(layer.edges).copy_(number)
+
+
 def _number(edges: EdgesLike) -> Tensor:
     """The number of real edges of this layer; with a shared budget ``k`` is that of all layers."""
     return edges.k if not edges.shared else edges.own
-
-
-def _threshold(edges: EdgesLike) -> Tensor:
-    """The threshold divided by the common scale c."""
-    return edges.scale * edges.held.exp()

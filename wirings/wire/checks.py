@@ -121,6 +121,6 @@ def unexpected_arguments(unknown: Mapping[str, object], known: Sequence[str]) ->
     near = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {near[0]}=?" if near else ""
     if name == "sparsity":
-        share = is_number(value) and 0 <= value < 1
-        hint = f" Did you mean density={round(1 - value, 12):g}?" if share else " Did you mean density=, 1 − sparsity?"
+        meant = f"{round(1 - value, 12):g}" if is_number(value) and 0 <= value < 1 else "1 - sparsity"
+        hint = f" Did you mean density={meant}?"
     return WiringError(f"wire_() got an unexpected argument {name}={value!r}.{hint}")

@@ -117,7 +117,7 @@ def _warn_if_unfinished(model: nn.Module, all_edges: list[Edges]) -> None:
     scheduled = [edges for edges in all_edges if edges.end is not None]
     removing = [edges for edges in all_edges if edges.left is not None]
     end = sum(edges.end or 0 for edges in _one_per_budget(scheduled))
-    left = sum(int(torch.count_nonzero(edges.left)) for edges in removing)  # type: ignore[arg-type]
+    left = sum(int(torch.count_nonzero(edges.left)) for edges in removing if edges.left is not None)
     what = []
     if (now := sum(int(edges.k) for edges in _one_per_budget(scheduled))) != end:
         what.append(f"finalized with {now:,} edges, but its schedule ends with {end:,}")

@@ -46,8 +46,8 @@ def undone_on_error(
         if journal is not None:
             journal.restore()
         with torch.no_grad():
-            for k, before in saved:
-                k.copy_(before)
+            for number, before in saved:
+                number.copy_(before)
         raise
 
 
