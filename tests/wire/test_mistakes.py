@@ -63,6 +63,26 @@ MISTAKES = {
     "nothing is left": (network, {"density": 0.1, "skip": ["*"]}, "leave no layer to wire"),
     "skip is a string": (network, {"density": 0.1, "skip": "3"}, r"write skip=\['3'\]"),
     "unknown rule": (network, {"rule": "dwn", "density": 0.1}, "unknown rule 'dwn'. Did you mean 'dnw'.*random"),
+    "another spelling of a rule": (
+        network,
+        {"rule": "RigL", "density": 0.1},
+        "unknown rule 'RigL'. Did you mean 'rigl'",
+    ),
+    "a rule in capitals": (network, {"rule": "DNW", "density": 0.1}, "unknown rule 'DNW'. Did you mean 'dnw'"),
+    "a rule with a hyphen": (
+        network,
+        {"rule": "soft-threshold", "density": 0.1},
+        "unknown rule 'soft-threshold'. Did you mean 'soft_threshold'",
+    ),
+    "the name of a rule's class": (
+        network,
+        {"rule": "SparseMomentum", "density": 0.1},
+        "Did you mean 'sparse_momentum'",
+    ),
+    "sparsity": (network, {"sparsity": 0.9}, r"unexpected argument sparsity=0.9. Did you mean density=0.1\?"),
+    "sparsity in percent": (network, {"sparsity": 90}, r"sparsity=90. Did you mean density=1 - sparsity\?"),
+    "a misspelt argument": (network, {"densty": 0.1}, r"unexpected argument densty=0.1. Did you mean density=\?"),
+    "an unknown argument": (network, {"zzz": 0.1}, r"unexpected argument zzz=0.1\."),
     "rule is a class": (
         network,
         {"rule": wirings.rules.DNW, "density": 0.1},
