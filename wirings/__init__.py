@@ -11,9 +11,11 @@ from wirings.history import History, Recorder
 from wirings.profiling import profile
 from wirings.selection.functional import choose, real_edges, straight_through
 from wirings.version import __version__
-from wirings.wire.handle import LayerReport, Wiring
+from wirings.wire.finalize import finalize_, unwire_
+from wirings.wire.handle import Wiring
+from wirings.wire.report import LayerReport
 from wirings.wire.rewind import rewind_
-from wirings.wire.wire import finalize_, unwire_, wire_
+from wirings.wire.wire import wire_
 
 __all__ = [
     "Blocks",

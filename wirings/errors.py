@@ -15,6 +15,12 @@ class WiringError(ValueError):
 def unknown(kind: str, name: str, choices: Iterable[str], listed: Iterable[str] | None = None) -> WiringError:
     """The error for a name that does not exist: lists the nearest one and all the choices, or ``listed`` of these."""
     known = sorted(choices)
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    spelt = {_letters(choice): choice for choice in known}
+    near = difflib.get_close_matches(name, known, n=1) or difflib.get_close_matches(_letters(name), spelt, n=1)
+    hint = f" Did you mean {spelt.get(_letters(near[0]), near[0])!r}?" if near else ""
     return WiringError(f"unknown {kind} {name!r}.{hint} Choose from: {', '.join(known if listed is None else listed)}.")
+
+
+def _letters(name: str) -> str:
+    """A name without case and separators, so that ``"RigL"`` and ``"soft-threshold"`` find their rules."""
+    return "".join(character for character in name.lower() if character.isalnum())

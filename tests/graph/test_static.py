@@ -413,10 +413,10 @@ def test_matrix_has_the_scaled_weights_of_the_rule() -> None:
     class Twice(wirings.rules.Rule):
         name = "twice"
 
-        def real(self, weight: Tensor, edges: wirings.rules.Edges) -> Tensor:
+        def real(self, weight: Tensor, edges: wirings.rules.EdgesLike) -> Tensor:
             return edges.choose(weight)
 
-        def forward(self, weight: Tensor, edges: wirings.rules.Edges) -> Tensor:
+        def forward(self, weight: Tensor, edges: wirings.rules.EdgesLike) -> Tensor:
             return 2 * edges.keep(weight)
 
     graph = StaticGraph([3, 2], edges=4, rule=Twice())

@@ -187,7 +187,7 @@ def test_with_a_schedule_of_the_budget() -> None:
         wiring.step(optimizer)
         assert len(magnitudes(model)) == there == int(wiring.masks()["weight"].sum())
     rising = wirings.LinearSchedule(0.25, 1.0, steps=3)
-    with pytest.raises(WiringError, match=r"weight: .*removes edges for good, .*rises from 2 to 8"):
+    with pytest.raises(WiringError, match=r"weight: .*removes edges permanently, .*rises from 2 to 8"):
         layer(L1Anneal(coefficient=0, end=0.0, steps=10), density=rising)
 
 
@@ -198,7 +198,7 @@ def test_a_plan_that_was_made_longer_would_bring_edges_back() -> None:
     wiring.step(optimizer)
     wiring.step(optimizer)
     wiring.plan(6)
-    with pytest.raises(WiringError, match=r"weight: .*removes edges for good and has 4 left.* asks for 5 now"):
+    with pytest.raises(WiringError, match=r"weight: .*removes edges permanently and has 4 left.* asks for 5 now"):
         wiring.step(optimizer)
 
 
@@ -223,7 +223,7 @@ def test_bad_settings(settings: dict[str, object], match: str) -> None:
 
 def test_the_optimizer_is_needed_for_the_l1_term_alone() -> None:
     _, wiring, _ = layer(L1Anneal(steps=10))
-    with pytest.raises(WiringError, match=r"call wiring.step\(optimizer\), or give the rule coefficient=0"):
+    with pytest.raises(WiringError, match=r"call wiring.step\(optimizer\), or make the rule with coefficient=0"):
         wiring.step()
     with pytest.raises(WiringError, match="weight is not among the parameters of the optimizer"):
         wiring.step(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))

@@ -60,13 +60,13 @@ def test_settings_decide() -> None:
         (
             nn.Conv2d(3, 8, 3),
             {},
-            r"weight of shape \(8, 3, 3, 3\) has 3 inputs.*no multiple of 4. Leave.*skip=\['weight'\]",
+            r"weight of shape \(8, 3, 3, 3\) has 3 inputs.*not a multiple of 4. Leave.*skip=\['weight'\]",
         ),
         (nn.Conv2d(8, 8, 3, groups=8), {}, "has 1 inputs"),
-        (nn.Linear(6, 8), {}, "has 6 inputs, which are no multiple of 4"),
+        (nn.Linear(6, 8), {}, "has 6 inputs, which is not a multiple of 4"),
         (nn.ConvTranspose2d(8, 8, 3), {}, r"a row for every node.*shape \(8, 8, 3, 3\) in a .*ConvTranspose2d"),
-        (wirings.StaticGraph([4, 8, 4]), {}, "of shape .* in a .*StaticGraph"),
-        (nn.Linear(8, 4), {"allowed": {"weight": torch.rand(4, 8) < 0.9}}, "allowed= rules edges out"),
+        (wirings.StaticGraph([4, 8, 4]), {}, "has shape .* in a .*StaticGraph"),
+        (nn.Linear(8, 4), {"allowed": {"weight": torch.rand(4, 8) < 0.9}}, "allowed= excludes edges of weight"),
         (nn.Linear(8, 4), {"density": 0.5}, "fixes the number of edges itself; drop density=0.5"),
     ],
 )
@@ -84,7 +84,7 @@ def test_the_remedy() -> None:
 
 
 def test_mistakes() -> None:
-    with pytest.raises(WiringError, match="n = 5 edges of every m = 4"):
+    with pytest.raises(WiringError, match="n must be at most m, not n = 5 of m = 4"):
         NM(5, 4)
     with pytest.raises(WiringError, match="n must be a whole number, at least 1, not 0"):
         NM(0, 4)

@@ -37,17 +37,20 @@ def test_steps_of_the_constructor_stay(rule: str) -> None:
     wiring, optimizer = wired(rules.get(rule, steps=7))
     wiring.step(optimizer)
     wiring.plan(100)
-    assert wiring.rule.length(wiring.layers) == 7
+    assert wiring.rule.length(rules.Training(step=1, steps=wiring.planned)) == 7
     with pytest.raises(WiringError, match=f"{rule}: steps must be a whole number, at least 1, not 0"):
         rules.get(rule, steps=0)
 
 
 def test_one_rule_for_two_models() -> None:
     rule = rules.L1Anneal()
-    (one, _), (other, _) = wired(rule), wired(rule)
-    one.plan(10)
-    other.plan(20)
-    assert [rule.length(wiring.layers) for wiring in (one, other)] == [10, 20]
+    both = wired(rule), wired(rule)
+    told: list[int] = []
+    rule.length = lambda training: told.append(training.steps) or training.steps  # type: ignore
+    for (wiring, optimizer), steps in zip(both, (10, 20), strict=True):
+        wiring.plan(steps)
+        wiring.step(optimizer)
+    assert told == [10, 20]
 
 
 @pytest.mark.parametrize("steps", [0, -1, 2.5, "10", True, None])
@@ -105,7 +108,7 @@ def test_a_state_that_is_refused_changes_nothing() -> None:
     state = {**wiring.state_dict(), "steps": 30, "edges": [7]}
     with pytest.raises(WiringError, match="saved with 7 edges, but at step 30"):
         wiring.load_state_dict(state)
-    with pytest.raises(WiringError, match="no state of a wiring: it has no 'steps'"):
+    with pytest.raises(WiringError, match="not the state of a wiring: it has no 'steps'"):
         wiring.load_state_dict({"rule": "dnw"})
     assert (wiring.steps, number(wiring)) == (0, 512)
     assert torch.equal(model.weight, model.parametrizations.weight.original)
@@ -127,7 +130,7 @@ def test_a_step_that_raises_does_not_count() -> None:
 def test_what_is_removed_for_good_cannot_rise() -> None:
     model = nn.Linear(16, 32)
     before = model.weight.detach().clone()
-    with pytest.raises(WiringError, match=r"for good, but the budget's schedule rises from 51 to 256"):
+    with pytest.raises(WiringError, match=r"permanently, but the budget's schedule rises from 51 to 256"):
         wirings.wire_(model, "gmp", density=wirings.LinearSchedule(0.1, 0.5, steps=50))
     assert torch.equal(model.weight, before)
     assert list(model.state_dict()) == ["weight", "bias"]
@@ -136,5 +139,5 @@ def test_what_is_removed_for_good_cannot_rise() -> None:
 def test_settings_beside_a_rule_that_is_made() -> None:
     rule = rules.GMP()
     assert rules.get(rule) is rule
-    with pytest.raises(WiringError, match=r"settings \(schedule, every\) go with a rule's name, but GMP"):
+    with pytest.raises(WiringError, match=r"settings \(schedule, every\) go with a rule's name, but got the rule GMP"):
         rules.get(rule, schedule="cubic", every=3)

@@ -295,9 +295,7 @@ def test_goes_on_the_same_when_it_was_saved_between_listening_and_changing() -> 
 @pytest.mark.parametrize("make", [torch.optim.Adagrad, torch.optim.Rprop, torch.optim.Adafactor])
 def test_an_optimizer_that_hides_the_gradient_is_refused_at_once(make: type) -> None:
     model, wiring = wired(RigL(0.5, every=4, steps=9))
-    says = (
-        rf"'rigl' grows edges by their gradient, .* {make.__name__} remembers of weight \(.*: take SGD, .* rule 'set'"
-    )
+    says = rf"'rigl' grows edges by their gradient, .* {make.__name__} keeps for weight \(.*: use SGD, .* rule 'set'"
     with pytest.raises(WiringError, match=says):
         train(model, wiring, make(model.parameters(), lr=1e-3))
 
@@ -325,7 +323,7 @@ def test_so_are_optimizers_of_ones_own(make: type, step: int) -> None:
     model, wiring = wired(RigL(0.5, every=2, end=1.0, steps=9))
     optimizer = make(model.parameters(), {"lr": 1e-3})
     train(model, wiring, optimizer, step - 1)
-    with pytest.raises(WiringError, match=f"cannot be read from what {make.__name__} remembers of weight"):
+    with pytest.raises(WiringError, match=f"cannot be read from the state that {make.__name__} keeps for weight"):
         train(model, wiring, optimizer)
 
 
@@ -333,7 +331,7 @@ def test_mistakes() -> None:
     model, wiring = wired(RigL(steps=9))
     model.weight.sum().backward()
     with pytest.raises(
-        WiringError, match=r"'rigl' reads the gradient of weight, which is not among .* of the SGD that"
+        WiringError, match=r"'rigl' reads the gradient of weight, which is not among .* of the SGD passed to"
     ):
         wiring.step(torch.optim.SGD([torch.zeros(1)], lr=0.1))
     _, wiring = wired(RigL(steps=9))

@@ -37,6 +37,7 @@ def test_a_superset_of_the_real_edges_gets_the_gradient(reach: float, k: int, re
     assert wiring.layers[0].weight.grad.tolist() == [reached]
 
 
+@pytest.mark.filterwarnings("ignore:share=.global. leaves no edges")
 def test_over_all_layers() -> None:
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 1, bias=False))
     with torch.no_grad():
@@ -112,7 +113,7 @@ def test_exploration_of_several_layers_is_that_of_each(monkeypatch: pytest.Monke
 def test_exploration_needs_the_optimizer() -> None:
     model, wiring = wired(TopKAST(exploration=0.1))
     with pytest.raises(
-        WiringError, match=r"learning rate: call wiring.step\(optimizer\), or give the rule exploration=0"
+        WiringError, match=r"learning rate: call wiring.step\(optimizer\), or make the rule with exploration=0"
     ):
         wiring.step()
     with pytest.raises(WiringError, match="weight is not among the parameters of the optimizer"):

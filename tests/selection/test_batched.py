@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 
 import wirings
-from wirings.selection import batched as together
 from wirings.selection import functional as primitive
+from wirings.selection import service
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    monkeypatch.setattr(together, "DEVICES", ("cpu", "cuda"))
+    monkeypatch.setattr(service, "DEVICES", ("cpu", "cuda"))
     return str(request.param)
 
 
@@ -65,7 +65,7 @@ def test_training_is_that_of_layers_by_themselves(
 ) -> None:
     both = []
     for devices in (("cpu", "cuda"), ()):
-        monkeypatch.setattr(together, "DEVICES", devices)
+        monkeypatch.setattr(service, "DEVICES", devices)
         model = network(device)
         if channels_last:
             model = model.to(memory_format=torch.channels_last)
@@ -240,11 +240,11 @@ def test_compiled_steps_choose_once(device: str, kind: str, monkeypatch: pytest.
     for way in ("compiled", "called", "alone"):
         torch._dynamo.reset()
         torch.manual_seed(0)
-        monkeypatch.setattr(together, "DEVICES", ("cpu", "cuda") if way != "alone" else ())
+        monkeypatch.setattr(service, "DEVICES", ("cpu", "cuda") if way != "alone" else ())
         model = (network("cpu") if kind == "sequential" else Own(spare="not used" in kind)).to(device)
         wiring = wirings.wire_(model, "dnw", density=0.3)
         losses.append(train(torch.compile(model, backend=backend) if way == "compiled" else model, device))
-        assert all(kept is None for kept in wiring.layers[0].edges.together._traced)
+        assert all(kept is None for kept in wiring.layers[0].edges.selection._traced)
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert losses[1] == losses[2]
     many, alone = (sum(column) for column in zip(*chosen, strict=True))

@@ -206,7 +206,7 @@ def layouts(rank: int, folder: str) -> None:
     refused(
         r"weight of shape \(9, 12\) is laid out as \(Shard\(dim=1\)", lambda m: wirings.wire_(columns(m), density=0.3)
     )
-    refused("MixedPrecisionPolicy of fully_shard hands it to the forward pass in torch.bfloat16", half)
+    refused("MixedPrecisionPolicy of fully_shard casts it to torch.bfloat16", half)
     refused("not by fully_shard on this FSDPLinear or|not by fully_shard on this Linear or", elsewhere)
     refused("is not the same on all processes", otherwise_seeded)
 
@@ -231,7 +231,7 @@ def layouts(rank: int, folder: str) -> None:
         fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
         wiring.step()
 
-    refused("MixedPrecisionPolicy of fully_shard hands it to the forward pass in torch.bfloat16", asked_half_way)
+    refused("MixedPrecisionPolicy of fully_shard casts it to torch.bfloat16", asked_half_way)
 
     def older(model: nn.Sequential, whole: bool, use: Callable[[wirings.Wiring, nn.Module], object]) -> None:
         wiring = wirings.wire_(model, density=0.3)
@@ -240,9 +240,11 @@ def layouts(rank: int, folder: str) -> None:
 
     for whole in (False, True):
         for use in (lambda wiring, _: wiring.step(), lambda wiring, _: wiring.masks(), lambda _, m: finalize_(m)):
-            refused("take torch.distributed.fsdp.fully_shard", lambda m, w=whole, u=use: older(m, w, u))
+            refused("use torch.distributed.fsdp.fully_shard", lambda m, w=whole, u=use: older(m, w, u))
     wrapped = FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu"))
-    with pytest.raises(WiringError, match="FullyShardedDataParallel is in FullyShardedDataParallel, which lays all"):
+    with pytest.raises(
+        WiringError, match="FullyShardedDataParallel is wrapped in FullyShardedDataParallel, which flattens all"
+    ):
         wirings.wire_(wrapped, density=0.5)
 
     # Back to earlier weights: those of the sharded model, and those from before it was.
@@ -284,7 +286,7 @@ def layouts(rank: int, folder: str) -> None:
         wiring.step(torch.optim.SGD(fully_shard(model).parameters(), lr=0.1))
 
     for do in (own_numbers, own_numbers_first):
-        refused("rule 'str' trains numbers of its own beside the weights", do)
+        refused("rule 'str' has parameters of its own beside the weights", do)
 
     # A rule that looks at each row by itself.
     ours, theirs = (nn.Linear(8, 3) for _ in range(2))

@@ -122,7 +122,7 @@ def test_a_file_with_a_right_checksum_is_checked_before_anything_changes(
 def test_a_wirings_state_of_the_wrong_types(key: str, value: Any) -> None:
     wiring = models.get("digits_static", rule="dnw").wiring
     before = wiring.state_dict()
-    with pytest.raises(WiringError, match=f"this is no state of a wiring: its '{key}' are "):
+    with pytest.raises(WiringError, match=f"this is not the state of a wiring: its '{key}' are "):
         wiring.load_state_dict({**before, key: value})
     assert wiring.state_dict() == before
 

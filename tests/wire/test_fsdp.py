@@ -23,6 +23,7 @@ from wirings.train.distributed import leave
 pytestmark = [
     pytest.mark.dist,
     pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:share=.global. leaves no edges"),
     pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this PyTorch has no gloo"),
 ]
 STEPS = 20

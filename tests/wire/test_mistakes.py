@@ -55,11 +55,39 @@ MISTAKES = {
     "k too large in a layer": (network, {"budget": {"3": 33}}, "33 edges were asked for in 3.weight.*only 32"),
     "skip matches nothing": (network, {"density": 0.1, "skip": ["fc"]}, r"skip=\['fc'\] matches no weight.*0, 3"),
     "include matches nothing": (network, {"density": 0.1, "include": ["fc"]}, r"include=\['fc'\] matches no weight"),
-    "budget matches nothing": (network, {"budget": {"fc": 0.1}}, r"budget\['fc'\] matches none of the layers to wire"),
+    "budget matches nothing": (
+        network,
+        {"budget": {"fc": 0.1}},
+        r"budget\['fc'\] matches no wired layer \(0.weight, 3.weight\)",
+    ),
     "nothing is left": (network, {"density": 0.1, "skip": ["*"]}, "leave no layer to wire"),
     "skip is a string": (network, {"density": 0.1, "skip": "3"}, r"write skip=\['3'\]"),
     "unknown rule": (network, {"rule": "dwn", "density": 0.1}, "unknown rule 'dwn'. Did you mean 'dnw'.*random"),
-    "rule is a class": (network, {"rule": wirings.rules.DNW, "density": 0.1}, "a name or a wirings.rules.Rule object"),
+    "another spelling of a rule": (
+        network,
+        {"rule": "RigL", "density": 0.1},
+        "unknown rule 'RigL'. Did you mean 'rigl'",
+    ),
+    "a rule in capitals": (network, {"rule": "DNW", "density": 0.1}, "unknown rule 'DNW'. Did you mean 'dnw'"),
+    "a rule with a hyphen": (
+        network,
+        {"rule": "soft-threshold", "density": 0.1},
+        "unknown rule 'soft-threshold'. Did you mean 'soft_threshold'",
+    ),
+    "the name of a rule's class": (
+        network,
+        {"rule": "SparseMomentum", "density": 0.1},
+        "Did you mean 'sparse_momentum'",
+    ),
+    "sparsity": (network, {"sparsity": 0.9}, r"unexpected argument sparsity=0.9. Did you mean density=0.1\?"),
+    "sparsity in percent": (network, {"sparsity": 90}, r"sparsity=90. Did you mean density=1 - sparsity\?"),
+    "a misspelt argument": (network, {"densty": 0.1}, r"unexpected argument densty=0.1. Did you mean density=\?"),
+    "an unknown argument": (network, {"zzz": 0.1}, r"unexpected argument zzz=0.1\."),
+    "rule is a class": (
+        network,
+        {"rule": wirings.rules.DNW, "density": 0.1},
+        "the name of a rule or a wirings.rules.Rule, got",
+    ),
     "dense with a budget": (
         network,
         {"rule": "dense", "density": 0.1},
@@ -69,45 +97,53 @@ MISTAKES = {
     "wired twice": (
         already_wired,
         {"density": 0.1},
-        "0.weight is wired already. Call wirings.finalize_ or wirings.unwire_",
+        "0.weight is already wired. Call wirings.finalize_ or wirings.unwire_",
     ),
-    "NaN": (with_nan, {"density": 0.1}, "3.weight holds 1 NaN among its 32 weights"),
+    "NaN": (with_nan, {"density": 0.1}, "3.weight contains 1 NaN among its 32 weights"),
     "no layers": (nn.ReLU, {"density": 0.1}, "ReLU has no layer to wire: expected a Linear"),
     "norms alone": (lambda: nn.BatchNorm2d(3), {"density": 0.1}, "no layer to wire"),
-    "weight norm": (weight_normed, {"density": 0.1}, "3.weight is held by another parametrization.*_WeightNorm"),
+    "weight norm": (weight_normed, {"density": 0.1}, "3.weight has another parametrization.*_WeightNorm"),
     "meta device": (lambda: nn.Linear(3, 4, device="meta"), {"density": 0.1}, "weight is on the meta device"),
     "complex": (
         lambda: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.complex64)),
         {"density": 0.5},
-        r"1.weight is torch.complex64, and edges are ranked in float16.* skip=\['1.weight'\]",
+        r"1.weight is torch.complex64, but edges are ranked in float16.* skip=\['1.weight'\]",
     ),
     "no weights": (
         empty,
         {"density": 0.5},
-        r"3.weight has no weights, its shape is \(0, 8\); give skip=\['3.weight'\]",
+        r"3.weight is empty: its shape is \(0, 8\); use skip=\['3.weight'\]",
     ),
-    "expanded": (expanded, {"density": 0.5}, r"1.weight holds some entries once in memory .*\.contiguous\(\)"),
+    "expanded": (expanded, {"density": 0.5}, r"1.weight is an expanded tensor.*\.contiguous\(\)"),
     "lazy layer": (lambda: nn.LazyLinear(3), {"density": 0.1}, "weight has no shape yet"),
     "allowed has another shape": (
         network,
         {"density": 0.1, "allowed": {"3": torch.ones(4, 9).bool()}},
-        r"3.weight's shape \(4, 8\), but it is torch.bool of shape \(4, 9\)",
+        r"3.weight's shape \(4, 8\), got torch.bool of shape \(4, 9\)",
     ),
     "budget is a number": (network, {"budget": 0.1}, "for one number for all layers use density= or k="),
-    "not a module": (lambda: nn.Linear(2, 2).parameters(), {"density": 0.1}, "takes a torch.nn.Module, not generator"),
-    "skip is not a name": (network, {"density": 0.1, "skip": [3]}, "a pattern is a string, not 3; write '3'"),
+    "not a module": (
+        lambda: nn.Linear(2, 2).parameters(),
+        {"density": 0.1},
+        "expects a torch.nn.Module, got generator",
+    ),
+    "skip is not a name": (network, {"density": 0.1, "skip": [3]}, "a pattern must be a string, not 3; write '3'"),
     "allowed is a list": (network, {"density": 0.1, "allowed": {"3": [1]}}, "must be a boolean tensor, not list"),
     "allowed allows nothing": (
         network,
         {"density": 0.1, "allowed": {"3": torch.zeros(4, 8).bool()}},
-        "allows no edge at all of 3.weight",
+        "allows no edge of 3.weight",
     ),
     "k above what is allowed": (
         network,
         {"budget": {"3": 9}, "allowed": {"3": torch.eye(4, 8).bool()}},
         "9 edges were asked for in 3.weight.*allows only 4",
     ),
-    "allowed matches nothing": (network, {"density": 0.1, "allowed": {"9": torch.ones(1).bool()}}, "matches none"),
+    "allowed matches nothing": (
+        network,
+        {"density": 0.1, "allowed": {"9": torch.ones(1).bool()}},
+        "matches no wired layer",
+    ),
 }
 
 
@@ -195,7 +231,7 @@ def test_nan_is_found_when_finalizing_and_shows_in_the_loss() -> None:
     with torch.no_grad():
         wiring.layers[1].weight[0, 0] = float("nan")
     assert torch.isnan(model(torch.randn(2, 3, 3, 3)).sum())
-    with pytest.raises(WiringError, match=r"3\.weight holds 1 NaN"):
+    with pytest.raises(WiringError, match=r"3\.weight contains 1 NaN"):
         finalize_(model)
     assert wiring.layers[0].weight.count_nonzero() > 200, "left as it was, still wired"
     assert repr(wiring).startswith("<Wiring of Sequential")
@@ -205,7 +241,7 @@ def test_a_broken_rule_is_found_when_finalizing() -> None:
     class TooMany(wirings.rules.Rule):
         name = "too many"
 
-        def real(self, weight: torch.Tensor, edges: wirings.rules.Edges) -> torch.Tensor:
+        def real(self, weight: torch.Tensor, edges: wirings.rules.EdgesLike) -> torch.Tensor:
             return wirings.choose(weight, edges.k + 1)
 
     model = nn.Linear(4, 4)
@@ -218,7 +254,7 @@ def test_a_broken_total_is_found_when_finalizing() -> None:
     model = network()
     wiring = wire_(model, "random", k=20, share="global")
     wiring.layers[0].edges.wiring.zero_()
-    with pytest.raises(WiringError, match="should have 20 real edges in all, but they have"):
+    with pytest.raises(WiringError, match="should have 20 real edges in total, but have"):
         finalize_(model)
 
 
@@ -246,7 +282,7 @@ def test_a_scripted_model_is_wired_before() -> None:
 def test_failure_leaves_an_earlier_wiring_alone() -> None:
     model = network()
     first = wire_(model[0], "random", density=0.5)
-    with pytest.raises(WiringError, match=r"0\.weight is wired already"):
+    with pytest.raises(WiringError, match=r"0\.weight is already wired"):
         wire_(model, density=0.1)
     with pytest.raises(WiringError, match="unknown share"):
         wire_(model, density=0.1, skip=["0"], share="all")
@@ -260,7 +296,7 @@ def test_failure_leaves_an_earlier_wiring_alone() -> None:
 def test_mistakes_around_rules() -> None:
     with pytest.raises(WiringError, match="does not take these settings"):
         wirings.rules.get("random", sead=3)
-    with pytest.raises(WiringError, match="a rule named 'dnw' is registered already"):
+    with pytest.raises(WiringError, match="a rule named 'dnw' is already registered"):
         wirings.rules.register(type("Other", (wirings.rules.DNW,), {}))
 
 
@@ -271,8 +307,8 @@ def test_a_state_of_another_rule() -> None:
     with pytest.raises(WiringError, match="saved with 108, 16 edges, but at step 3 the model is wired with 21, 3"):
         wiring.load_state_dict({"rule": "dnw", "steps": 3, "edges": [108, 16]})
     for state, match in (
-        (None, "NoneType came"),
-        ([1], "list came"),
+        (None, "got NoneType"),
+        ([1], "got list"),
         ({"rule": "dnw", "steps": "x", "edges": []}, "'x'"),
     ):
         with pytest.raises(WiringError, match=match):
@@ -281,13 +317,13 @@ def test_a_state_of_another_rule() -> None:
 
 
 def test_an_optimizer_that_is_none_or_has_no_rate() -> None:
-    with pytest.raises(WiringError, match=r"wiring.step takes the optimizer, or nothing, but 'adam' came"):
+    with pytest.raises(WiringError, match=r"wiring.step\(\) expects an optimizer or None, got str"):
         wire_(network(), density=0.1).step("adam")  # type: ignore[arg-type]
     model = network()
     wiring = wire_(model, wirings.rules.get("l1_anneal", steps=10), density=0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.param_groups[0]["lr"] = None  # as some optimizers that find their own do
-    with pytest.raises(WiringError, match=r"the SGD that wiring.step was given has none for .*\(lr=None\)"):
+    with pytest.raises(WiringError, match=r"the SGD passed to wiring.step\(\) has none for .*\(lr=None\)"):
         wiring.step(optimizer)
 
 
@@ -298,5 +334,5 @@ def test_a_schedule_of_no_kind() -> None:
 
 @pytest.mark.parametrize("edges", [10, None])
 def test_a_rule_for_layers_on_a_graph(edges: int | None) -> None:
-    with pytest.raises(WiringError, match="StaticGraph: rule 'nm' is for layers"):
+    with pytest.raises(WiringError, match="StaticGraph: rule 'nm' works only on layers"):
         wirings.StaticGraph(blocks=[4, 4, 2], edges=edges, node=wirings.graph.ConvNode(), rule="nm")

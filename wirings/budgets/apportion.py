@@ -78,7 +78,7 @@ def _spend(total: int, shares: tuple[float, ...], most: tuple[int, ...], costs: 
     for price, edges in zip(prices, _nearest(total, prices), strict=True):
         here = [most[i] for i in price.layers]
         real = _in_proportion(edges, [shares[i] for i in price.layers], here, [1] * len(here))
-        for i, count in zip(price.layers, whole(real, here, edges), strict=True):
+        for i, count in zip(price.layers, round_to_total(real, here, edges), strict=True):
             counts[i] = count
     return tuple(counts)
 
@@ -148,15 +148,41 @@ def _in_proportion(total: int, shares: Sequence[float], most: Sequence[int], cos
     return numbers(low)
 
 
-def whole(wanted: Sequence[float], most: Sequence[int], total: int) -> list[int]:
-    """Whole numbers near ``wanted`` that add up to ``total``, from 1 to ``most`` each.
+def share_out(total: int, shares: Sequence[float], most: Sequence[int]) -> list[int]:
+    """``total`` in proportion to ``shares``: whole numbers, by largest remainders, none above ``most``.
 
-    Rounded down, then the largest remainders up.
+    What is too much for one goes to the others in the same proportion; if the shares of all others are zero, in
+    proportion to the room that they have.
+
+    >>> share_out(10, [3.0, 1.0, 1.0], [4, 9, 9])
+    [4, 3, 3]
     """
-    counts = [min(max(math.floor(w + 1e-9), 1), m) for w, m in zip(wanted, most, strict=True)]
+    full: set[int] = set()
+    while True:
+        open_ = [i for i in range(len(shares)) if i not in full]
+        parts = shares if any(shares[i] > 0 for i in open_) else most
+        whole, left = sum(parts[i] for i in open_), total - sum(most[i] for i in full)
+        wanted = {i: left * parts[i] / whole if whole else 0.0 for i in open_}
+        over = {i for i in open_ if wanted[i] > most[i]}
+        if not over:
+            return round_to_total([wanted.get(i, most[i]) for i in range(len(shares))], most, total, least=0)
+        full |= over
+
+
+def round_to_total(wanted: Sequence[float], most: Sequence[int], total: int, least: int = 1) -> list[int]:
+    """Whole numbers near ``wanted`` that add up to ``total``, from ``least`` to ``most`` each, by largest remainders.
+
+    Ties go to the earlier number.
+
+    >>> round_to_total([1.6, 1.6, 0.8], [4, 4, 4], 4)
+    [2, 1, 1]
+    """
+    counts = [min(max(math.floor(w + 1e-9), least), m) for w, m in zip(wanted, most, strict=True)]
     while (missing := total - sum(counts)) != 0:
         sign = 1 if missing > 0 else -1
-        free = [i for i in range(len(counts)) if (counts[i] < most[i] if sign > 0 else counts[i] > 1)]
+        free = [i for i in range(len(counts)) if (counts[i] < most[i] if sign > 0 else counts[i] > least)]
+        if not free:
+            raise ValueError(f"{total} cannot be shared out over numbers from {least} to at most {sum(most)} in total")
         free.sort(key=lambda i: (sign * (counts[i] - wanted[i]), i))
         for i in free[: abs(missing)]:
             counts[i] += sign

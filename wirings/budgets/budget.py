@@ -20,7 +20,7 @@ import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from wirings.budgets.apportion import spend, whole
+from wirings.budgets.apportion import round_to_total, spend
 from wirings.budgets.schedules import (
     ConstantSchedule,
     CubicSchedule,
@@ -248,7 +248,7 @@ class Budget:
             return [edges]
         edges = max(edges, len(sizes))  # a layer without any would cut the network
         wanted = [edges / total * n for n in allowed] if self.share == "uniform" else _erk(sizes, edges)
-        return whole(wanted, allowed, edges)
+        return round_to_total(wanted, allowed, edges)
 
 
 def matches(name: str, pattern: str) -> bool:

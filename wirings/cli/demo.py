@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from wirings.errors import WiringError
 from wirings.train.data import digits
+from wirings.wire.finalize import finalize_
 from wirings.wire.handle import Wiring
-from wirings.wire.wire import finalize_, wire_
+from wirings.wire.wire import wire_
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from wirings.compaction.trace import Lower, trace
 from wirings.errors import WiringError
 from wirings.graph import ContinuousGraph, DiscreteGraph
 from wirings.selection.sharded import is_sharded
+from wirings.wire.finalize import finalize_
 from wirings.wire.parametrization import wired
-from wirings.wire.wire import finalize_
 
 TOLERANCE = 1e-5
 """The difference allowed between the outputs, as a share of the largest one."""

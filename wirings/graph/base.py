@@ -16,8 +16,8 @@ from wirings.errors import WiringError
 from wirings.graph.liveness import Liveness, path_liveness
 from wirings.graph.topology import Blocks, Complete, EdgeTile, Matrix, Topology, short_list
 from wirings.rules import Rule
-from wirings.rules.base import Edges
 from wirings.utils.layers import parametrizations_of
+from wirings.wire.edges import Edges
 from wirings.wire.handle import Wiring
 from wirings.wire.wire import wire_
 
@@ -144,9 +144,7 @@ class Graph(nn.Module):
         if holder is None:
             return self.weight.detach() != 0
         edges: Edges = holder[0]
-        if edges.pool is not None:
-            edges.pool.forget()
-        return edges.real(holder.original)
+        return edges.real(holder.original, fresh=True)
 
     def all_weights(self) -> Tensor:
         """The parameter with the weights of all edges, including hallucinated ones."""

@@ -18,7 +18,7 @@ from wirings.graph.nodes import NodeRecipe
 from wirings.graph.solve import METHODS, Derivative, Solution, solve
 from wirings.graph.topology import Blocks, Topology
 from wirings.rules import Rule
-from wirings.utils.checks import yes_or_no
+from wirings.utils.checks import check_bool
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class ContinuousGraph(DynamicGraph):
         topology: Topology | Tensor | None = None,
     ) -> None:
         made = make_topology("ContinuousGraph", nodes=nodes, blocks=blocks, topology=topology)
-        yes_or_no("ContinuousGraph", "adjoint", adjoint)
+        check_bool("ContinuousGraph", "adjoint", adjoint)
         adaptive = steps is None
         given = {
             "nodes": nodes, "inputs": inputs, "outputs": outputs, "edges": edges, "node": node, "rule": rule,

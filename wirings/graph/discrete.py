@@ -18,7 +18,7 @@ from wirings.graph.nodes import NodeFunction, NodeRecipe, build
 from wirings.graph.product import Sums, through
 from wirings.graph.topology import Blocks, Topology
 from wirings.rules import Rule
-from wirings.utils.checks import whole_number, yes_or_no
+from wirings.utils.checks import check_bool, check_int
 
 
 class DynamicGraph(Graph):
@@ -150,7 +150,7 @@ class DiscreteGraph(DynamicGraph):
         checkpoint: bool = False,
     ) -> None:
         made = make_topology("DiscreteGraph", nodes=nodes, blocks=blocks, topology=topology)
-        yes_or_no("DiscreteGraph", "checkpoint", checkpoint)
+        check_bool("DiscreteGraph", "checkpoint", checkpoint)
         given = {
             "nodes": nodes, "inputs": inputs, "outputs": outputs, "steps": steps, "edges": edges, "node": node,
             "rule": rule, "blocks": blocks, "topology": None if topology is None else made,
@@ -164,7 +164,7 @@ class DiscreteGraph(DynamicGraph):
             raise WiringError(
                 'DiscreteGraph needs steps=, the number of steps, unless the input is a sequence (inflow="every").'
             )
-        self_steps = None if steps is None else whole_number("DiscreteGraph", "steps", steps)
+        self_steps = None if steps is None else check_int("DiscreteGraph", "steps", steps)
         super().__init__(made, inputs, outputs, node, edges, rule, given)
         if checkpoint:
             self._no_batch_norm("checkpoint=True computes")

@@ -22,7 +22,7 @@ import numpy as np
 from torch import Tensor
 
 from wirings.errors import WiringError
-from wirings.utils.checks import whole_number
+from wirings.utils.checks import check_int
 
 GROUP = 32
 """The number of nodes that a static graph gathers, level by level, before it starts a new group."""
@@ -126,11 +126,11 @@ class Blocks(Topology):
             raise WiringError(f"Blocks expects a list with the size of each block, got {sizes!r}.")
         self.sizes, self.reach = list(sizes), reach
         for i, size in enumerate(self.sizes):
-            whole_number("Blocks", f"the size of block {i}", size)
+            check_int("Blocks", f"the size of block {i}", size)
         if len(self.sizes) < 2:
             raise WiringError(f"Blocks needs at least 2 blocks, inputs and outputs, got sizes={self.sizes}.")
         if reach is not None:
-            whole_number("Blocks", "reach", reach)
+            check_int("Blocks", "reach", reach)
         self.nodes = sum(self.sizes)
 
     def starts(self) -> list[int]:
@@ -177,7 +177,7 @@ class Dag(Topology):
     """
 
     def __init__(self, nodes: int, inputs: int = 1) -> None:
-        self.nodes, self.inputs = whole_number("Dag", "nodes", nodes), whole_number("Dag", "inputs", inputs)
+        self.nodes, self.inputs = check_int("Dag", "nodes", nodes), check_int("Dag", "inputs", inputs)
         if inputs >= nodes:
             raise WiringError(f"Dag: inputs={inputs} of {nodes} nodes leaves no node to wire; use more nodes.")
 
@@ -214,7 +214,7 @@ class Complete(Topology):
     """
 
     def __init__(self, nodes: int) -> None:
-        self.nodes = whole_number("Complete", "nodes", nodes)
+        self.nodes = check_int("Complete", "nodes", nodes)
 
     def tiles(self) -> list[EdgeTile]:
         return [EdgeTile(range(self.nodes), range(self.nodes), 0)]

@@ -50,11 +50,9 @@ def _wired_weights(model: nn.Module) -> list[tuple[WiredWeight, Tensor]]:
     found, seen = [], set()
     for name, module, attribute, edges in wired(model):
         weight = original_weight(module, attribute)
-        if edges.pool is not None:
-            edges.pool.forget()
         if id(weight) not in seen:  # tied weights have one wiring
             seen.add(id(weight))
-            found.append((WiredWeight(name, module, attribute, weight), edges.real(weight)))
+            found.append((WiredWeight(name, module, attribute, weight), edges.real(weight, fresh=True)))
     return found
 
 

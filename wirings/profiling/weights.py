@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from wirings.profiling.live import ChannelLiveness
-from wirings.rules.base import Edges
 from wirings.utils.layers import CONVOLUTIONS, multiplies, parametrizations_of, sends_first
+from wirings.wire.edges import Edges
 from wirings.wire.parametrization import wired
 
 
@@ -40,9 +40,7 @@ class Weights:
         for name, module, attribute, edges in wired(model):
             original = parametrizations_of(module)[attribute].original
             if id(original) not in self._masks:
-                if edges.pool is not None:
-                    edges.pool.forget()
-                self._masks[id(original)] = edges.real(original).cpu()
+                self._masks[id(original)] = edges.real(original, fresh=True).cpu()
             self.real[name] = self._masks[id(original)]
         self._found: dict[int, _Weight] = {}
         self._model = model

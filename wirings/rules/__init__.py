@@ -1,6 +1,5 @@
-"""Rules: how a wiring is chosen and how it changes. One small file a rule, found by name."""
+"""Rules: how a wiring is chosen and how it changes. One small file per rule; `get` finds them by name."""
 
-from wirings.rules.base import Edges, Layer, Pool, Rule, choose_together, get, names, register
 from wirings.rules.decayed_gradient import DecayedGradient
 from wirings.rules.dense import Dense
 from wirings.rules.dnw import DNW
@@ -13,7 +12,9 @@ from wirings.rules.nm import NM
 from wirings.rules.no_update import NoUpdate
 from wirings.rules.planned import Planned
 from wirings.rules.random import Random
+from wirings.rules.registry import get, names, register
 from wirings.rules.rigl import RigL
+from wirings.rules.rule import EdgesLike, LayerLike, Rule, Training, choose_by
 from wirings.rules.set import SET
 from wirings.rules.soft_threshold import SoftThreshold
 from wirings.rules.sparse_momentum import SparseMomentum
@@ -29,15 +30,14 @@ __all__ = [
     "STR",
     "DecayedGradient",
     "Dense",
-    "Edges",
+    "EdgesLike",
     "Expander",
     "FineTune",
     "L1Anneal",
-    "Layer",
+    "LayerLike",
     "Lottery",
     "NoUpdate",
     "Planned",
-    "Pool",
     "Random",
     "RigL",
     "Rule",
@@ -45,7 +45,8 @@ __all__ = [
     "SparseMomentum",
     "TargetedDropout",
     "TopKAST",
-    "choose_together",
+    "Training",
+    "choose_by",
     "get",
     "names",
     "register",

@@ -1,4 +1,4 @@
-"""Decayed gradient: hallucinated edges hear less and less of the loss."""
+"""Decayed gradient: hallucinated edges get less and less of the gradient."""
 
 import math
 from collections.abc import Sequence
@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from wirings.errors import unknown
-from wirings.rules.base import Edges, Layer, register
 from wirings.rules.planned import Planned
+from wirings.rules.registry import register
+from wirings.rules.rule import EdgesLike, LayerLike, Training
 from wirings.rules.scaled import scaled_through
-from wirings.utils.checks import number
+from wirings.utils.checks import check_number
 
 KINDS = {
     "linear": lambda done: 1.0 - done,
@@ -20,50 +21,52 @@ KINDS = {
 
 @register
 class DecayedGradient(Planned):
-    """`DNW`, but the gradient that reaches hallucinated edges is multiplied by a factor, which falls over training.
+    """`DNW`, but the gradient of hallucinated edges is multiplied by a factor that falls over training.
 
-    With a factor of 1 it is `DNW`, with 0 it is `NoUpdate`. In between, edges are swapped early on and the wiring
-    settles. Gradients to edges that are not used are only guesses of what those would do, and noise at a low density;
-    that they had better fade is the finding of Bambhaniya and others ("Progressive Gradient Flow for Robust N:M
-    Sparsity Training", 2024), who let them fade in N:M wirings of transformers, and of AutoSparse (Kundu and others,
-    2023, "gradient annealing"), beside learned thresholds. Neither gives a figure for ResNet50 with 10 % of its weights
-    and this rule alone. That the choice is the budget's, and a factor for all layers alike, are ours.
+    A factor of 1 is `DNW`, 0 is `NoUpdate`. In between, edges are swapped early on and the wiring settles. The gradient
+    of an unused edge only estimates what the edge would do, and is noisy at low density. Bambhaniya et al.
+    ("Progressive Gradient Flow for Robust N:M Sparsity Training", 2024) let it fade in N:M wirings of transformers, and
+    AutoSparse (Kundu et al., 2023, "gradient annealing") beside learned thresholds. Neither gives a figure for ResNet50
+    with 10 % of its weights and this rule alone. Choosing edges by the budget, and one factor for all layers, are our
+    choices.
 
     Args:
-        factor: at the beginning, from 0 to 1.
-        end: at the end of training; None: the factor stays.
+        factor: the factor at the beginning, from 0 to 1.
+        end: the factor at the end of training; None: it stays constant.
         kind: how it falls: ``"linear"``, or ``"cosine"``, half a wave, slow at both ends.
-        steps: optimizer steps of the whole training; else `Wiring.plan` says it. A factor that stays needs neither.
+        steps: the number of optimizer steps of the whole training; otherwise `Wiring.plan` tells it. A constant factor
+            needs neither.
     """
 
     name = "decayed_gradient"
     reaches = "all"
+    atomic = True
 
     def __init__(
         self, factor: float = 1.0, end: float | None = 0.0, kind: str = "linear", steps: int | None = None
     ) -> None:
         super().__init__(steps)
-        self.factor = number(self.name, "factor", factor)
-        self.end = None if end is None else number(self.name, "end", end)
+        self.factor = check_number(self.name, "factor", factor)
+        self.end = None if end is None else check_number(self.name, "end", end)
         if kind not in KINDS:
             raise unknown("kind of decay", str(kind), KINDS)
         self.kind = kind
 
-    def setup(self, layers: Sequence[Layer]) -> None:
+    def setup(self, layers: Sequence[LayerLike]) -> None:
         for layer in layers:
             layer.edges.remember("factor", torch.tensor(self.factor, device=layer.weight.device))
 
-    def real(self, weight: Tensor, edges: Edges) -> Tensor:
+    def real(self, weight: Tensor, edges: EdgesLike) -> Tensor:
         return edges.choose(weight)
 
-    def forward(self, weight: Tensor, edges: Edges) -> Tensor:
+    def forward(self, weight: Tensor, edges: EdgesLike) -> Tensor:
         real = self.real(weight, edges)
-        return scaled_through(weight, torch.where(real, weight, 0.0), real, edges.factor, edges.allowed)  # type: ignore
+        return scaled_through(weight, torch.where(real, weight, 0.0), real, edges.factor, edges.allowed)
 
     @torch.no_grad()
-    def step(self, layers: Sequence[Layer], step: int, optimizer: torch.optim.Optimizer | None) -> None:
+    def update(self, layers: Sequence[LayerLike], training: Training, optimizer: torch.optim.Optimizer | None) -> None:
         if self.end is None:
             return
-        left = KINDS[self.kind](min(step / self.length(layers), 1.0))
+        left = KINDS[self.kind](min(training.step / self.length(training), 1.0))
         for layer in layers:
-            layer.edges.factor.fill_(self.end + (self.factor - self.end) * left)  # type: ignore[operator]
+            layer.edges.factor.fill_(self.end + (self.factor - self.end) * left)

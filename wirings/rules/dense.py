@@ -1,9 +1,10 @@
-"""Every allowed edge, always: the complete graph that sparse wirings are compared with."""
+"""Every allowed edge, always: the dense network that sparse wirings are compared with."""
 
 import torch
 from torch import Tensor
 
-from wirings.rules.base import Edges, Rule, register
+from wirings.rules.registry import register
+from wirings.rules.rule import EdgesLike, Rule
 
 
 @register
@@ -12,12 +13,13 @@ class Dense(Rule):
 
     name = "dense"
     own_budget = True
+    acts_between_steps = False
 
     def budget(self, allowed: int, shape: tuple[int, ...]) -> int:
         return allowed
 
-    def real(self, weight: Tensor, edges: Edges) -> Tensor:
+    def real(self, weight: Tensor, edges: EdgesLike) -> Tensor:
         return torch.ones_like(weight, dtype=torch.bool) if edges.allowed is None else edges.allowed
 
-    def forward(self, weight: Tensor, edges: Edges) -> Tensor:
+    def forward(self, weight: Tensor, edges: EdgesLike) -> Tensor:
         return weight if edges.allowed is None else super().forward(weight, edges)

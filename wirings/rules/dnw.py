@@ -1,22 +1,24 @@
-"""Discovering Neural Wirings (Wortsman, Farhadi, Rastegari, NeurIPS 2019), the paper's Algorithm 1."""
+"""Discovering Neural Wirings (Wortsman, Farhadi and Rastegari, NeurIPS 2019), the paper's Algorithm 1."""
 
 from torch import Tensor
 
-from wirings.rules.base import Edges, Rule, register
+from wirings.rules.registry import register
+from wirings.rules.rule import EdgesLike, Rule
 
 
 @register
 class DNW(Rule):
-    """The k edges of largest magnitude are real; the gradient reaches all others too.
+    """The k edges of largest magnitude are real; the gradient reaches all others as well.
 
     The wiring is a pure function of the weights, so nothing extra is saved.
     """
 
     name = "dnw"
     reaches = "all"
+    acts_between_steps = False
 
-    def real(self, weight: Tensor, edges: Edges) -> Tensor:
+    def real(self, weight: Tensor, edges: EdgesLike) -> Tensor:
         return edges.choose(weight)
 
-    def forward(self, weight: Tensor, edges: Edges) -> Tensor:
+    def forward(self, weight: Tensor, edges: EdgesLike) -> Tensor:
         return edges.keep(weight)

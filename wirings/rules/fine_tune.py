@@ -1,19 +1,21 @@
-"""Fine-tuning: the wiring of a network that was trained with all its edges (the paper's section 3.3, "FT")."""
+"""Fine-tuning: the wiring of a network that was trained with all its edges (section 3.3 of the paper, "FT")."""
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
-from wirings.rules.base import Edges, Layer, Rule, choose_together, register
+from wirings.rules.registry import register
+from wirings.rules.rule import EdgesLike, LayerLike, Rule, Training, choose_by
 
 
 @register
 class FineTune(Rule):
-    """The k edges of largest magnitude when the model is wired, for good; training goes on from the weights it has.
+    """The k edges of largest magnitude at the time of wiring stay real; training continues from the current weights.
 
-    Wire a model that is trained already: its weights then decide the wiring. Each layer remembers its wiring and the
+    Wire a model that is already trained: its weights decide the wiring. Each layer remembers its wiring and the
     magnitudes that decided it, so that a schedule of the density removes edges in the order of that moment, whatever
-    has become of the weights since.
+    the weights have become since.
 
         train(model)
         wiring = wirings.wire_(model, "fine_tune", density=0.1)
@@ -21,16 +23,22 @@ class FineTune(Rule):
     """
 
     name = "fine_tune"
+    acts_between_steps = False
+    keeps_wiring = True
+    atomic = True
 
-    def setup(self, layers: Sequence[Layer]) -> None:
+    def setup(self, layers: Sequence[LayerLike]) -> None:
         for layer in layers:
             layer.edges.remember("score", layer.weight.detach().abs())
-        self.rebudget(layers)
+        self._choose(layers)
 
-    def rebudget(self, layers: Sequence[Layer]) -> None:
-        scores: list[Tensor] = [layer.edges.score for layer in layers]  # type: ignore[misc]
-        for layer, real in zip(layers, choose_together(layers, scores), strict=True):
+    def update(self, layers: Sequence[LayerLike], training: Training, optimizer: torch.optim.Optimizer | None) -> None:
+        if training.budget_changed:
+            self._choose(layers)
+
+    def _choose(self, layers: Sequence[LayerLike]) -> None:
+        for layer, real in zip(layers, choose_by(layers, [layer.edges.score for layer in layers]), strict=True):
             layer.edges.remember("wiring", real)
 
-    def real(self, weight: Tensor, edges: Edges) -> Tensor:
-        return edges.wiring  # type: ignore[return-value]
+    def real(self, weight: Tensor, edges: EdgesLike) -> Tensor:
+        return edges.wiring

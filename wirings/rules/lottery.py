@@ -1,15 +1,15 @@
-"""The one-shot lottery ticket (Frankle and Carbin, 2019; the paper's section 3.3)."""
+"""The one-shot lottery ticket (Frankle and Carbin, 2019; section 3.3 of the paper)."""
 
-from wirings.rules.base import register
 from wirings.rules.fine_tune import FineTune
+from wirings.rules.registry import register
 
 
 @register
 class Lottery(FineTune):
-    """The wiring of `FineTune`; the difference is in what training then starts from: the network's first weights.
+    """The wiring of `FineTune`; training then restarts from the network's initial weights.
 
-    A rule sees edges alone, so all else that was trained (biases, norms and their statistics) is not its to bring back:
-    `wirings.rewind_` does that for the whole model.
+    A rule sees edges only. Everything else that was trained (biases, norms and their statistics) is restored by
+    `wirings.rewind_`, for the whole model:
 
         initial = copy.deepcopy(model.state_dict())
         train(model)

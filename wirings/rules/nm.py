@@ -6,66 +6,67 @@ import torch
 from torch import Tensor
 
 from wirings.errors import WiringError
-from wirings.rules.base import Edges, Layer, Rule, register
-from wirings.selection import functional as primitive
-from wirings.selection import sharded
+from wirings.rules.registry import register
+from wirings.rules.rule import EdgesLike, LayerLike, Rule
+from wirings.selection import functional, sharded
 from wirings.selection.cpu import keys_of
-from wirings.utils.checks import whole_number
+from wirings.utils.checks import check_int
 
 
 @register
 class NM(Rule):
     """In every group of m neighbouring inputs, the n edges of largest magnitude are real; the rest get a gradient too.
 
-    It is `DNW` within groups. So begin Zhou and others ("Learning N:M Fine-grained Structured Sparse Neural Networks
-    From Scratch", ICLR 2021); they add a decay of hallucinated weights of their own, which this rule has not, and
-    reach 77.0 % on ImageNet with ResNet50 in 2:4. Groups lie along the input dimension: of a linear layer m inputs that
-    follow one another, of a convolution m input channels at one place of the kernel. GPUs multiply 2:4 matrices faster
-    than dense ones of some shapes: `wirings.semi_structured_` finds out which.
+    It is `DNW` within groups, as in Zhou et al. ("Learning N:M Fine-grained Structured Sparse Neural Networks From
+    Scratch", ICLR 2021); they add a decay of hallucinated weights, which this rule does not have, and reach 77.0 % on
+    ImageNet with ResNet50 in 2:4. Groups lie along the input dimension: m consecutive inputs of a linear layer, or m
+    input channels at one position of a convolution's kernel. GPUs multiply 2:4 matrices of some shapes faster than
+    dense ones: `wirings.semi_structured_` measures which.
 
     Args:
-        n: real edges in a group.
-        m: edges of a group; must divide the number of inputs (in a grouped convolution, of a group).
+        n: the number of real edges in a group.
+        m: the size of a group; must divide the number of inputs (of one group, in a grouped convolution).
     """
 
     name = "nm"
     reaches = "all"
     own_budget = True
     layers_only = True
+    acts_between_steps = False
 
     def __init__(self, n: int = 2, m: int = 4) -> None:
-        self.n, self.m = whole_number(self.name, "n", n), whole_number(self.name, "m", m)
+        self.n, self.m = check_int(self.name, "n", n), check_int(self.name, "m", m)
         if n > m:
-            raise WiringError(f"{self.name}: n = {n} edges of every m = {m} cannot be real; n must be at most m.")
+            raise WiringError(f"{self.name}: n must be at most m, not n = {n} of m = {m}.")
 
     def budget(self, allowed: int, shape: tuple[int, ...]) -> int:
         return allowed // self.m * self.n
 
-    def setup(self, layers: Sequence[Layer]) -> None:
+    def setup(self, layers: Sequence[LayerLike]) -> None:
         for layer in layers:
-            weight, what = layer.weight, f"rule {self.name!r} has {self.n} of every {self.m} inputs of a node"
+            weight, what = layer.weight, f"rule {self.name!r} keeps {self.n} of every {self.m} inputs of a node"
             remedy = f"Leave the layer dense: skip=[{layer.name!r}]."
             if weight.dim() < 2 or layer.receivers().shape[1] > 1:
                 raise WiringError(
-                    f"{what}, and so takes layers whose weight has a row for every node and its inputs in dimension 1, "
-                    f"but {layer.name} is of shape {tuple(weight.shape)} in a {type(layer.module).__name__}. {remedy}"
+                    f"{what}, and so needs a weight with a row for every node and its inputs in dimension 1, but "
+                    f"{layer.name} has shape {tuple(weight.shape)} in a {type(layer.module).__name__}. {remedy}"
                 )
             if weight.shape[1] % self.m:
                 raise WiringError(
-                    f"{what}, but {layer.name} of shape {tuple(weight.shape)} has {weight.shape[1]} inputs, which are "
-                    f"no multiple of {self.m}. {remedy}"
+                    f"{what}, but {layer.name} of shape {tuple(weight.shape)} has {weight.shape[1]} inputs, which is "
+                    f"not a multiple of {self.m}. {remedy}"
                 )
             if layer.edges.allowed is not None:
                 raise WiringError(
-                    f"{what}, and there would be fewer in some groups of {layer.name}, since allowed= rules edges out. "
-                    f"Drop allowed=, or skip=[{layer.name!r}]."
+                    f"{what}, but allowed= excludes edges of {layer.name}, so some groups would have fewer. Drop "
+                    f"allowed=, or use skip=[{layer.name!r}]."
                 )
 
-    def real(self, weight: Tensor, edges: Edges) -> Tensor:
+    def real(self, weight: Tensor, edges: EdgesLike) -> Tensor:
         return sharded.by_rows(lambda rows: strongest_of_groups(rows, self.n, self.m), weight.detach())
 
-    def forward(self, weight: Tensor, edges: Edges) -> Tensor:
-        return primitive.straight_through(weight, self.real(weight, edges))
+    def forward(self, weight: Tensor, edges: EdgesLike) -> Tensor:
+        return functional.straight_through(weight, self.real(weight, edges))
 
 
 def strongest_of_groups(weight: Tensor, n: int, m: int) -> Tensor:

@@ -1,19 +1,21 @@
-"""The paper's ablation "No Update Rule" (its section 3.3)."""
+"""The paper's ablation "No Update Rule" (section 3.3)."""
 
 from torch import Tensor
 
-from wirings.rules.base import Edges, Rule, register
+from wirings.rules.registry import register
+from wirings.rules.rule import EdgesLike, Rule
 
 
 @register
 class NoUpdate(Rule):
     """The k edges of largest magnitude are real, and only they get a gradient.
 
-    A hallucinated edge keeps its weight (but for weight decay, which is the optimizer's), and enters only when a
-    real one has shrunk below it.
+    A hallucinated edge keeps its weight (apart from the optimizer's weight decay) and becomes real only when a real
+    edge has shrunk below it.
     """
 
     name = "no_update"
+    acts_between_steps = False
 
-    def real(self, weight: Tensor, edges: Edges) -> Tensor:
+    def real(self, weight: Tensor, edges: EdgesLike) -> Tensor:
         return edges.choose(weight)

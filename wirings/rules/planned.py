@@ -1,39 +1,51 @@
-"""What rules share that follow a schedule over the whole training, and so must know how long that is."""
-
-from collections.abc import Sequence
+"""Rules that follow a schedule over the whole training, and so must know how long it is."""
 
 from wirings.errors import WiringError
-from wirings.rules.base import Layer, Rule
-from wirings.utils.checks import whole_number
+from wirings.rules.rule import Rule, Training
+from wirings.utils.checks import check_int
 
 
 class Planned(Rule):
-    """A rule with a schedule. Its length comes from ``steps=``, or else from `Wiring.plan`.
+    """A rule with a schedule over training.
 
     Args:
-        steps: optimizer steps of the whole training, for a loop of your own that does not call `Wiring.plan`.
+        steps: the number of optimizer steps of the whole training, for loops that do not call `Wiring.plan`.
     """
 
     def __init__(self, steps: int | None = None) -> None:
-        self.steps = None if steps is None else whole_number(self.name, "steps", steps)
+        self.steps = None if steps is None else check_int(self.name, "steps", steps)
 
-    def plan(self, layers: Sequence[Layer], steps: int) -> None:
-        for layer in layers:
-            layer.edges.planned, layer.edges.replanned = steps, True
-
-    def length(self, layers: Sequence[Layer]) -> int:
-        """How many steps the training has."""
-        steps = layers[0].edges.planned if self.steps is None else self.steps
+    def length(self, training: Training) -> int:
+        """The number of optimizer steps of the whole training."""
+        steps = training.steps if self.steps is None else self.steps
         if steps is None:
             raise WiringError(
-                f"rule {self.name!r} follows a schedule and was not told how long the training is: call "
-                "wiring.plan(steps) with the number of optimizer steps before it, or give the rule steps=."
+                f"rule {self.name!r} follows a schedule and does not know how long the training is: call "
+                "wiring.plan(steps) with the number of optimizer steps before training, or give the rule steps=."
             )
         return steps
 
-    def replanned(self, layers: Sequence[Layer]) -> bool:
-        """Whether the length was said since this was asked last: a step that was to come may have been passed over."""
-        told = any(layer.edges.replanned for layer in layers)
-        for layer in layers:
-            layer.edges.replanned = False
-        return told
+    def length_before(self, training: Training) -> int | None:
+        """What `length` was at the last update; None at the first. A plan that changes may skip over a step."""
+        return training.steps_before if self.steps is None else self.steps
+
+
+class Periodic(Planned):
+    """A rule that changes the wiring every so many steps.
+
+    Args:
+        every: optimizer steps from one change to the next; None for a hundredth of training.
+        steps: the number of optimizer steps of the whole training; otherwise `Wiring.plan` tells it.
+    """
+
+    end: float = 1.0
+    """The fraction of training after which the wiring stays."""
+
+    def __init__(self, every: int | None, steps: int | None) -> None:
+        super().__init__(steps)
+        self.every = None if every is None else check_int(self.name, "every", every)
+
+    def due(self, step: int, steps: int) -> bool:
+        """Whether the wiring changes after optimizer step ``step`` of ``steps``."""
+        every = max(steps // 100, 1) if self.every is None else self.every
+        return step % every == 0 and step < self.end * steps

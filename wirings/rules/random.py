@@ -1,52 +1,60 @@
-"""The randomly wired graph, the paper's baseline RG (its section 3)."""
+"""The randomly wired graph, the paper's baseline RG (section 3)."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from wirings.rules.base import Edges, Layer, Rule, choose_together, register
-from wirings.utils.checks import seed_or_none
+from wirings.rules.registry import register
+from wirings.rules.rule import EdgesLike, LayerLike, Rule, Training, choose_by
+from wirings.utils.checks import check_seed
 
 
 @register
 class Random(Rule):
-    """A fixed random graph: uniform random scores, the k largest of them, for the whole training.
+    """A fixed random graph: the k largest of uniform random scores, for the whole training.
+
+    Each layer remembers its wiring and the seed of its scores, so that a schedule of the density removes or adds edges
+    in one random order.
 
     Args:
-        seed: makes the graph the same every time; None draws one from PyTorch's generator.
-
-    Each layer remembers its wiring and the seed of its scores, so that a schedule of the density removes or adds
-    edges of one and the same random order.
+        seed: random seed of the graph; None draws one from PyTorch's generator.
     """
 
     name = "random"
+    acts_between_steps = False
+    keeps_wiring = True
+    atomic = True
 
     def __init__(self, seed: int | None = None) -> None:
-        self.seed = seed_or_none(self.name, seed)
+        self.seed = check_seed(self.name, seed)
 
-    def setup(self, layers: Sequence[Layer]) -> None:
+    def setup(self, layers: Sequence[LayerLike]) -> None:
         generator = None if self.seed is None else torch.Generator().manual_seed(self.seed)
         for layer in layers:
             seed = torch.randint(2**62, (), generator=generator)
             layer.edges.remember("seed", seed.to(layer.weight.device))
-        self.rebudget(layers)
+        self._draw(layers)
 
-    def rebudget(self, layers: Sequence[Layer]) -> None:
+    def update(self, layers: Sequence[LayerLike], training: Training, optimizer: torch.optim.Optimizer | None) -> None:
+        if training.budget_changed:
+            self._draw(layers)
+
+    def _draw(self, layers: Sequence[LayerLike]) -> None:
         # Scores come from the CPU's generator, in float32: the same graph on every device and in every precision.
         scores = [scores_of(layer).to(layer.weight.device) for layer in layers]
-        for layer, real in zip(layers, choose_together(layers, scores), strict=True):
+        for layer, real in zip(layers, choose_by(layers, scores), strict=True):
             layer.edges.remember("wiring", real)
 
-    def real(self, weight: Tensor, edges: Edges) -> Tensor:
-        return edges.wiring  # type: ignore[return-value]
+    def real(self, weight: Tensor, edges: EdgesLike) -> Tensor:
+        return edges.wiring
 
 
-def generator_of(layer: Layer, step: int = 0) -> torch.Generator:
-    """The layer's own generator of random numbers, at its beginning, or another one for every step."""
-    return torch.Generator().manual_seed((int(layer.edges.seed) + step) % 2**62)  # type: ignore[arg-type]
+def generator_of(layer: LayerLike, step: int = 0) -> torch.Generator:
+    """The layer's own random number generator, at its start; a different one for every step."""
+    return torch.Generator().manual_seed((int(layer.edges.seed) + step) % 2**62)
 
 
-def scores_of(layer: Layer) -> Tensor:
-    """The random order of a layer's edges that its seed gives: one number each."""
+def scores_of(layer: LayerLike) -> Tensor:
+    """The random order of a layer's edges that its seed gives: one number for each edge."""
     return torch.rand(layer.weight.shape, generator=generator_of(layer))

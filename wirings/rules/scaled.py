@@ -1,4 +1,4 @@
-"""A gradient that reaches real edges as it is and hallucinated ones scaled: what several rules share."""
+"""A gradient that reaches real edges unchanged and hallucinated ones scaled, shared by several rules."""
 
 from typing import Any
 
@@ -9,10 +9,14 @@ from torch import Tensor
 def scaled_through(
     weight: Tensor, value: Tensor, real: Tensor, factor: float | Tensor, allowed: Tensor | None = None
 ) -> Tensor:
-    """``value``, whose gradient goes to ``weight``: as it is where ``real``, elsewhere in ``allowed`` times ``factor``.
+    """Return ``value``, with its gradient passed to ``weight``: unchanged where ``real``, elsewhere times ``factor``.
 
-    ``value`` may be anything that was made of the weight; no gradient goes through how it was made. A ``factor`` that
-    is a tensor may change between two replays of a captured step.
+    Args:
+        weight: the weight that gets the gradient.
+        value: anything computed from the weight; no gradient flows through the computation.
+        real: a boolean mask of the real edges.
+        factor: the factor for other edges. A tensor may change between two replays of a captured step.
+        allowed: edges outside this mask get no gradient; None for all.
 
     >>> w, real = torch.tensor([3.0, -1.0, 2.0], requires_grad=True), torch.tensor([True, False, True])
     >>> scaled_through(w, torch.where(real, 2 * w, 0.0), real, 0.5).sum().backward(); w.grad

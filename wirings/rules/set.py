@@ -1,4 +1,4 @@
-"""SET, sparse evolutionary training (Mocanu and others, Nature Communications 2018)."""
+"""SET, sparse evolutionary training (Mocanu et al., Nature Communications 2018)."""
 
 import math
 from collections.abc import Sequence
@@ -7,43 +7,46 @@ import torch
 from torch import Tensor
 
 from wirings.errors import unknown
-from wirings.rules.base import Edges, Layer, choose_together, register
 from wirings.rules.optimizers import states
-from wirings.rules.planned import Planned
+from wirings.rules.planned import Periodic
 from wirings.rules.random import Random, generator_of, scores_of
-from wirings.selection import functional as primitive
-from wirings.utils.checks import number, seed_or_none, whole_number
+from wirings.rules.registry import register
+from wirings.rules.rule import EdgesLike, LayerLike, Training, choose_by
+from wirings.selection import functional, sharded
+from wirings.utils.checks import check_number, check_seed
 
 DECAYS = ("cosine", "constant")
 
 
 @register
-class SET(Planned):
+class SET(Periodic):
     """A random wiring at first. Now and then every layer loses its weakest edges, and as many others grow at random.
 
-    Hallucinated edges get no gradient and weigh zero: what has been lost is forgotten, and an edge that grows starts
-    from zero, with no momentum. Every layer keeps its number of edges. What was lost does not grow again at once. A
-    new edge that no gradient has reached, since its nodes lead nowhere, is real and weighs zero.
+    Hallucinated edges get no gradient and weigh zero: what is lost is forgotten, and an edge that grows starts from
+    zero, with no momentum. Every layer keeps its number of edges. Edges that were just lost do not grow again at once.
+    A new edge that no gradient has reached, because its nodes lead nowhere, is real and weighs zero.
 
-    In the paper three tenths of the edges are lost once an epoch, to the last one, among the smallest positive and the
-    largest negative ones, and new ones start from a random weight. By magnitude, at any step, and from zero are as in
-    later work, and the schedule is that of RigL's authors (Evci and others, 2020), who ran SET with it too: an edge
-    that starts from zero near the end, when the learning rate is small, has no time to grow. They give for ResNet50
-    with 10 % of its weights 69.6 % on ImageNet. ``decay="constant", end=1.0`` is the schedule of SET's own paper,
-    which shares edges out by the Erdős–Rényi formula that ``share="erk"`` comes from.
-
-    Args:
-        fraction: of a layer's real edges that is exchanged each time, at the beginning of training.
-        decay: how that fraction goes on: ``"cosine"``, half a wave down to 0 at ``end``, or ``"constant"``.
-        every: optimizer steps from one change to the next; None: a hundredth of training.
-        end: the fraction of training after which the wiring stays.
-        seed: of the wiring at first and of what grows; None draws one from PyTorch's generator.
-        steps: optimizer steps of the whole training; else `Wiring.plan` says it.
+    In the paper three tenths of the edges are lost once an epoch until the last one, among the smallest positive and
+    the largest negative ones, and new ones start from a random weight. Choosing by magnitude, at any step, and starting
+    from zero follow later work, and the schedule is that of RigL's authors (Evci et al., 2020), who ran SET with it
+    too: an edge that starts from zero near the end, when the learning rate is small, has no time to grow. For ResNet50
+    with 10 % of its weights they give 69.6 % on ImageNet. ``decay="constant", end=1.0`` is the schedule of SET's own
+    paper, which shares edges out by the Erdős–Rényi formula that ``share="erk"`` comes from.
 
     With ``wiring.step(optimizer)`` the optimizer's momentum of lost edges is cleared.
+
+    Args:
+        fraction: the fraction of a layer's real edges that is exchanged each time, at the beginning of training.
+        decay: how that fraction develops: ``"cosine"``, half a wave down to 0 at ``end``, or ``"constant"``.
+        every: optimizer steps from one change to the next; None for a hundredth of training.
+        end: the fraction of training after which the wiring stays.
+        seed: random seed of the first wiring and of what grows; None draws one from PyTorch's generator.
+        steps: the number of optimizer steps of the whole training; otherwise `Wiring.plan` tells it.
     """
 
     name = "set"
+    keeps_wiring = True
+    atomic = True
 
     def __init__(
         self,
@@ -54,97 +57,97 @@ class SET(Planned):
         seed: int | None = None,
         steps: int | None = None,
     ) -> None:
-        super().__init__(steps)
-        self.fraction, self.end = number(self.name, "fraction", fraction), number(self.name, "end", end)
+        super().__init__(every, steps)
+        self.fraction, self.end = check_number(self.name, "fraction", fraction), check_number(self.name, "end", end)
         if decay not in DECAYS:
             raise unknown("decay", str(decay), DECAYS)
-        self.decay, self.every = decay, None if every is None else whole_number(self.name, "every", every)
-        self.seed = seed_or_none(self.name, seed)
-        self._before: list[Tensor] | None = None  # the wirings of before a change of budgets
+        self.decay, self.seed = decay, check_seed(self.name, seed)
 
-    def setup(self, layers: Sequence[Layer]) -> None:
+    def setup(self, layers: Sequence[LayerLike]) -> None:
         Random(self.seed).setup(layers)
         for layer in layers:
-            forget(layer, wiring_of(layer), None)
+            forget(layer, layer.edges.wiring, None)
+
+    def real(self, weight: Tensor, edges: EdgesLike) -> Tensor:
+        return edges.wiring
 
     @torch.no_grad()
-    def rebudget(self, layers: Sequence[Layer]) -> None:
-        """Fewer edges: the weakest go. More: others grow, in the random order of the beginning."""
-        pooled, now = layers[0].edges.pool is not None, [wiring_of(layer).clone() for layer in layers]
-        counts = [int(torch.count_nonzero(wiring)) for wiring in now]
-        counts = [sum(counts)] * len(layers) if pooled else counts
-        budgets = [int(layer.edges.k) for layer in layers]
-        fewer = [min(k, n) for k, n in zip(budgets, counts, strict=True)]
-        kept = choose_together(layers, [layer.weight for layer in layers], fewer, now)
-        if fewer != budgets:
-            more = [k - n for k, n in zip(budgets, fewer, strict=True)]
-            scores = [scores_of(layer).to(layer.weight.device) for layer in layers]
-            others = [others_of(layer, wiring) for layer, wiring in zip(layers, kept, strict=True)]
-            grown = choose_together(layers, scores, more, others)
-            kept = [a | b for a, b in zip(kept, grown, strict=True)]
-        for layer, before, wiring in zip(layers, now, kept, strict=True):
+    def update(self, layers: Sequence[LayerLike], training: Training, optimizer: torch.optim.Optimizer | None) -> None:
+        steps = self.length(training)
+        due = self.due(training.step, steps)
+        if not due and not training.budget_changed:
+            return
+        before = [layer.edges.wiring for layer in layers]
+        now = _resized(layers, before) if training.budget_changed else before
+        rate = self._rate(training.step / steps) if due else 0.0
+        changes = []  # all are computed before the first is made, since any of them may fail
+        for layer, old, wiring in zip(layers, before, now, strict=True):
+            kept = wiring
+            if due and layer.weight.requires_grad:
+                kept, wiring = self._exchange(layer, old, wiring, rate, training.step, optimizer)
+            changes.append((kept & old, wiring))
+        for layer, (kept, wiring) in zip(layers, changes, strict=True):
             layer.edges.remember("wiring", wiring)
-            layer.weight.masked_fill_(before ^ wiring, 0.0)
-        self._before = now  # for the step that follows at once, which has the optimizer
-
-    def real(self, weight: Tensor, edges: Edges) -> Tensor:
-        return edges.wiring  # type: ignore[return-value]
-
-    @torch.no_grad()
-    def step(self, layers: Sequence[Layer], step: int, optimizer: torch.optim.Optimizer | None) -> None:
-        due, befores = self.due(layers, step), self._before
-        if due or befores is not None:
-            rate, self._before = self._rate(step / self.length(layers)) if due else 0.0, None
-            for layer, before in zip(layers, befores or [wiring_of(layer).clone() for layer in layers], strict=True):
-                kept = wiring_of(layer)
-                if due and layer.weight.requires_grad:
-                    kept = self._exchange(layer, before, step, rate, optimizer)
-                forget(layer, kept & before, optimizer)
-
-    def due(self, layers: Sequence[Layer], step: int) -> bool:
-        """Whether the wiring changes after this step."""
-        steps = self.length(layers)
-        every = max(steps // 100, 1) if self.every is None else self.every
-        return step % every == 0 and step < self.end * steps
+            forget(layer, kept, optimizer)
 
     def _rate(self, done: float) -> float:
+        """The fraction of the real edges to exchange after the fraction ``done`` of training."""
         if self.decay == "constant":
             return self.fraction
         return self.fraction * (1 + math.cos(math.pi * done / self.end)) / 2
 
     def _exchange(
-        self, layer: Layer, before: Tensor, step: int, rate: float, optimizer: torch.optim.Optimizer | None
-    ) -> Tensor:
-        """Change a layer's wiring; the edges that stay. None grows that was real ``before`` the budget changed."""
-        wiring = wiring_of(layer)
+        self,
+        layer: LayerLike,
+        before: Tensor,
+        wiring: Tensor,
+        rate: float,
+        step: int,
+        optimizer: torch.optim.Optimizer | None,
+    ) -> tuple[Tensor, Tensor]:
+        """The edges that stay, and the new wiring. No edge grows that was real ``before`` the budget changed."""
         others = others_of(layer, wiring | before)
         count = int(torch.count_nonzero(wiring))
         lost = min(int(rate * count + 1e-6), int(torch.count_nonzero(others)))
         scores = self.growth(layer, others, step, optimizer) if lost else None
         if scores is None:
-            return wiring
-        kept = primitive.choose(layer.weight, count - lost, wiring)
-        layer.edges.remember("wiring", kept | primitive.choose(scores, lost, others))
-        return kept
+            return wiring, wiring
+        # Edges that a change of the budget has added weigh zero.
+        weight = layer.weight if wiring is before else layer.weight.masked_fill(before ^ wiring, 0.0)
+        kept = functional.choose(weight, count - lost, wiring)
+        return kept, kept | functional.choose(scores, lost, others)
 
-    def growth(self, layer: Layer, others: Tensor, step: int, optimizer: torch.optim.Optimizer | None) -> Tensor | None:
-        """What the ``others`` are ranked by: the largest magnitudes grow. None: nothing changes this time."""
+    def growth(
+        self, layer: LayerLike, others: Tensor, step: int, optimizer: torch.optim.Optimizer | None
+    ) -> Tensor | None:
+        """Scores of the ``others``, of which the largest magnitudes grow; None to leave the layer unchanged."""
         generator = generator_of(layer, step)
         return torch.rand(layer.weight.shape, generator=generator).to(layer.weight.device)
 
 
-def wiring_of(layer: Layer) -> Tensor:
-    """The wiring that a layer remembers."""
-    return layer.edges.wiring  # type: ignore[return-value]
+def _resized(layers: Sequence[LayerLike], wirings: Sequence[Tensor]) -> list[Tensor]:
+    """Wirings of the budget's size: the weakest edges go, or others grow in the random order of the beginning."""
+    counts = [int(torch.count_nonzero(wiring)) for wiring in wirings]
+    counts = [sum(counts)] * len(layers) if layers[0].edges.shared else counts
+    budgets = [int(layer.edges.k) for layer in layers]
+    fewer = [min(k, n) for k, n in zip(budgets, counts, strict=True)]
+    kept = choose_by(layers, [layer.weight for layer in layers], fewer, wirings)
+    if fewer != budgets:
+        more = [k - n for k, n in zip(budgets, fewer, strict=True)]
+        scores = [scores_of(layer).to(layer.weight.device) for layer in layers]
+        others = [others_of(layer, wiring) for layer, wiring in zip(layers, kept, strict=True)]
+        grown = choose_by(layers, scores, more, others)
+        kept = [a | b for a, b in zip(kept, grown, strict=True)]
+    return [sharded.whole(wiring) for wiring in kept]
 
 
-def others_of(layer: Layer, wiring: Tensor) -> Tensor:
+def others_of(layer: LayerLike, wiring: Tensor) -> Tensor:
     """The allowed edges that are not in ``wiring``."""
     return ~wiring if layer.edges.allowed is None else layer.edges.allowed & ~wiring
 
 
 @torch.no_grad()
-def forget(layer: Layer, kept: Tensor, optimizer: torch.optim.Optimizer | None) -> None:
-    """Let all other edges weigh zero, without any momentum."""
+def forget(layer: LayerLike, kept: Tensor, optimizer: torch.optim.Optimizer | None) -> None:
+    """Set the weights of all edges that are not ``kept`` to zero, and what the optimizer remembers about them."""
     for values in (layer.weight, *states(layer, optimizer).values()):
         values.masked_fill_(~kept, 0.0)

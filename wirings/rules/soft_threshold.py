@@ -6,67 +6,68 @@ import torch
 from torch import Tensor
 
 from wirings.errors import WiringError
-from wirings.rules.base import Edges, Rule, register
+from wirings.rules.registry import register
+from wirings.rules.rule import EdgesLike, Rule
 from wirings.rules.scaled import scaled_through
-from wirings.utils.checks import number, yes_or_no
+from wirings.utils.checks import check_bool, check_number, is_number
 
 POWERS = {"soft": 1.0, "feather": 3.0, "hard": math.inf}
 
 
 @register
 class SoftThreshold(Rule):
-    """The k edges of largest magnitude are real, but shrunk, so that an edge comes in from zero and goes out to zero.
+    """The k edges of largest magnitude are real but shrunk, so that edges enter from zero and leave at zero.
 
     A real weight w is used as sign(w) · (|w|ᵖ − tᵖ)^(1/p), where the threshold t is the magnitude of the strongest
-    hallucinated edge. With p = 1 all are shrunk by t, as ST-3 does; a larger p leaves strong edges almost as they are,
-    as Feather does with p = 3. In `DNW`, where p is infinite, an edge that is swapped in starts with the whole of its
-    weight, of which the network has known nothing. The gradient is passed straight through to real edges, as if they
-    had not been shrunk, and times ``factor`` to the others.
+    hallucinated edge. With p = 1 all are shrunk by t, as in ST-3; a larger p leaves strong edges almost unchanged, as
+    in Feather with p = 3. In `DNW`, where p is infinite, an edge that is swapped in starts with its full weight, which
+    the network has never seen. The gradient is passed straight through to real edges, as if they had not been shrunk,
+    and times ``factor`` to the others.
 
-    Both methods come down from all edges to k by a cubic schedule, so give one:
+    Both methods come down from all edges to k by a cubic schedule, so set one:
 
         wire_(model, rules.get("soft_threshold", schedule="cubic"), density=0.1)
 
     ST-3 is Vanderschueren and De Vleeschouwer, WACV 2023: ResNet50 with 10 % of its weights reaches 76.03 % on
     ImageNet. Feather is Glentis Georgoulakis, Retsinas and Maragos, BMVC 2023: 76.93 %. Both rank the edges of all
-    layers together (``share="global"``). That t is the next edge's magnitude, which makes the number exact, and how
-    ``rescale`` is done, are ours. A real edge that is exactly as strong as the next one weighs zero: of weights
-    that are kept in bfloat16 one or two in a hundred do, and where all weights are equal, all of them.
+    layers together (``share="global"``). Setting t to the next edge's magnitude, which makes the number exact, and how
+    ``rescale`` works are our choices. A real edge that is exactly as strong as the next one weighs zero: of weights
+    kept in bfloat16 one or two in a hundred do, and if all weights are equal, all of them.
 
     Args:
         shape: ``"feather"``, p = 3; ``"soft"``, p = 1; ``"hard"``, no shrinking; or p itself, at least 1.
-        factor: what the gradient to hallucinated edges is multiplied by, from 0 to 1. Feather lowers it where very few
-            edges are left.
-        rescale: multiply the shrunk weights of a layer so that the sum of their magnitudes is what it was. ST-3
-            rescales what it has shrunk as well.
+        factor: the factor of the gradient of hallucinated edges, from 0 to 1. Feather lowers it when very few edges are
+            left.
+        rescale: rescale the shrunk weights of a layer so that the sum of their magnitudes is unchanged, as ST-3 does.
     """
 
     name = "soft_threshold"
     reaches = "all"
+    acts_between_steps = False
 
     def __init__(self, shape: str | float = "feather", factor: float = 1.0, rescale: bool = False) -> None:
         power = POWERS.get(shape) if isinstance(shape, str) else shape
-        if isinstance(power, bool) or not isinstance(power, (int, float)) or not power >= 1:
+        if not is_number(power) or not power >= 1:
             raise WiringError(
                 f"{self.name}: shape must be one of {', '.join(map(repr, POWERS))}, or a power of at least 1, not "
                 f"{shape!r}."
             )
         self.shape, self._power = shape, float(power)
-        self.factor, self.rescale = number(self.name, "factor", factor), yes_or_no(self.name, "rescale", rescale)
+        self.factor, self.rescale = check_number(self.name, "factor", factor), check_bool(self.name, "rescale", rescale)
 
-    def real(self, weight: Tensor, edges: Edges) -> Tensor:
+    def real(self, weight: Tensor, edges: EdgesLike) -> Tensor:
         return edges.choose(weight)
 
-    def forward(self, weight: Tensor, edges: Edges) -> Tensor:
+    def forward(self, weight: Tensor, edges: EdgesLike) -> Tensor:
         real = self.real(weight, edges)
         return scaled_through(weight, self._shrunk(weight.detach(), real, edges), real, self.factor, edges.allowed)
 
-    def _shrunk(self, weight: Tensor, real: Tensor, edges: Edges) -> Tensor:
+    def _shrunk(self, weight: Tensor, real: Tensor, edges: EdgesLike) -> Tensor:
         if self._power == math.inf:
             return torch.where(real, weight, 0.0)
         # In float32 at least: in half precision the difference of two powers has no digits left.
         size = weight.abs().to(torch.promote_types(weight.dtype, torch.float32))
-        used = torch.where(real, shrunk(size, edges.next_out(weight, real).to(size.dtype), self._power), 0.0)
+        used = torch.where(real, shrunk(size, edges.next_magnitude(weight, real).to(size.dtype), self._power), 0.0)
         if self.rescale:
             before, after = torch.where(real, size, 0.0).sum(), used.sum()
             used = used * torch.where(after > 0, before / after, 1.0)
@@ -74,9 +75,9 @@ class SoftThreshold(Rule):
 
 
 def shrunk(size: Tensor, threshold: Tensor, power: float) -> Tensor:
-    """Magnitudes of at least ``threshold``, shrunk: (sizeᵖ − thresholdᵖ)^(1/p), from 0 at the threshold on.
+    """Shrink magnitudes of at least ``threshold``: (sizeᵖ − thresholdᵖ)^(1/p), which is 0 at the threshold.
 
-    Written with the threshold's ratio to the magnitude, which no power can carry out of range.
+    Computed from the ratio of threshold and magnitude, which no power takes out of range.
 
     >>> shrunk(torch.tensor([1.0, 2.0]), torch.tensor(1.0), 3.0)
     tensor([0.0000, 1.9129])

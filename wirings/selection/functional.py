@@ -101,6 +101,12 @@ def straight_through(weight: Tensor, real: Tensor, reach: Tensor | None = None) 
     return _StraightThrough.apply(weight, real, reach)
 
 
+def next_magnitude(weight: Tensor, real: Tensor, within: Tensor | None) -> Tensor:
+    """The magnitude of the strongest edge of a weight (among those ``within``) that is not real; 0 if all are."""
+    size = weight.detach().abs().masked_fill(real, 0.0)
+    return (size if within is None else size.masked_fill(~within, 0.0)).amax()
+
+
 def _count(weight: Tensor, k: int | Tensor, allowed: Tensor | None) -> Tensor:
     """Check the arguments as far as that needs no look at the data; ``k`` as a tensor beside the weight."""
     if weight.dtype not in KEYS:

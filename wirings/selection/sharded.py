@@ -40,7 +40,7 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class Place:
+class ShardLayout:
     """Among which processes the rows of a weight are shared out, and which of them this one is."""
 
     group: Any
@@ -63,7 +63,7 @@ class Place:
         return slice(min(self.part * each, count), min((self.part + 1) * each, count))
 
 
-def place_of(weight: Any, name: str = "a weight") -> Place:
+def layout_of(weight: Any, name: str = "a weight") -> ShardLayout:
     """Where the shards of a sharded weight are; an error for layouts whose edges cannot be ranked here."""
     from torch.distributed.tensor import Replicate, Shard
 
@@ -79,13 +79,13 @@ def place_of(weight: Any, name: str = "a weight") -> Place:
         )
     mesh, dim = weight.device_mesh, shards[0] if shards else 0
     if not shards:  # every process has all of it
-        return Place(mesh.get_group(dim), 1, 0, mesh.device_type)
-    return Place(mesh.get_group(dim), mesh.size(dim), mesh.get_local_rank(dim), mesh.device_type)
+        return ShardLayout(mesh.get_group(dim), 1, 0, mesh.device_type)
+    return ShardLayout(mesh.get_group(dim), mesh.size(dim), mesh.get_local_rank(dim), mesh.device_type)
 
 
-def shard_of(tensor: Tensor, place: Place) -> Tensor:
+def shard_of(tensor: Tensor, place: ShardLayout) -> Tensor:
     """This process's rows: of a sharded tensor, or of one that every process has whole."""
-    if is_sharded(tensor) and place_of(tensor).parts > 1:
+    if is_sharded(tensor) and layout_of(tensor).parts > 1:
         return _local(tensor)
     return _local(tensor)[place.rows(tensor.shape[0])]
 
@@ -104,7 +104,7 @@ def choose(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
 class Cut:
     """Where a ranking of several weights' edges is cut off: k of them are above it, or equal and first in order."""
 
-    place: Place
+    place: ShardLayout
     dtype: torch.dtype
     key: Tensor
     """All edges with a larger key are chosen (keys order as magnitudes do), and of those with this one the first."""
@@ -114,7 +114,7 @@ class Cut:
     @classmethod
     def find(cls, weights: Sequence[Tensor], k: Tensor, allowed: Sequence[Tensor | None]) -> Cut:
         """Rank edges of several weights together. At least one is sharded; others are whole on every process."""
-        places = [place_of(weight) for weight in weights if is_sharded(weight)]
+        places = [layout_of(weight) for weight in weights if is_sharded(weight)]
         place = max(places, key=lambda one: one.parts)
         if any(one != place and one.parts > 1 for one in places):
             raise WiringError(
@@ -139,7 +139,7 @@ class Cut:
 
     def mask(self, index: int, weight: Tensor, allowed: Tensor | None) -> Tensor:
         """The chosen edges of the weight number ``index``: as a sharded mask if it is sharded, else whole."""
-        if is_sharded(weight) and place_of(weight).parts > 1:
+        if is_sharded(weight) and layout_of(weight).parts > 1:
             part, ties = _local(weight), self.ties[index, self.place.part]
             among = None if allowed is None else shard_of(allowed, self.place)
         else:
@@ -157,7 +157,7 @@ def _keys(part: Tensor, among: Tensor | None, dtype: torch.dtype) -> Tensor:
     return keys_of(part.to(dtype).contiguous(), among).reshape(-1)
 
 
-def _cut(keys: Tensor, k: Tensor, place: Place) -> tuple[Tensor, Tensor]:
+def _cut(keys: Tensor, k: Tensor, place: ShardLayout) -> tuple[Tensor, Tensor]:
     """The key of the ``k``-th edge over all processes, and how many with this key are among the k."""
     bits = torch.iinfo(keys.dtype).bits - 1
     count = -(-bits // DIGIT)
@@ -206,7 +206,7 @@ def rows_like(tensor: Any, like: Any) -> Any:
     """A tensor that is whole on every process, sharded as another one of its shape; anything else as it is."""
     if not isinstance(tensor, Tensor) or is_sharded(tensor) or tensor.shape != like.shape:
         return tensor
-    return _as_sharded(shard_of(tensor, place_of(like)).to(like.device), like)
+    return _as_sharded(shard_of(tensor, layout_of(like)).to(like.device), like)
 
 
 def whole(mask: Tensor) -> Tensor:
@@ -215,7 +215,7 @@ def whole(mask: Tensor) -> Tensor:
         return mask
     if mask.dtype != torch.bool:
         return mask.full_tensor()  # type: ignore[attr-defined]
-    place = place_of(mask, "a mask")
+    place = layout_of(mask, "a mask")
     part: Tensor = mask.to_local()  # type: ignore[attr-defined]
     if place.parts == 1:
         return part
@@ -232,7 +232,7 @@ def whole(mask: Tensor) -> Tensor:
 
 def check_alike(weight: Tensor, memory: Mapping[str, Tensor], name: str, rule: str) -> None:
     """Raise if what a rule remembers of a sharded weight is not the same on all processes."""
-    place = place_of(weight, name)
+    place = layout_of(weight, name)
     kept = {what: value.detach().contiguous().cpu() for what, value in memory.items() if not is_sharded(value)}
     sums = [zlib.crc32(value.reshape(-1).view(torch.uint8).numpy().tobytes()) for value in kept.values()]
     if not sums:
@@ -278,7 +278,7 @@ def same_memory(one: Tensor, other: Tensor) -> bool:
 
 def _largest(tensor: Tensor) -> Tensor:
     """The largest entry of all. PyTorch's own does not take shards without rows."""
-    part, place = _local(tensor), place_of(tensor)
+    part, place = _local(tensor), layout_of(tensor)
     least = float("-inf") if part.is_floating_point() else torch.iinfo(part.dtype).min
     largest = torch.cat([part.reshape(-1), part.new_full((1,), least)]).amax()
     if place.parts > 1:

@@ -46,7 +46,7 @@ def _fixed(step: Step) -> dict[str, Tensor]:
     if step.average is not None:
         tensors |= {f"average.{name}": value for name, value in step.average.state_dict().items()}
     if step.wiring is not None:  # the wiring at the last look, which swapped edges are counted from
-        tensors |= {f"seen.{i}": torch.from_numpy(seen) for i, seen in enumerate(step.wiring._seen)}
+        tensors |= {f"seen.{i}": torch.from_numpy(seen) for i, seen in enumerate(step.wiring.last_look)}
     tensors["random.cpu"] = torch.get_rng_state()
     if step.device.type == "cuda":
         tensors["random.cuda"] = torch.cuda.get_rng_state(step.device)
@@ -180,7 +180,7 @@ def restore(step: Step, tensors: dict[str, Tensor], about: dict[str, Any], path:
         except WiringError as error:
             step.model.load_state_dict(before)
             raise damaged(path, error) from error
-        step.wiring._seen = [tensors[f"seen.{i}"].numpy().copy() for i in range(len(step.wiring._seen))]
+        step.wiring.last_look = [tensors[f"seen.{i}"].numpy() for i in range(len(step.wiring.last_look))]
     if step.average is not None:
         step.average.load_state_dict(model_state(tensors, "average."))
     with torch.no_grad():

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from wirings.budgets.budget import matches
 from wirings.errors import WiringError
-from wirings.rules import Rule
 from wirings.train.settings import Settings
 from wirings.wire.handle import Wiring
 
@@ -258,6 +257,4 @@ def make_fast(step: Step, loader: Any, say: Callable[[str], None]) -> Captured |
 
 def acts_between_steps(wiring: Wiring | None) -> bool:
     """Whether the handle has anything to do after a step: a schedule, or a rule that acts."""
-    if wiring is None:
-        return False
-    return type(wiring.rule).step is not Rule.step or (wiring.budget is not None and wiring.budget.changes)
+    return wiring is not None and wiring.acts_between_steps

@@ -1,8 +1,9 @@
-"""Putting edges on a module's weight, and taking them off again so that nothing of ours is left.
+"""Putting edges on the weight of a module, and taking them off again without a trace.
 
 A wired weight is a parametrization (`torch.nn.utils.parametrize`): the optimizer's parameter stays the same object
-and holds all edges; ``module.weight`` gives what the forward pass uses. A wired model's ``state_dict`` has the plain
-model's keys, with all weights under them; what a rule remembers stands beside them as ``<weight>.wiring.<name>``.
+and holds all edges; ``module.weight`` gives what the forward pass uses. The ``state_dict`` of a wired model has the
+plain model's keys, with all weights under them; what a rule remembers is saved beside them as
+``<weight>.wiring.<name>``.
 """
 
 from __future__ import annotations
@@ -10,18 +11,17 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from wirings.rules.base import Edges
 from wirings.selection import sharded
 from wirings.utils.layers import parametrizations_of
 from wirings.wire import fsdp
+from wirings.wire.edges import Edges
 
 
 def attach(module: nn.Module, attribute: str, edges: Edges, model: nn.Module) -> None:
-    """Wire one weight of a module that is in ``model``."""
+    """Put edges on one weight of a module of ``model``."""
     module.__dict__.setdefault("_wirings_order", list(module._parameters))
     with fsdp.below(module):
         if parametrize.is_parametrized(module):
@@ -36,7 +36,7 @@ def attach(module: nn.Module, attribute: str, edges: Edges, model: nn.Module) ->
 
 
 def detach(model: nn.Module, only: Collection[Edges] | None = None) -> None:
-    """Give the plain modules back, with all weights: of every wired place in the model, or of ``only`` those edges."""
+    """Restore plain modules with all their weights, in the whole model or where ``only`` these edges are."""
     before = wired(model)
     for _, module, attribute, edges in before:
         if only is None or edges in only:
@@ -58,14 +58,12 @@ def detach(model: nn.Module, only: Collection[Edges] | None = None) -> None:
         _drop(module._load_state_dict_pre_hooks, _take_names)
     here = {edges for _, _, _, edges in left}
     gone = {edges for _, _, _, edges in before} - here
-    for together in {edges.together for edges in gone} - {None}:
-        together.drop(gone)
-    hooks = {edges.together for edges in gone} - {edges.together for edges in here}
-    if all(edges.pool is None for _, _, _, edges in left):
-        hooks.add(forget_choice)
+    for selection in {edges.selection for edges in gone}:
+        selection.drop(gone)
+    ended = {edges.selection for edges in gone} - {edges.selection for edges in here}
     for module in model.modules():
-        for hook in hooks:
-            _drop(module._forward_pre_hooks, hook)
+        for selection in ended:
+            _drop(module._forward_pre_hooks, selection)
 
 
 def _drop(hooks: dict[int, Any], ours: Any) -> None:
@@ -76,15 +74,15 @@ def _drop(hooks: dict[int, Any], ours: Any) -> None:
 def _own_class(module: nn.Module) -> None:
     """Give a parametrized module a class that no copy of it shares.
 
-    PyTorch makes one class for each parametrized module, keeps it through `copy.deepcopy`, and takes properties off it
-    when a parametrization goes: finalizing a copy would break the original.
+    PyTorch creates one class for each parametrized module, shares it with deep copies, and removes properties from it
+    when a parametrization is removed: finalizing a copy would break the original.
     """
     cls = type(module)
     module.__class__ = type(cls.__name__, cls.__bases__, {k: v for k, v in vars(cls).items() if k != "__weakref__"})
 
 
 def wired(model: nn.Module) -> list[tuple[str, nn.Module, str, Edges]]:
-    """Every wired place in the model: the weight's name, its module and attribute, its edges."""
+    """All wired weights of a model: name, module, attribute and edges. Tied weights appear at every place."""
     return [
         (f"{prefix}.{attribute}" if prefix else attribute, module, attribute, edges)
         for prefix, module in model.named_modules()
@@ -93,22 +91,14 @@ def wired(model: nn.Module) -> list[tuple[str, nn.Module, str, Edges]]:
 
 
 def _wired_here(module: nn.Module) -> list[tuple[str, Edges]]:
-    """The attributes of one module that are wired, with their edges."""
+    """The wired attributes of one module, with their edges."""
     return [
         (attribute, lists[0]) for attribute, lists in parametrizations_of(module).items() if isinstance(lists[0], Edges)
     ]
 
 
-def forget_choice(model: nn.Module, args: Any) -> None:
-    """A forward pre-hook: layers that share a budget rank their edges anew."""
-    if not torch.compiler.is_compiling():
-        for _, _, _, edges in wired(model):
-            if edges.pool is not None:
-                edges.pool.forget()
-
-
 def _keep_names(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    """After state_dict(): the plain model's keys, in its order; what rules remember comes last."""
+    """After state_dict(): rename to the plain model's keys, in its order; what rules remember comes last."""
     for attribute, _ in _wired_here(module):
         inner, plain = f"{prefix}parametrizations.{attribute}", prefix + attribute
         state[plain] = state.pop(f"{inner}.original")
@@ -120,7 +110,7 @@ def _keep_names(module: nn.Module, state: dict[str, Any], prefix: str, metadata:
 
 
 def _take_names(module: nn.Module, state: dict[str, Any], prefix: str, *args: Any) -> None:
-    """Before load_state_dict(): a plain or a wired model's keys. A plain one leaves the rule's memory as it is."""
+    """Before load_state_dict(): accept a plain or a wired model's keys. A plain one leaves rules' memory unchanged."""
     for attribute, edges in _wired_here(module):
         inner, plain = f"{prefix}parametrizations.{attribute}", prefix + attribute
         if plain in state:
@@ -143,10 +133,10 @@ def _rename(state: dict[str, Any], old: str, new: str) -> None:
 
 
 def _compute_flat_weights(module: nn.RNNBase) -> None:
-    """Let a recurrent layer take its weights from the parametrizations, once a forward pass.
+    """Let a recurrent layer read its weights from the parametrizations, once a forward pass.
 
-    It keeps a list of its own, which would go stale. Its class is its own since it was parametrized, so it can be
-    given a list that is computed.
+    It keeps a list of them, which would go stale. Since it was parametrized its class is its own, so the list can be
+    replaced by a property.
     """
     module.__dict__.pop("_flat_weights", None)
     cls: Any = type(module)

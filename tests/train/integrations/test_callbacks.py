@@ -114,7 +114,7 @@ def test_lightning_passes_the_training_length_and_the_optimizer_to_the_rule(tmp_
     module = lightning_module()
     wiring = wirings.wire_(module.model, "sparse_momentum", density=0.25)  # only a part of the module
     fit(module, WiringCallback(wiring, log=False, finalize=False), tmp_path, epochs=2)
-    assert wiring.layers[0].edges.planned == 12
+    assert wiring.planned == 12
     assert sum(report.edges for report in wiring.look()) == 96
     wirings.finalize_(module)
 
@@ -243,7 +243,7 @@ def test_trainer_passes_the_training_length_and_the_optimizer_to_the_rule(tmp_pa
     module = ForTrainer()
     wiring = wirings.wire_(module.model, "sparse_momentum", density=0.25)
     trainer = train(module, WiringCallback(wiring, log=False, finalize=False), tmp_path, steps=12)
-    assert wiring.layers[0].edges.planned == 12
+    assert wiring.planned == 12
     assert sum(report.edges for report in wiring.look()) == 96
     assert not any("wiring/edges" in line for line in trainer.state.log_history)
     wirings.finalize_(module)

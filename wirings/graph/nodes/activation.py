@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from wirings.errors import unknown
 from wirings.graph.nodes.base import ALL, Node, NodeFunction, register
 from wirings.graph.nodes.plain import Plain
-from wirings.utils.checks import yes_or_no
+from wirings.utils.checks import check_bool
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -73,7 +73,7 @@ class ActivationNode(Node):
 
     def __post_init__(self) -> None:
         get_activation(self.activation)
-        yes_or_no("ActivationNode", "bias", self.bias)
+        check_bool("ActivationNode", "bias", self.bias)
 
     def build(self, nodes: int, sends: bool = True, receives: bool = True) -> NodeFunction:
         return Activations(self, nodes) if receives else Plain()

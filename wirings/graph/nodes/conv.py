@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from wirings.errors import WiringError, unknown
 from wirings.graph.nodes.activation import ZERO_AT_ZERO, get_activation
 from wirings.graph.nodes.base import ALL, Node, NodeCost, NodeFunction, register
-from wirings.utils.checks import whole_number, yes_or_no
+from wirings.utils.checks import check_bool, check_int
 
 PARTS = ("norm", "activation", "conv")
 BATCH_MOMENTUM = 0.1  # PyTorch's default
@@ -251,9 +251,9 @@ class ConvNode(Node):
         twice = set(self.before) & set(self.after)
         if twice:
             raise WiringError(f"ConvNode: {twice.pop()!r} is in both before= and after=; name it in one of them.")
-        whole_number("ConvNode", "stride", self.stride)
-        whole_number("ConvNode", "kernel", self.kernel)
-        yes_or_no("ConvNode", "pad", self.pad)
+        check_int("ConvNode", "stride", self.stride)
+        check_int("ConvNode", "kernel", self.kernel)
+        check_bool("ConvNode", "pad", self.pad)
         if self.kernel % 2 == 0:
             raise WiringError(f"ConvNode: kernel must be odd, so that it has a centre, got {self.kernel}.")
         if self.dims not in MAP_DIMS:

@@ -15,7 +15,7 @@ from wirings.graph.nodes.activation import ActivationNode
 from wirings.graph.nodes.base import ALL, Node, NodeCost, NodeFunction, NodeRecipe, register
 from wirings.graph.nodes.build import build
 from wirings.graph.nodes.plain import PlainNode
-from wirings.utils.checks import whole_number
+from wirings.utils.checks import check_int
 
 
 class Grouped(NodeFunction):
@@ -85,7 +85,7 @@ class Groups(Node):
                 raise WiringError(f"Groups: {name} must be a list, got {getattr(self, name)!r}.")
             object.__setattr__(self, name, tuple(getattr(self, name)))
         for count in self.counts:
-            whole_number("Groups", "each count", count)
+            check_int("Groups", "each count", count)
         if len(self.counts) != len(self.kinds) or not self.counts:
             raise WiringError(f"Groups: got {len(self.counts)} counts for {len(self.kinds)} kinds of nodes.")
 

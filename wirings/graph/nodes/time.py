@@ -14,7 +14,7 @@ from wirings.errors import WiringError
 from wirings.graph.nodes.activation import ActivationNode, by_node
 from wirings.graph.nodes.base import Node, NodeCost, NodeFunction, NodeRecipe, register
 from wirings.graph.nodes.build import build
-from wirings.utils.checks import whole_number
+from wirings.utils.checks import check_int
 
 
 class Stepwise(NodeFunction):
@@ -84,7 +84,7 @@ class PerStep(Node):
         return cls(ActivationNode("tanh", bias=True), steps=3)
 
     def __post_init__(self) -> None:
-        whole_number("PerStep", "steps", self.steps)
+        check_int("PerStep", "steps", self.steps)
 
     def build(self, nodes: int, sends: bool = True, receives: bool = True) -> NodeFunction:
         functions = [build(self.node, nodes, "PerStep", sends, receives) for _ in range(self.steps)]

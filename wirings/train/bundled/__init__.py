@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from wirings.errors import unknown
 from wirings.train import checkpoint
-from wirings.wire.wire import finalize_
+from wirings.wire.finalize import finalize_
 
 FOLDER = Path(__file__).parent
 

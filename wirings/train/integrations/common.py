@@ -11,8 +11,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from wirings.errors import WiringError
+from wirings.wire.finalize import finalize_
 from wirings.wire.handle import Wiring
-from wirings.wire.wire import finalize_
 
 
 def check_handle(wiring: object, model: nn.Module | None = None) -> None:

@@ -1,0 +1,179 @@
+"""When ``wiring.step`` raises, everything that it touched is as before."""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import wirings
+from wirings import rules
+from wirings.selection import functional
+
+STEPS = 8
+OPTIONS: dict[str, dict[str, Any]] = {
+    "gmp": {"every": 1},
+    "l1_anneal": {"every": 1},
+    "nm": {"n": 1, "m": 2},
+    "rigl": {"every": 2, "end": 1.0},
+    "set": {"every": 2},
+    "sparse_momentum": {"every": 2},
+    "top_kast": {"exploration": 0.01},
+}
+
+
+def build(rule: str | rules.Rule, share: str = "uniform") -> tuple[nn.Module, wirings.Wiring, torch.optim.Optimizer]:
+    """A model of two layers whose budget changes after every step, trained for three of them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 10), nn.Tanh(), nn.Linear(10, 8))
+    made = rules.get(rule, **OPTIONS.get(rule, {})) if isinstance(rule, str) else rule
+    budget: dict[str, Any] = {"density": wirings.LinearSchedule(0.9, 0.2, steps=STEPS), "share": share}
+    wiring = wirings.wire_(model, made, **({} if made.own_budget else budget))
+    wiring.plan(STEPS)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(3):
+        train(model, optimizer)
+        wiring.step(optimizer)
+    train(model, optimizer)
+    return model, wiring, optimizer
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    model(torch.randn(4, 12)).square().mean().backward()
+    optimizer.step()
+
+
+def everything(model: nn.Module, wiring: wirings.Wiring, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """All that a step may touch: parameters, buffers, optimizer state, the rule and the handle."""
+    return copy.deepcopy(
+        {
+            "parameters": dict(model.named_parameters()),
+            "buffers": dict(model.named_buffers()),
+            "saved": sorted(model.state_dict()),
+            "optimizer": optimizer.state_dict(),
+            "rule": vars(wiring.rule),
+            "handle": wiring.state_dict(),
+            "masks": wiring.masks(),
+            "swapped": [report.swapped for report in wiring.report()],
+        }
+    )
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
+
+
+class Careless(rules.Rule):
+    """Changes whatever it can before it raises in the middle of the layers."""
+
+    name = "careless"
+    fails = False
+    count = 0
+
+    def real(self, weight: Tensor, edges: rules.EdgesLike) -> Tensor:
+        return edges.choose(weight)
+
+    @torch.no_grad()
+    def update(self, layers: Sequence[rules.LayerLike], training: rules.Training, optimizer: Any) -> None:
+        if not self.fails:
+            return
+        self.count += 1
+        for number, layer in enumerate(layers):
+            if number == 1:
+                raise RuntimeError("in the middle")
+            layer.weight.neg_()
+            layer.weight[0] = 7.0
+            layer.weight[1:, 2].zero_()
+            layer.weight.data.add_(1.0)
+            weight = layer.weight
+            weight *= 2
+            torch.add(weight, 1.0, out=weight)
+            layer.edges.k.fill_(1)
+            layer.edges.remember("score", torch.ones_like(layer.weight))
+            layer.edges.remember("passing", torch.ones(1), saved=False)
+            optimizer.state[layer.weight]["momentum_buffer"].fill_(3.0)
+            optimizer.state[layer.weight]["more"] = torch.ones(1)
+            optimizer.param_groups[0]["lr"] = 5.0
+            torch._foreach_mul_([layers[1].weight], 2.0)
+
+
+@pytest.mark.parametrize("share", ["uniform", "global"])
+def test_a_rule_that_raises_in_the_middle_changes_nothing(share: str) -> None:
+    rule = Careless()
+    model, wiring, optimizer = build(rule, share)
+    rule.fails = True
+    before = everything(model, wiring, optimizer)
+    with pytest.raises(RuntimeError, match="in the middle"):
+        wiring.step(optimizer)
+    after = everything(model, wiring, optimizer)
+    assert [key for key in before if not same(before[key], after[key])] == []
+    rule.fails = False
+    wiring.step(optimizer)
+    assert wiring.steps == 4
+
+
+@pytest.mark.parametrize("share", ["uniform", "global"])
+@pytest.mark.parametrize("rule", rules.names())
+def test_unsuitable_optimizers_change_nothing(rule: str, share: str) -> None:
+    if rules.get(rule).own_budget and share == "global":
+        pytest.skip("takes no budget")
+    model, wiring, optimizer = build(rule, share)
+    part = torch.optim.SGD([wiring.layers[0].weight, model[0].bias], lr=0.1, momentum=0.9)
+    part.state.update({p: optimizer.state[p] for p in part.param_groups[0]["params"]})
+    before = everything(model, wiring, optimizer)
+    for unsuitable in (part, None, "adam"):
+        try:
+            wiring.step(unsuitable)  # type: ignore[arg-type]
+        except wirings.WiringError:
+            after = everything(model, wiring, optimizer)
+            assert [key for key in before if not same(before[key], after[key])] == []
+        else:  # the rule does not need the optimizer
+            assert rule not in ("rigl", "sparse_momentum", "str", "l1_anneal", "top_kast")
+            before = everything(model, wiring, optimizer)
+
+
+@pytest.mark.parametrize("share", ["uniform", "global"])
+@pytest.mark.parametrize("rule", rules.names())
+def test_a_selection_that_fails_half_way_changes_nothing(
+    rule: str, share: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of the selections in a step is the one that fails."""
+    if rules.get(rule).own_budget and share == "global":
+        pytest.skip("takes no budget")
+    model, wiring, optimizer = build(rule, share)
+    before = everything(model, wiring, optimizer)
+    for allowed in range(20):
+        calls = 0
+
+        def counted(plain: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any) -> Any:
+                nonlocal calls
+                calls += 1
+                if calls > allowed:  # noqa: B023
+                    raise MemoryError
+                return plain(*args)
+
+            return call
+
+        with monkeypatch.context() as patch:
+            for name in ("choose", "real_edges_of"):
+                patch.setattr(functional, name, counted(getattr(functional, name)))
+            try:
+                wiring.step(optimizer)
+            except MemoryError:
+                pass
+            else:
+                break
+        after = everything(model, wiring, optimizer)
+        assert [key for key in before if not same(before[key], after[key])] == [], allowed
+    assert wiring.steps == 4
+    assert not same(before["handle"], wiring.state_dict())

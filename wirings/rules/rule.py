@@ -1,0 +1,196 @@
+"""The contract of a rule: how a wiring is chosen, and how it changes.
+
+A rule sees the weights of layers, their edges (`EdgesLike`), where training stands (`Training`) and the optimizer, but
+never the model. Its callers (`wirings.wire_`, the handle, `wirings.finalize_`, the graphs) know this contract alone:
+
+- `Rule.setup` is called once, when all layers are wired: the rule chooses and remembers what it needs. What it
+  remembers goes into buffers of the edges, and so into checkpoints.
+- `Rule.forward` gives the weight of the forward pass and, through autograd, decides where the gradient goes. It may
+  look at ``edges.training`` (targeted dropout), use more than k edges in training (annealing), or shrink weights (soft
+  thresholds).
+- `Rule.real` gives the wiring: a mask of exactly k edges, those that remain in evaluation and when the model is
+  finalized.
+- `Rule.update` is called after every optimizer step, and is the only way in which a rule is told anything: the number
+  of the step, the planned length of training, and whether a schedule has just changed the budgets. What it does is a
+  function of these and of what was remembered, so that a resumed run continues in the same way.
+
+Everything else is a declaration: see the attributes of `Rule`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from wirings.selection.service import Selection
+
+
+class EdgesLike(Protocol):
+    """The edges of one weight, as a rule sees them. `wirings.wire.edges.Edges` implements it.
+
+    What the rule remembers (`remember`) is an attribute: ``edges.remember("score", …)`` makes ``edges.score``.
+    """
+
+    k: Tensor
+    """The number of real edges: a scalar tensor; with a shared budget, that of all layers together."""
+    allowed: Tensor | None
+    """A boolean mask of the edges that may exist, or None for all."""
+    left: Tensor | None
+    """The edges that are left of the allowed ones, for rules that remove edges permanently and remember ``left``."""
+    possible: int
+    """The number of allowed edges."""
+    training: bool
+    place: int
+    """The position of the layer among those of its selection."""
+    selection: Selection
+
+    @property
+    def shared(self) -> bool:
+        """Whether all layers share one budget (``share="global"``)."""
+
+    def peers(self) -> Sequence[EdgesLike]:
+        """The edges of all layers that share the budget with these, in order; only these with a budget of their own."""
+
+    def density(self) -> Tensor:
+        """The fraction of the allowed edges that is real, of all that share the budget."""
+
+    def within(self) -> Tensor | None:
+        """The edges that may be chosen: the allowed ones, or ``left``; None for all."""
+
+    def choose(self, weight: Tensor) -> Tensor:
+        """A mask of the budget's number of edges of largest magnitude."""
+
+    def choose_more(self, weight: Tensor, density: float) -> Tensor:
+        """A mask of the strongest edges up to a larger density."""
+
+    def next_magnitude(self, weight: Tensor, real: Tensor) -> Tensor:
+        """The magnitude of the strongest edge that is not real; 0 if all are."""
+
+    def keep(self, weight: Tensor) -> Tensor:
+        """The chosen edges, zeros elsewhere; the gradient is passed straight through to all allowed edges."""
+
+    def remember(self, name: str, value: Tensor, saved: bool = True) -> None:
+        """Keep a tensor with the model: saved, loaded and moved with it."""
+
+    def __getattr__(self, name: str) -> Any: ...
+
+
+class LayerLike(Protocol):
+    """One wired weight, as a rule sees it. `wirings.wire.layer.Layer` implements it."""
+
+    @property
+    def name(self) -> str:
+        """The name of the weight in the model, such as ``"conv1.weight"``."""
+
+    @property
+    def module(self) -> nn.Module: ...
+
+    @property
+    def edges(self) -> Any:
+        """The edges of the weight, an `EdgesLike`."""
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """The parameter with all weights, hallucinated ones included; the one that the optimizer trains."""
+
+    def receivers(self) -> Tensor:
+        """The node that each edge leads to: int32 numbers of a shape that broadcasts to the weight's."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """Where training stands after an optimizer step, as `Rule.update` is told."""
+
+    step: int
+    """The number of optimizer steps that were made, at least 1."""
+    steps: int | None = None
+    """The planned number of optimizer steps (`Wiring.plan`), or None if it is unknown."""
+    budget_changed: bool = False
+    """Whether a schedule has changed the layers' budgets (``edges.k``) since the last update."""
+    steps_before: int | None = None
+    """The planned number of steps at the last update, for rules with a schedule: a plan may change half-way."""
+
+
+class Rule(ABC):
+    """How a wiring is chosen, and how it changes. The module's docstring describes the contract."""
+
+    name: ClassVar[str]
+    own_budget: ClassVar[bool] = False
+    """Whether the rule fixes the number of edges itself, by `budget`, and takes none from the caller."""
+    moves_budget: bool = False
+    """Whether the rule moves edges between layers, by writing ``edges.k``; then only their sum is the budget's."""
+    layers_only: ClassVar[bool] = False
+    """Whether the rule wires layers only, not neural graphs, whose edges form no matrix."""
+    removes_permanently: ClassVar[bool] = False
+    """Whether removed edges never come back, so that a schedule must not rise."""
+    reaches: ClassVar[str] = "real"
+    """Whose gradient training needs: ``"real"`` edges, ``"some"`` others too (or in some steps), or ``"all"`` edges."""
+    acts_between_steps: ClassVar[bool] = True
+    """Whether `update` may do something after any step. Otherwise it is called only when the budget has changed."""
+    keeps_wiring: ClassVar[bool] = False
+    """Whether the rule remembers its wiring. Then a global budget of multiply-adds is shared out over layers once;
+    otherwise the layers' numbers of edges follow the weights."""
+    atomic: ClassVar[bool] = False
+    """Whether `update` changes nothing before everything in it that can fail has succeeded. For other rules the handle
+    keeps a copy of every tensor that an update changes, to restore it after an error."""
+    schedule: Any = None
+    """How layers come down to their budgets over training, for any rule: see `wirings.rules.get`."""
+
+    def budget(self, allowed: int, shape: tuple[int, ...]) -> int:
+        """The number of edges of a weight, for rules with ``own_budget``.
+
+        Args:
+            allowed: the number of allowed edges.
+            shape: the shape of the weight.
+        """
+        raise NotImplementedError
+
+    def setup(self, layers: Sequence[LayerLike]) -> None:  # noqa: B027 - most rules have nothing to prepare
+        """Choose and remember what the rule needs. Called once, after all layers were wired."""
+
+    def update(  # noqa: B027 - pure functions of the weights have nothing to do
+        self, layers: Sequence[LayerLike], training: Training, optimizer: torch.optim.Optimizer | None
+    ) -> None:
+        """Act after an optimizer step.
+
+        Args:
+            layers: all wired layers.
+            training: where training stands.
+            optimizer: what the user passed to ``wiring.step()``, or None.
+        """
+
+    @abstractmethod
+    def real(self, weight: Tensor, edges: EdgesLike) -> Tensor:
+        """The wiring: a boolean mask with exactly the budget's number of true entries."""
+
+    def forward(self, weight: Tensor, edges: EdgesLike) -> Tensor:
+        """The weight that the forward pass uses. By default only real edges are used and get a gradient."""
+        return torch.where(self.real(weight, edges), weight, 0.0)
+
+    def used(self, weight: Tensor, edges: EdgesLike) -> Tensor | None:
+        """The edges used in training, over whose gradients a norm is clipped; None for all that have one."""
+        return self.real(weight, edges)
+
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{key}={value!r}" for key, value in sorted(vars(self).items()) if key[0] != "_")
+        return f"{type(self).__name__}({settings})"
+
+
+def choose_by(
+    layers: Sequence[LayerLike],
+    scores: Sequence[Tensor],
+    counts: Sequence[int | Tensor] | None = None,
+    within: Sequence[Tensor | None] | None = None,
+) -> list[Tensor]:
+    """Masks of the edges whose ``scores`` have the largest magnitude: `wirings.selection.service.Selection.choose_by`.
+
+    For rules that rank something other than the weights, such as random numbers or momentum, or that choose another
+    number of edges than the budget's.
+    """
+    selection: Selection = layers[0].edges.selection
+    return selection.choose_by(layers, scores, counts, within)  # type: ignore[arg-type]

@@ -1,0 +1,145 @@
+"""The edges of one weight: the parametrization that `wirings.wire_` puts on it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from wirings.selection import sharded
+from wirings.utils.transforms import in_transform
+
+if TYPE_CHECKING:
+    from wirings.rules.rule import Rule
+    from wirings.selection.service import Selection
+
+
+class Edges(nn.Module):
+    """The edges of one weight: how many are real, which are allowed, and what the rule remembers about them.
+
+    Called with the weight, it returns the weight of the forward pass.
+
+    Args:
+        rule: the rule, shared by all edges of a model.
+        k: the number of real edges; with a shared budget, that of all layers together.
+        possible: the number of allowed edges.
+        allowed: a boolean mask of the weight's shape, or None if all edges are allowed.
+        selection: chooses the edges of all layers that were wired together.
+        saved: whether ``k`` changes over training and therefore belongs in a checkpoint.
+    """
+
+    k: Tensor
+    allowed: Tensor | None
+    left: Tensor | None
+
+    def __init__(
+        self, rule: Rule, k: int, possible: int, allowed: Tensor | None, selection: Selection, saved: bool = False
+    ) -> None:
+        super().__init__()
+        self.rule, self.possible, self.selection = rule, possible, selection
+        self.place = 0
+        """The position of the weight among those of its selection."""
+        self.end: int | None = None
+        """What k comes to if a schedule moves it."""
+        # A tensor, so that a schedule can change it under torch.compile and in captured CUDA graphs. It is saved only
+        # if the rule or a schedule moves it; otherwise it follows from the call that wired the model.
+        self.register_buffer("k", torch.tensor(k, dtype=torch.int64), persistent=rule.moves_budget or saved)
+        self.register_buffer("allowed", allowed, persistent=False)
+        self.register_buffer("left", None)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        if sharded.is_sharded(weight):  # accessed outside of the forward pass, where weights are whole
+            with sharded.on_shards():
+                used = self.rule.forward(weight, self)
+        else:
+            used = self.rule.forward(weight, self)
+        if used is not weight and not torch.compiler.is_compiling() and not in_transform(weight):
+            used._all_edges = weight.detach()  # type: ignore[attr-defined]  # for right_inverse
+            # `torch.distributed.checkpoint` follows the names in a state_dict, such as fc.weight.wiring.seed.
+            used.wiring = self  # type: ignore[attr-defined]
+        return used
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        """Set all edges, hallucinated ones included, when something is assigned to a wired weight.
+
+        Assigning a value that was read from a wired weight restores all its edges, not just the real ones. So code that
+        saves ``module.weight``, assigns something else and restores it (as `torch.func.functional_call` does) loses
+        nothing.
+        """
+        return getattr(weight, "_all_edges", weight)
+
+    def real(self, weight: Tensor, fresh: bool = False) -> Tensor:
+        """The wiring that the rule gives this weight: a boolean mask.
+
+        Args:
+            weight: the parameter with all weights.
+            fresh: ignore what was chosen before, for callers outside a forward pass: an optimizer may have changed
+                weights without a trace.
+        """
+        if fresh and self.shared:
+            self.selection.forget()
+        with torch.no_grad(), sharded.on_shards(sharded.is_sharded(weight)):
+            return self.rule.real(weight.detach(), self)
+
+    def remember(self, name: str, value: Tensor, saved: bool = True) -> None:
+        """Keep a tensor as the rule's memory: it is saved and loaded with the model, and moves with it to a device.
+
+        The name ``left`` is special: these are the edges that can still be chosen, for rules that remove edges
+        permanently. Masks are whole on every process, even of a sharded weight, since the forward pass sees whole
+        weights; other tensors are sharded if they are at first.
+
+        Args:
+            name: the attribute under which the tensor is found.
+            value: the tensor; copied into the one remembered under this name, if there is one.
+            saved: whether it belongs in checkpoints. What follows from the call that wired the model does not.
+        """
+        now = self._buffers.get(name)
+        if value.dtype == torch.bool or (now is not None and not sharded.is_sharded(now)):
+            value = sharded.whole(value)
+        if now is not None:
+            now.copy_(value)
+        else:
+            self.register_buffer(name, value, persistent=saved)
+
+    def memory(self) -> dict[str, Tensor]:
+        """What the rule remembers or learns and a checkpoint holds, by name."""
+        passing = self._non_persistent_buffers_set
+        kept = {name: b for name, b in self._buffers.items() if name not in passing and b is not None}
+        return kept | {name: p for name, p in self._parameters.items() if p is not None}
+
+    @property
+    def shared(self) -> bool:
+        """Whether all layers that were wired together share one budget (``share="global"``)."""
+        return self.selection.shared
+
+    def peers(self) -> list[Edges]:
+        """The edges of all layers that share the budget with these, in order; only these with a budget of their own."""
+        return [layer.edges for layer in self.selection.layers] if self.selection.shared else [self]
+
+    def density(self) -> Tensor:
+        """The fraction of the allowed edges that is real: of this weight, or of all that share the budget."""
+        return self.k / sum(edges.possible for edges in self.peers())
+
+    def within(self) -> Tensor | None:
+        """The edges that may be chosen: the allowed ones, or what the rule has left of them; None for all."""
+        return self.allowed if self.left is None else self.left
+
+    def choose(self, weight: Tensor) -> Tensor:
+        """A mask of the budget's number of edges of largest magnitude, in this weight or over all layers."""
+        return self.selection.choose(self, weight)
+
+    def choose_more(self, weight: Tensor, density: float) -> Tensor:
+        """A mask of the strongest edges up to a larger ``density``, or of the budget's number if that is more."""
+        return self.selection.choose_more(self, weight, density)
+
+    def next_magnitude(self, weight: Tensor, real: Tensor) -> Tensor:
+        """The magnitude of the strongest edge that is not real, 0 if all are; with a shared budget, of all layers."""
+        return self.selection.next_magnitude(self, weight, real)
+
+    def keep(self, weight: Tensor) -> Tensor:
+        """The chosen edges, zeros elsewhere; the gradient is passed straight through to every allowed edge."""
+        return self.selection.keep(self, weight)
+
+    def extra_repr(self) -> str:
+        return f"{self.rule!r}, k={int(self.k)}" + (" (over all layers)" if self.shared else "")

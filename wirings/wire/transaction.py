@@ -1,0 +1,99 @@
+"""An update that fails leaves nothing behind: weights, optimizer state, budgets and what the rule remembers.
+
+Rules that declare themselves `Rule.atomic` compute everything before they change anything, so that only the budgets,
+which the handle has changed before it asked the rule, are restored. While any other rule acts, a copy of every tensor
+is kept before PyTorch changes it in place. Writes that bypass PyTorch's operators (through NumPy) are not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from wirings.rules.rule import Rule
+from wirings.wire.layer import Layer
+
+
+@contextmanager
+def undone_on_error(
+    rule: Rule, layers: Sequence[Layer], optimizer: Any, budgets: Sequence[int] | None
+) -> Iterator[None]:
+    """Set new budgets and let the rule act; if it raises, restore everything that was changed.
+
+    Args:
+        rule: the rule that is about to act.
+        layers: the wired layers.
+        optimizer: the optimizer that the rule may change, or None.
+        budgets: the new number of edges of every layer, or None if they have not changed.
+    """
+    saved = [] if budgets is None else [(layer.edges.k, layer.edges.k.clone()) for layer in layers]
+    journal = None if rule.atomic else _Journal(rule, layers, optimizer)
+    try:
+        if budgets is not None:
+            for layer, k in zip(layers, budgets, strict=True):
+                layer.edges.k.fill_(k)
+        if journal is None:
+            yield
+        else:
+            with journal:
+                yield
+    except BaseException:
+        if journal is not None:
+            journal.restore()
+        with torch.no_grad():
+            for number, before in saved:
+                number.copy_(before)
+        raise
+
+
+class _Journal(TorchFunctionMode):
+    """Keeps a copy of every tensor that is changed in place, and what the rule, edges and optimizer refer to."""
+
+    def __init__(self, rule: Rule, layers: Sequence[Layer], optimizer: Any) -> None:
+        super().__init__()
+        self._changed: list[tuple[Tensor, Tensor]] = []
+        self._seen: set[int] = set()
+        holders: list[dict[Any, Any]] = [vars(rule)]
+        for layer in layers:
+            edges = layer.edges
+            holders += [edges._buffers, edges._parameters]
+        if optimizer is not None:
+            holders += [optimizer.state, *optimizer.state.values(), *optimizer.param_groups]
+        self._holders = [(holder, dict(holder)) for holder in holders]
+        self._unsaved = [(layer.edges, set(layer.edges._non_persistent_buffers_set)) for layer in layers]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for tensor in _written(getattr(func, "__name__", ""), args, kwargs or {}):
+            if id(tensor) not in self._seen:
+                self._seen.add(id(tensor))
+                self._changed.append((tensor, tensor.detach().clone()))
+        return func(*args, **(kwargs or {}))
+
+    def restore(self) -> None:
+        """Undo all changes, the latest first, since tensors may share memory."""
+        with torch.no_grad():
+            for tensor, before in reversed(self._changed):
+                tensor.copy_(before)
+        for holder, before_ in self._holders:
+            holder.clear()
+            holder.update(before_)
+        for edges, names in self._unsaved:
+            edges._non_persistent_buffers_set = names
+
+
+def _written(name: str, args: Any, kwargs: Any) -> list[Tensor]:
+    """The tensors that a call of this name writes to: in-place methods, assignment to items or ``data``, ``out=``."""
+    in_place = (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE
+    found = [kwargs.get("out"), args[0] if in_place and args else None]
+    return [x for one in found for x in (one if isinstance(one, (list, tuple)) else [one]) if isinstance(x, Tensor)]
+
+
+_IN_PLACE = {"__setitem__", "__set__"} | {
+    f"__i{operator}__"
+    for operator in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
+}
