@@ -16,7 +16,8 @@ if not __package__:  # run as a file: this folder must not hide Python's own mod
 from matplotlib.figure import Figure
 
 from wirings.draw.curves import COLOURS, MARKS
-from wirings.train import recipes, tables
+from wirings.train import recipes
+from wirings.train.tables import paper as tables
 
 TABLE = "resnet"
 BEYOND = "ste/resnet-soft_threshold-"  # the rule of the leaderboard that is best where few weights are left

@@ -54,7 +54,7 @@ def test_a_run_in_the_terminal_as_a_page_and_as_pictures(run: Path) -> None:
 def test_a_run_without_history(run: Path) -> None:
     (run / "history.wirings").unlink()
     said = call("show", "run")
-    assert "run has no history (history.wirings): what you see is its wiring at the end." in said
+    assert "run has no history (history.wirings): this is its wiring at the end." in said
     assert "records" not in said
     assert "114 nodes, 200 of 4,880" in said
     said = call("show", "run", "--html")
@@ -68,7 +68,7 @@ def test_a_damaged_history(run: Path) -> None:
     path.write_bytes(good[:-10])
     said = call("show", "run")
     assert "history.wirings is damaged: it ends inside chunk" in said
-    assert "What you see is good, up to step 6." in said
+    assert "It is shown up to step 6, which is intact." in said
     path.write_bytes(good[:40])
     with pytest.raises(WiringError, match="is damaged, and nothing of it can be read: it ends inside chunk 1"):
         call("show", "run")
@@ -86,7 +86,7 @@ def test_a_network_that_comes_with_the_package(tmp_path: Path, monkeypatch: pyte
 
 def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(WiringError, match="nothing is no folder of a run"):
+    with pytest.raises(WiringError, match="nothing is not the folder of a run"):
         call("show", "nothing")
     with pytest.raises(WiringError, match="give --html as well"):
         call("show", "nothing", "-o", "x.html")

@@ -19,7 +19,7 @@ from wirings import ContinuousGraph, DiscreteGraph, StaticGraph, WiringError, mo
 from wirings.graph import ActivationNode, ConvNode, Groups, NodeFunction, PerStep, PlainNode, TimeNode
 from wirings.models.mobilenet import STAGES, edges_of_width
 from wirings.profiling import Profile, Row, profile
-from wirings.train.untrained import opened
+from wirings.train.networks import open_network
 
 
 def counts(counted: Profile | Row) -> tuple[int, ...]:
@@ -577,4 +577,4 @@ def test_mistakes(call: Any, message: str) -> None:
 
 def test_a_network_without_classes() -> None:
     with pytest.raises(WiringError, match="a network has at least one class, not 0"):
-        opened("table2/dnw", classes=0)
+        open_network("table2/dnw", classes=0)
