@@ -576,5 +576,5 @@ def test_mistakes(call: Any, message: str) -> None:
 
 
 def test_a_network_without_classes() -> None:
-    with pytest.raises(WiringError, match="a network has at least one class, not 0"):
+    with pytest.raises(WiringError, match="classes must be at least 1, got 0"):
         open_network("table2/dnw", classes=0)

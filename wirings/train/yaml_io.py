@@ -25,7 +25,9 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         keys = [key for key, _ in node.value if isinstance(key.value, str)]
         for place, key in enumerate(keys):
             if key.value in {other.value for other in keys[:place]}:
-                raise yaml.constructor.ConstructorError(None, None, f"found the key {key.value!r} twice", key.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"found the key {key.value!r} twice", key.start_mark
+                )
         return super().construct_mapping(node, deep)
 
 
