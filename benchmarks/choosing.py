@@ -6,8 +6,10 @@ from pathlib import Path
 
 from wirings import rules
 from wirings.budgets.schedules import RAMP
-from wirings.train import leaderboard, recipes, tables
-from wirings.train.leaderboard import Board, Standing
+from wirings.train import recipes
+from wirings.train.tables import leaderboard
+from wirings.train.tables import paper as tables
+from wirings.train.tables.leaderboard import Leaderboard, Standing
 
 ROOT = Path(__file__).parents[1]
 WHEN = {
@@ -59,12 +61,12 @@ def choosing(folder: Path = ROOT / "results") -> str:
     return "\n".join([*lines, "", NOTE])
 
 
-def _time(rule: str, board: Board) -> str:
+def _time(rule: str, board: Leaderboard) -> str:
     timed = [one for one in board.standings if one.rule == rule and one.ratio is not None]
     return f"{(_plain(timed) or timed[0]).ratio:.2f} ×" if timed else "–"
 
 
-def _of(rule: str, board: Board) -> list[Standing]:
+def _of(rule: str, board: Leaderboard) -> list[Standing]:
     """The rows of a rule that have results, the best first."""
     return [one for one in board.standings if one.rule == rule and one.row.mean is not None]
 
@@ -74,7 +76,7 @@ def _plain(found: list[Standing]) -> Standing | None:
     return next((one for one in found if not _variant(one)), None)
 
 
-def _reached(rule: str, board: Board, folder: Path, dense: str) -> str:
+def _reached(rule: str, board: Leaderboard, folder: Path, dense: str) -> str:
     if rule == "dense":
         row = tables.row_of(recipes.get(dense), folder)
         return _cell(row, "")
@@ -84,7 +86,7 @@ def _reached(rule: str, board: Board, folder: Path, dense: str) -> str:
     return "; ".join(_cell(one.row, _variant(one)) for one in shown) or "–"
 
 
-def _cell(row: tables.Row, variant: str) -> str:
+def _cell(row: tables.TableRow, variant: str) -> str:
     if row.mean is None:
         return "–"
     shown = f"{row.mean:.1f}" if row.std is None else f"{row.mean:.1f} ± {row.std:.1f}"

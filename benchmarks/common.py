@@ -17,8 +17,9 @@ from wirings.train import build
 from wirings.train.data.base import Data
 from wirings.train.distributed import start
 from wirings.train.results import environment
+from wirings.train.run.optimizer import make_optimizer
+from wirings.train.run.step import TrainingStep
 from wirings.train.settings import Settings
-from wirings.train.step import Step, make_optimizer
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -40,14 +41,14 @@ def time_once(run: Callable[[], object], device: str, calls: int = 1) -> float:
     return before.elapsed_time(after) / 1e3 / calls
 
 
-def training(settings: Settings, device: str) -> tuple[Data, Step]:
+def training(settings: Settings, device: str) -> tuple[Data, TrainingStep]:
     """Build the data and the training step of a recipe as the training loop does."""
     place = start(device)
     torch.manual_seed(settings.seed)
     data = build.load_data(settings, place)
     model, wiring = build.build(settings, data.classes, place)
     optimizer = make_optimizer(model, wiring, settings, place.device)
-    return data, Step(model, wiring, optimizer, settings, place.device)
+    return data, TrainingStep(model, wiring, optimizer, settings, place.device)
 
 
 def captured(run: Callable[[], object]) -> Callable[[], object]:

@@ -16,7 +16,8 @@ if not __package__:  # run as a script: keep this folder's select.py from shadow
 from matplotlib.figure import Figure
 
 from wirings.draw.curves import COLOURS, MARKS
-from wirings.train import recipes, tables
+from wirings.train import recipes
+from wirings.train.tables import paper as tables
 
 TABLE = "resnet"
 BEYOND = "ste/resnet-soft_threshold-"  # the leaderboard's best rule at low densities

@@ -21,7 +21,7 @@ from benchmarks.seen import histories, moment
 from wirings import draw, models
 from wirings.history import History, snapshot_of
 from wirings.train import recipes
-from wirings.train.run_history import look_at
+from wirings.train.run_history import load_run_history
 
 ROOT = Path(__file__).parents[1]
 IMAGES, PAGES = ROOT / "docs" / "images", ROOT / "docs" / "pages"
@@ -36,7 +36,7 @@ SHOTS = {  # name: width, height, scale, dark mode, script to run before the scr
 
 def of_history(recipe: str, path: Path) -> None:
     """The page of a history, its screenshots, and pictures of it."""
-    history, title, _ = look_at(path)
+    history, title, _ = load_run_history(path)
     name = recipe.replace("/", "-")
     page = draw.write_page(history, PAGES / f"{name}.html", title)
     print(f"wrote {page}")
@@ -80,7 +80,7 @@ def screenshots(page: Path, name: str, record: int, node: int) -> None:
 
 def others() -> None:
     """Pictures of networks that have no history: the trained one of the package, and networks before training."""
-    of_state("trained", look_at("table1/static-dnw").history, "table1/static-dnw")
+    of_state("trained", load_run_history("table1/static-dnw").history, "table1/static-dnw")
     torch.manual_seed(0)
     discrete = snapshot_of(models.get("tiny_discrete", rule="dnw", edges=2_000))
     title = "discrete time, before training"

@@ -26,15 +26,15 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import machine, save, summary, training
+from benchmarks.common import machine, save, summary
 from wirings.history import History
-from wirings.train import loop, recipes
+from wirings.train import recipes
 from wirings.train.distributed import start
-from wirings.train.log import Log
-from wirings.train.recording import HISTORY, Recording
+from wirings.train.run.folder import HISTORY
+from wirings.train.run.log import Log
+from wirings.train.run.loop import Run
+from wirings.train.run.recording import Recording
 from wirings.train.settings import Settings, with_overrides
-from wirings.train.step import make_fast
-from wirings.train.summary import Progress
 
 RECIPES = {"cpu": "digits/static-dnw", "cuda": "table1/static-dnw"}
 WARM_UP = 2
@@ -46,9 +46,9 @@ class Timed(Recording):
 
     spent, clock = 0.0, staticmethod(time.perf_counter)
 
-    def after(self, number: int) -> None:
+    def after_step(self, number: int) -> None:
         began = self.clock()
-        super().after(number)
+        super().after_step(number)
         self.spent += self.clock() - began
 
     def flush(self) -> None:
@@ -61,21 +61,16 @@ def measure(
     name: str, settings: Settings, device: str, pairs: int, epochs: int, disturbed: float | None
 ) -> dict[str, Any]:
     """A row of the record."""
-    place = start(device)
-    found, step = training(settings, device)
-    assert step.wiring is not None
-    steps = settings.epochs * len(found.train)
-    step.wiring.plan(steps)
-    fast = make_fast(step, found.train, print) if settings.fast else None
     clock = time.process_time if device == "cpu" else time.perf_counter
     Timed.clock = staticmethod(clock)
     taken: dict[str, list[float]] = {"without": [], "with": []}
     inside: list[float] = []
-    log, progress, tried = Log(), Progress(), 0
+    tried = 0
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / HISTORY
-        recorder = Timed(step, settings, path, name, (0, steps), print)
-        sides = {"without": Recording(None, settings, path, name, (0, steps), print), "with": recorder}
+        run, path = Run(name, settings, Path(folder), start(device), Log()), Path(folder) / HISTORY
+        recorder = Timed(run.step, settings, path, name)
+        recorder.start(run.progress, run.total_steps, print)
+        sides = {"without": run.recording, "with": recorder}  # the first is not started, so it records nothing
         assert recorder.recorder is not None
         while len(inside) < pairs:
             if disturbed is not None and tried >= WARM_UP:
@@ -83,13 +78,12 @@ def measure(
             others, began_at, now = others_used(), time.perf_counter(), dict[str, float]()
             recorder.spent = 0.0
             for side in sorted(sides, reverse=tried % 2 == 0):
+                run.recording = sides[side]
                 began = clock()
                 for _ in range(epochs):
-                    progress.batch = 0
-                    loop._epoch(
-                        step, fast, found.train, progress, settings, place, float("inf"), log, None, sides[side]
-                    )
-                    progress.epoch += 1
+                    run.progress.batch = 0
+                    run.train_epoch()
+                    run.progress.epoch += 1
                 sides[side].flush()
                 now[side] = clock() - began
             tried += 1
@@ -105,8 +99,8 @@ def measure(
     low, high = interval(ratios)
     return {
         "recipe": name,
-        "captured": fast is not None,
-        "steps": epochs * len(found.train),
+        "captured": run.captured is not None,
+        "steps": epochs * run.per_epoch,
         "every": recorder.recorder.every,
         "pairs": pairs,
         "left_out": tried - WARM_UP - pairs,

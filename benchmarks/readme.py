@@ -17,8 +17,10 @@ if not __package__:  # run as a file: this folder must not hide Python's own mod
 
 from benchmarks import choosing, collapse, engine, seen, your_model
 from benchmarks.common import record
-from wirings.train import recipes, results, tables
+from wirings.train import recipes, results
 from wirings.train.settings import from_mapping
+from wirings.train.tables import paper as tables
+from wirings.train.tables.format import with_std
 
 ROOT = Path(__file__).parents[1]
 TABLES = ["table1", "table2", "appendix_b", "table4", "resnet"]
@@ -117,7 +119,7 @@ def paper() -> str:
     for name in TABLES:
         for row in tables.table(name, ROOT / "results"):
             if row.mean is not None and row.paper is not None:
-                figures = [tables.with_std(row.paper, row.paper_std, 1), tables.with_std(row.mean, row.std, 1)]
+                figures = [with_std(row.paper, row.paper_std, 1), with_std(row.mean, row.std, 1)]
                 lines.append(f"| `{row.recipe}` | {' | '.join(figures)} | {len(row.seeds)} |")
     return "\n".join(lines)
 
@@ -131,10 +133,10 @@ def scales() -> str:
         for result in [result for folder in folders for result in results.find(folder, name)]:
             reached[from_mapping(result.settings).norm_scales].append(result.accuracy)
         paper = recipes.get(name).paper or {}
-        cells = [tables.with_std(paper.get("accuracy"), paper.get("std"), 1)]
+        cells = [with_std(paper.get("accuracy"), paper.get("std"), 1)]
         for found in reached.values():
             std = statistics.stdev(found) if len(found) > 1 else None
-            cells.append(f"{tables.with_std(statistics.mean(found), std, 2)} ({len(found)})" if found else "")
+            cells.append(f"{with_std(statistics.mean(found), std, 2)} ({len(found)})" if found else "")
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
     return "\n".join([*lines, "", "(The number of seeds is in brackets.)"])
 

@@ -26,8 +26,9 @@ import torch
 
 from benchmarks.common import machine, save, summary, time_once, training
 from wirings.train import recipes
+from wirings.train.run.captured_step import CapturedStep, capture
+from wirings.train.run.step import acts_between_steps
 from wirings.train.settings import DataSettings
-from wirings.train.step import Captured, acts_between_steps, make_fast
 
 NETWORKS = {"mobilenet": "mobilenetv1_dnw", "resnet": "resnet18"}
 
@@ -50,7 +51,7 @@ def stepper(recipe: recipes.Recipe, options: argparse.Namespace) -> Callable[[],
     fast: Any = None
     batches: Any = None
     if step.device.type == "cuda":
-        fast = make_fast(step, train, print) if options.compile else Captured(step, train)
+        fast = capture(step, train, print) if options.compile else CapturedStep(step, train)
     between = acts_between_steps(wiring)
 
     def run() -> None:

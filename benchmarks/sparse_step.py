@@ -32,8 +32,8 @@ from torch.nn.utils import parametrize
 
 from benchmarks.common import machine, save, summary, time_once
 from wirings import models
+from wirings.train.run.optimizer import make_optimizer
 from wirings.train.settings import ModelSettings, OptimizerSettings, Settings
-from wirings.train.step import make_optimizer
 
 OPTIMIZER = OptimizerSettings(lr=0.256, momentum=0.875, weight_decay=2**-15, no_decay=("*bn?",))
 LIMITS = {"time": 1.03, "memory": 1.05}

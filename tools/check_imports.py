@@ -30,6 +30,7 @@ LAYERS = (
     ("train.data",),
     ("train",),
     ("train.recipes",),
+    ("train.phases", "train.networks", "train.tables"),
     ("train.sweep",),
     ("train.integrations",),
     ("cli",),

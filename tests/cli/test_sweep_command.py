@@ -52,7 +52,7 @@ def test_mistakes_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.Monke
         (["--per-gpu", "0"], "--per-gpu must be at least 1"),
         (["--retries", "-1"], "--retries must be at least 0"),
         (["--max-minutes", "nan"], "--max-minutes must be a number of minutes above 0, not nan"),
-        (["--device", "gpu"], "device must be cuda or cpu, not 'gpu'"),
+        (["--device", "gpu"], "device must be cuda or cpu, got 'gpu'"),
         (["--max-minutes", "0"], "--max-minutes must be a number of minutes above 0, not 0"),
         (["--data", "."], "none of these runs reads files; leave --data out"),
         (["--results", __file__], "--results takes a folder, but .* is a file"),

@@ -42,7 +42,7 @@ def test_train_eval_and_predict_on_digits(tmp_path: Path) -> None:
     said = train("--out", "run", settings=["epochs=2", "batch=200"])
     result = results.read(tmp_path / "run" / "result.json")
     assert "epoch   1/2: loss " in said
-    assert "edges swapped a step" in said
+    assert "edges swapped per step" in said
     assert "images/s" in said
     assert f"{RECIPE}, seed 0: {result.accuracy:.2f} % after" in said
     assert result.overrides == {"epochs": 2, "batch": 200}
@@ -121,12 +121,12 @@ def test_time_limits_that_are_none(minutes: str) -> None:
 
 def test_a_folder_that_holds_a_run_and_a_time_limit(tmp_path: Path) -> None:
     said = train("--out", "run", "--max-minutes", 0)
-    assert "time is up: run goes on with --resume from epoch 1, batch 2" in said
+    assert "The time is up. Continue run with --resume, at epoch 1, batch 2." in said
     assert not (tmp_path / "run" / "result.json").exists()
-    with pytest.raises(WiringError, match="run holds a run already: go on with --resume, or give another --out"):
+    with pytest.raises(WiringError, match=r"already holds a run\. Continue it with --resume, or give another --out"):
         train("--out", "run")
     said = train("--out", "run", "--resume")
-    assert "goes on at epoch 1, batch 2" in said
+    assert "Resuming at epoch 1, batch 2." in said
     assert results.read(tmp_path / "run" / "result.json").steps == 6
 
 
@@ -137,7 +137,7 @@ def test_misspelt_names_are_mended() -> None:
         call("train", "digits/static-dnv")
     with pytest.raises(WiringError, match="epochs"):
         train("--set", "epochs=x")
-    with pytest.raises(WiringError, match="no folder of a run"):
+    with pytest.raises(WiringError, match="not the folder of a run"):
         call("eval", "nothing")
     assert not Path("runs").exists()
 
@@ -161,7 +161,7 @@ def test_two_phases_in_one_command(tmp_path: Path) -> None:
 
     said = ticket("--seed", 1)
     assert "ticket starts from the network of complete, which is trained first, in runs/complete/seed1" in said
-    assert "starts from runs/complete/seed1, initial weights" in said
+    assert "Starting from runs/complete/seed1, initial weights." in said
     assert said.count("epoch   2/2") == 2
     result = results.read(tmp_path / "runs" / "ticket" / "seed1" / "result.json")
     assert (result.recipe, result.edges) == ("ticket", 200)
@@ -170,14 +170,14 @@ def test_two_phases_in_one_command(tmp_path: Path) -> None:
     assert said.count("epoch   2/2") == 1
     assert (tmp_path / "runs" / "complete" / "seed1" / "last.safetensors").read_bytes() == before
     assert results.read(tmp_path / "kept" / "ticket" / "seed1.json").accuracy == result.accuracy
-    with pytest.raises(WiringError, match="none is no folder of a run to start from"):
+    with pytest.raises(WiringError, match="none is not the folder of a run to start from"):
         ticket("--seed", 2, "--start", "none")
     with pytest.raises(WiringError, match="--start names the folder of one run"):
         ticket("--seed", 1, "--seed", 2, "--start", "runs/complete/seed1")
     with pytest.raises(WiringError, match="static-dnw starts from a new network"):
         train("--start", "runs/complete/seed1")
     said = ticket("--seed", 3, "--max-minutes", 0)
-    assert "time is up: runs/complete/seed3 goes on with --resume from epoch 1, batch 2" in said
+    assert "The time is up. Continue runs/complete/seed3 with --resume, at epoch 1, batch 2." in said
     assert not (tmp_path / "runs" / "ticket" / "seed3").exists()
     ticket("--seed", 3, "--resume")
     assert results.read(tmp_path / "runs" / "ticket" / "seed3" / "result.json").steps == 6

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from wirings import compact, engine, load_compact
 from wirings.cli.app import app
-from wirings.train import bundled, runs
+from wirings.train import bundled
+from wirings.train import saved_runs as runs
 from wirings.train.build import load_data
 from wirings.utils.cache import cache_folder
 

@@ -9,7 +9,7 @@ import pytest
 
 from wirings.draw import page
 from wirings.train import recipes
-from wirings.train.run_history import look_at
+from wirings.train.run_history import load_run_history
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "results" / "histories"
@@ -20,7 +20,7 @@ DATA = re.compile(r'(?<=<script type="text/plain" id="data">)[^<]*')
 @pytest.mark.parametrize("recipe", HISTORIES)
 def test_histories_cover_whole_runs(recipe: str) -> None:
     path = HISTORIES[recipe]
-    history, title, note = look_at(path)
+    history, title, note = load_run_history(path)
     assert (note, history.damage) == ("", None)
     assert history.about["recipe"] == recipe
     assert title.startswith(recipe)
@@ -35,7 +35,7 @@ def test_histories_cover_whole_runs(recipe: str) -> None:
 
 @pytest.mark.parametrize("recipe", HISTORIES)
 def test_pages_are_up_to_date(recipe: str) -> None:
-    history, title, _ = look_at(HISTORIES[recipe])
+    history, title, _ = load_run_history(HISTORIES[recipe])
     name = recipe.replace("/", "-")
     committed = (ROOT / "docs" / "pages" / f"{name}.html").read_text()
     made = page(history, title)

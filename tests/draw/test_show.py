@@ -56,7 +56,7 @@ def test_shows_a_run_in_the_terminal_as_a_page_and_as_pictures(run: Path) -> Non
 def test_shows_a_run_without_history(run: Path) -> None:
     (run / "history.wirings").unlink()
     said = call("show", "run")
-    assert "run has no history (history.wirings): what you see is its wiring at the end." in said
+    assert "run has no history (history.wirings): this is its wiring at the end." in said
     assert "records" not in said
     assert "114 nodes, 200 of 4,880" in said
     said = call("show", "run", "--html")
@@ -70,7 +70,7 @@ def test_shows_the_intact_part_of_a_damaged_history(run: Path) -> None:
     path.write_bytes(good[:-10])
     said = call("show", "run")
     assert "history.wirings is damaged: it ends inside chunk" in said
-    assert "What you see is good, up to step 6." in said
+    assert "It is shown up to step 6, which is intact." in said
     path.write_bytes(good[:40])
     with pytest.raises(WiringError, match="is damaged and cannot be read: it ends inside chunk 1"):
         call("show", "run")
@@ -88,7 +88,7 @@ def test_shows_a_bundled_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_rejects_invalid_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(WiringError, match="nothing is no folder of a run"):
+    with pytest.raises(WiringError, match="nothing is not the folder of a run"):
         call("show", "nothing")
     with pytest.raises(WiringError, match="give --html as well"):
         call("show", "nothing", "-o", "x.html")

@@ -1,6 +1,6 @@
-"""Damaged checkpoints, by a seeded mutator: each is a `WiringError` or resumes to the very same state.
+"""Damages checkpoints with a seeded mutator: each must raise a `WiringError` or restore the same state.
 
-`python -m tests.fuzz.checkpoints --cases 2000` runs many of them; `tests/train/test_checkpoints.py` a few.
+`python -m tests.fuzz.checkpoints --cases 2000` tries many of them, `tests/train/test_checkpoints.py` a few.
 """
 
 from __future__ import annotations
@@ -18,11 +18,16 @@ from typing import Any
 import torch
 
 from wirings import WiringError
-from wirings.train import checkpoint, loop, recipes
+from wirings.train import recipes
 from wirings.train.build import build, load_data
-from wirings.train.distributed import Place
+from wirings.train.distributed import ProcessContext
+from wirings.train.run import checkpoint, loop
+from wirings.train.run.folder import LAST
+from wirings.train.run.optimizer import make_optimizer
+from wirings.train.run.progress import Progress
+from wirings.train.run.saving import RunCheckpoints
+from wirings.train.run.step import TrainingStep
 from wirings.train.settings import with_overrides
-from wirings.train.step import Step, make_optimizer
 
 RECIPE = "digits/static-dnw"
 CHANGES = ["data.name=synthetic", "data.options={shape: [1, 8, 8], examples: 50, test_examples: 10}", "batch=20"]
@@ -30,37 +35,43 @@ CHANGES += ["epochs=2", "ema=0.9", "checkpoint_every=1", "optimizer.momentum=0.9
 SETTINGS = with_overrides(recipes.get(RECIPE).settings, CHANGES)[0]
 PER_EPOCH = 3
 LONGEST = 10.0
-"""Seconds that one file may take, on a busy machine."""
-PLACE = Place(0, 1, torch.device("cpu"))
+"""The most seconds that one file may take, on a busy machine."""
+CONTEXT = ProcessContext(0, 1, torch.device("cpu"))
 ODD: tuple[Any, ...] = (None, True, -1, 0, 2**70, 1e308, float("nan"), "", "x", [], {}, [None], {"a": 1}, [[1]], 0.5)
 DTYPES = ("BOOL", "U8", "I16", "F16", "BF16", "I32", "F32", "F64", "I64", "F8_E4M3", "C64", "X")
 
 
-def new_step() -> Step:
-    """A step as a run that is resumed has it before its checkpoint is read."""
+def new_step() -> TrainingStep:
+    """The step of a resumed run before its checkpoint is read."""
     torch.manual_seed(1)
-    model, wiring = build(SETTINGS, 10, PLACE)
+    model, wiring = build(SETTINGS, 10, CONTEXT)
     assert wiring is not None
     wiring.plan(SETTINGS.epochs * PER_EPOCH)
-    return Step(model, wiring, make_optimizer(model, wiring, SETTINGS, PLACE.device), SETTINGS, PLACE.device)
+    optimizer = make_optimizer(model, wiring, SETTINGS, CONTEXT.device)
+    return TrainingStep(model, wiring, optimizer, SETTINGS, CONTEXT.device)
 
 
 def good(folder: Path) -> bytes:
-    """The checkpoint of a run that has made all but its last epoch's last step."""
-    assert len(load_data(SETTINGS, PLACE).train) == PER_EPOCH
+    """The checkpoint of a run before the last step of its last epoch."""
+    assert len(load_data(SETTINGS, CONTEXT).train) == PER_EPOCH
     for _ in range(4):
         loop.train(RECIPE, SETTINGS, folder, device="cpu", resume=True, max_minutes=0)
-    return (folder / checkpoint.LAST).read_bytes()
+    return (folder / LAST).read_bytes()
 
 
-def state_of(step: Step, progress: Any = None) -> str:
-    """All that training goes on from, as a checksum."""
+def state_of(step: TrainingStep, progress: Any = None) -> str:
+    """A checksum of the state of training."""
     tensors, about = checkpoint.collect(step, {"progress": progress and vars(progress)})
     return checkpoint._checksum(tensors, json.dumps(about))
 
 
+def resumed(step: TrainingStep, path: Path) -> Progress:
+    """Resume from a checkpoint, as a run does."""
+    return RunCheckpoints(path.parent, step, {}, CONTEXT).resume(RECIPE, SETTINGS, PER_EPOCH)
+
+
 class Mutator:
-    """Makes damaged files of a good one."""
+    """Makes damaged files from a good one."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -99,7 +110,7 @@ class Mutator:
         return self.data[:first] + bytes(last - first) + self.data[last:]
 
     def _make_header(self, draw: random.Random) -> bytes:
-        """The table of tensors, or the text, is another; the checksum is the old one."""
+        """Change the table of tensors or the JSON, but not the checksum."""
         header = json.loads(json.dumps(self.header))
         names = [name for name in header if name != "__metadata__"]
         one, other = draw.sample(names, 2)
@@ -125,7 +136,7 @@ class Mutator:
         return self._joined(header)
 
     def _make_forged(self, draw: random.Random) -> bytes:
-        """Other tensors or another text, under a checksum that is right."""
+        """Change tensors or the JSON, with a valid checksum."""
         tensors, about = self.read()
         if draw.random() < 0.6:
             about = self._other(draw, about)
@@ -146,7 +157,7 @@ class Mutator:
         return struct.pack("<Q", len(text)) + text + self.data[self.body :]
 
     def _other(self, draw: random.Random, about: Any) -> Any:
-        """One entry, at any depth, is missing or something else."""
+        """Remove or replace one entry, at any depth."""
         if not isinstance(about, dict | list) or not about or draw.random() < 0.1:
             return draw.choice(ODD)
         key = draw.choice(sorted(about) if isinstance(about, dict) else range(len(about)))
@@ -170,39 +181,39 @@ class Mutator:
             tensors[name] = value.flatten()[: draw.randrange(3)].clone()
         elif how == 4:
             tensors[name] = value[None].clone()
-        else:  # the same kind, other values
+        else:  # the same dtype and shape, other values
             tensors[name] = torch.zeros_like(value)
 
 
 def run(cases: int, first: int = 0) -> collections.Counter[str]:
-    """Try damaged files ``first`` to ``first + cases``; how many ended how. Raises at the first that ends otherwise."""
+    """Try the damaged files ``first`` to ``first + cases``, and count the outcomes. Raises at the first failure."""
     ended: collections.Counter[str] = collections.Counter()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "last.safetensors"
         mutator = Mutator(good(Path(folder) / "run"))
         path.write_bytes(mutator.data)
         step = new_step()
-        wanted = state_of(step, loop._resume(step, path, RECIPE, SETTINGS, PER_EPOCH))
+        wanted = state_of(step, resumed(step, path))
         for number in range(first, first + cases):
             kind, data = mutator(number)
             path.write_bytes(data)
             step = new_step()
             before, began, said = state_of(step), time.perf_counter(), ""
             try:
-                progress = loop._resume(step, path, RECIPE, SETTINGS, PER_EPOCH)
-            except WiringError as refused:
-                said = str(refused)
+                progress = resumed(step, path)
+            except WiringError as rejected:
+                said = str(rejected)
             except Exception as error:
                 raise AssertionError(f"case {number}, {kind}: {type(error).__name__}: {error}") from error
             if said:
                 assert str(path) in said, f"case {number}, {kind}: {said}"
                 assert len(said) < 2000, f"case {number}, {kind}: {len(said)} characters"
-                assert state_of(step) == before, f"case {number}, {kind}: refused, but the model has changed ({said})"
-                ended[f"{kind}: refused"] += 1
+                assert state_of(step) == before, f"case {number}, {kind}: rejected, but the model has changed ({said})"
+                ended[f"{kind}: rejected"] += 1
             else:
                 same = state_of(step, progress) == wanted
-                assert same or kind == "forged", f"case {number}, {kind}: resumed to another state"
-                ended[f"{kind}: {'the same state' if same else 'another state, under a right checksum'}"] += 1
+                assert same or kind == "forged", f"case {number}, {kind}: restored another state"
+                ended[f"{kind}: {'the same state' if same else 'another state, with a valid checksum'}"] += 1
             assert time.perf_counter() - began < LONGEST, f"case {number}, {kind}: took too long"
     return ended
 

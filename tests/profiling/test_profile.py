@@ -20,7 +20,7 @@ from wirings import ContinuousGraph, DiscreteGraph, StaticGraph, WiringError, mo
 from wirings.graph import ActivationNode, ConvNode, Groups, NodeFunction, PerStep, PlainNode, TimeNode
 from wirings.models.mobilenet import STAGES, edges_of_width
 from wirings.profiling import Profile, ProfileRow, profile
-from wirings.train.untrained import opened
+from wirings.train.networks import open_network
 
 
 def counts(counted: Profile | ProfileRow) -> tuple[int, ...]:
@@ -624,5 +624,5 @@ def test_rejects_invalid_arguments(call: Any, message: str) -> None:
 
 
 def test_rejects_networks_without_classes() -> None:
-    with pytest.raises(WiringError, match="a network has at least one class, not 0"):
-        opened("table2/dnw", classes=0)
+    with pytest.raises(WiringError, match="classes must be at least 1, got 0"):
+        open_network("table2/dnw", classes=0)

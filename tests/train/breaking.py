@@ -1,4 +1,4 @@
-"""Runs that are broken off, and what they are compared with: shared by the tests of training."""
+"""Interrupted runs, and how runs are compared: shared by the tests of training."""
 
 import csv
 from pathlib import Path
@@ -7,10 +7,10 @@ import torch
 from safetensors.torch import load_file
 
 from wirings.train import results
-from wirings.train.log import Log
+from wirings.train.run.log import Log
 
 TIMES = ("seconds",)
-OF_TIME = ("started", "train_s", "wall_s", "settings", "commit", "dirty")  # somebody may commit while a test runs
+OF_TIME = ("started", "train_s", "wall_s", "settings", "commit", "dirty")  # a commit may be made while a test runs
 
 
 class BreakError(Exception):
@@ -18,7 +18,7 @@ class BreakError(Exception):
 
 
 class Stops(Log):
-    """Raises after so many batches."""
+    """Raises after a number of batches."""
 
     def __init__(self, after: int) -> None:
         self.left = after
@@ -30,7 +30,7 @@ class Stops(Log):
 
 
 class Heard(Log):
-    """Keeps what was said."""
+    """Keeps all messages."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -40,13 +40,13 @@ class Heard(Log):
 
 
 def lines(out: Path) -> list[dict[str, str]]:
-    """The lines of a run's log, but for times."""
+    """The lines of a run's log, without times."""
     with open(out / "log.csv") as file:
         return [{key: value for key, value in line.items() if key not in TIMES} for line in csv.DictReader(file)]
 
 
 def same_runs(one: Path, other: Path) -> None:
-    """Two runs are the same one, to the last bit."""
+    """Assert that two runs are equal, bit for bit."""
     for name in ("initial.safetensors", "last.safetensors", "best.safetensors"):
         a, b = load_file(one / name), load_file(other / name)
         assert a.keys() == b.keys()

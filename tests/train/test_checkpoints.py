@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged, or of something else: told as such, before anything is changed."""
+"""Damaged and foreign checkpoints are rejected before anything is changed."""
 
 import json
 import struct
@@ -11,7 +11,9 @@ import torch
 
 from tests.fuzz import checkpoints as fuzz
 from wirings import WiringError, models
-from wirings.train import bundled, checkpoint, loop, runs
+from wirings.train import bundled
+from wirings.train import saved_runs as runs
+from wirings.train.run import checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -20,11 +22,11 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def resume(path: Path) -> None:
-    """Read a checkpoint, and leave a new step as it was if that is refused."""
+    """Resume from a checkpoint; if that is rejected, the step must be unchanged."""
     step = fuzz.new_step()
     before, refused = fuzz.state_of(step), None
     try:
-        loop._resume(step, path, fuzz.RECIPE, fuzz.SETTINGS, fuzz.PER_EPOCH)
+        fuzz.resumed(step, path)
     except WiringError as error:
         refused = error
     if refused is not None:
@@ -56,7 +58,7 @@ def text(header: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("change", [swap, dtype, shape, name, text])
-def test_the_checksum_covers_all_that_a_file_says(
+def test_checksum_covers_the_whole_file(
     change: Callable[[dict[str, Any]], None], written: bytes, tmp_path: Path
 ) -> None:
     path = tmp_path / "last.safetensors"
@@ -67,21 +69,21 @@ def test_the_checksum_covers_all_that_a_file_says(
     change(header)
     changed = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(changed)) + changed + written[8 + length :])
-    with pytest.raises(WiringError, match="its checksum is wrong"):
+    with pytest.raises(WiringError, match="its checksum does not match its contents"):
         resume(path)
 
 
 CASES: list[tuple[str, Callable[[dict[str, Any], dict[str, Any]], Any], str]] = [
     ("no progress", lambda t, a: a.pop("progress"), "'progress' should be dict, but is NoneType"),
-    ("more progress", lambda t, a: a["progress"].update(more=1), "its progress has other entries"),
-    ("epoch", lambda t, a: a["progress"].update(epoch="1"), "a wrong 'epoch'"),
-    ("step", lambda t, a: a["progress"].update(steps=9), "its progress is none: epoch 1, batch 2, step 9"),
-    ("totals", lambda t, a: a["progress"].update(totals=[0.0]), "wrong 'totals'"),
-    ("log", lambda t, a: a["progress"]["history"][0].pop("lr"), "other lines than a run's log"),
+    ("more progress", lambda t, a: a["progress"].update(more=1), "its progress has unexpected or missing entries"),
+    ("epoch", lambda t, a: a["progress"].update(epoch="1"), "an invalid 'epoch'"),
+    ("step", lambda t, a: a["progress"].update(steps=9), "its progress is impossible: epoch 1, batch 2, step 9"),
+    ("totals", lambda t, a: a["progress"].update(totals=[0.0]), "invalid 'totals'"),
+    ("log", lambda t, a: a["progress"]["history"][0].pop("lr"), "invalid lines of the log"),
     ("recipe", lambda t, a: a.update(recipe=3), "'recipe' should be str, but is int"),
-    ("settings", lambda t, a: a["settings"].update(batch="x"), "batch must be a whole number"),
-    ("scaler", lambda t, a: a.update(scaler={"scale": 1.0}), "its loss scale is another one's"),
-    ("no wiring", lambda t, a: a.update(wiring=None), "its wiring is missing"),
+    ("settings", lambda t, a: a["settings"].update(batch="x"), "batch must be an integer"),
+    ("scaler", lambda t, a: a.update(scaler={"scale": 1.0}), "invalid state of the gradient scaler"),
+    ("no wiring", lambda t, a: a.update(wiring=None), "it has no wiring, unlike the model"),
     ("model", lambda t, a: t.pop("model.graph.weight"), r"model.graph.weight should be float32 \(.*\), but is missing"),
     ("more", lambda t, a: t.update(more=torch.zeros(1)), r"more should be missing, but is float32 \(1,\)"),
     ("double", lambda t, a: t.update({"seen.0": t["seen.0"].double()}), "seen.0 should be uint8 .*, but is float64"),
@@ -90,13 +92,17 @@ CASES: list[tuple[str, Callable[[dict[str, Any], dict[str, Any]], Any], str]] = 
         lambda t, a: t.update({"random.cpu": t["random.cpu"][:9].clone()}),
         r"random.cpu should be uint8 \(5056,\)",
     ),
-    ("random", lambda t, a: t.update({"random.cpu": torch.zeros(5056, dtype=torch.uint8)}), "its random numbers: "),
+    (
+        "random",
+        lambda t, a: t.update({"random.cpu": torch.zeros(5056, dtype=torch.uint8)}),
+        "state of a random number generator",
+    ),
     ("optimizer", lambda t, a: t.update({"optimizer.0": torch.zeros(1)}), "the optimizer has no 'optimizer.0'"),
 ]
 
 
 @pytest.mark.parametrize(("change", "message"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
-def test_a_file_with_a_right_checksum_is_checked_before_anything_changes(
+def test_contents_are_checked_before_anything_changes(
     change: Callable[[dict[str, Any], dict[str, Any]], Any], message: str, written: bytes, tmp_path: Path
 ) -> None:
     path = tmp_path / "last.safetensors"
@@ -119,7 +125,7 @@ def test_a_file_with_a_right_checksum_is_checked_before_anything_changes(
         ("ranked", [1, 2]),
     ],
 )
-def test_a_wirings_state_of_the_wrong_types(key: str, value: Any) -> None:
+def test_rejects_invalid_states_of_a_wiring(key: str, value: Any) -> None:
     wiring = models.get("digits_static", rule="dnw").wiring
     before = wiring.state_dict()
     with pytest.raises(WiringError, match=f"this is not the state of a wiring: its '{key}' are "):
@@ -127,19 +133,19 @@ def test_a_wirings_state_of_the_wrong_types(key: str, value: Any) -> None:
     assert wiring.state_dict() == before
 
 
-def test_foreign_files(tmp_path: Path) -> None:
+def test_rejects_foreign_files(tmp_path: Path) -> None:
     path = tmp_path / "last.safetensors"
     for data in (b"", b"{}", b"\xff" * 100, struct.pack("<Q", 2**63), struct.pack("<Q", 2) + b"{}"):
         path.write_bytes(data)
-        with pytest.raises(WiringError, match="is damaged or no checkpoint of wirings"):
+        with pytest.raises(WiringError, match="is damaged or not a checkpoint of wirings"):
             checkpoint.read(path)
     path.unlink()
     path.mkdir()
-    with pytest.raises(WiringError, match=r"no checkpoint of wirings \(it is no file\)"):
+    with pytest.raises(WiringError, match=r"not a checkpoint of wirings \(it is not a file\)"):
         checkpoint.read(path)
 
 
-def test_a_trained_network_that_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejects_damaged_bundled_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tensors, about = checkpoint.read(bundled.path_of("table1/static-dnw"))
     (tmp_path / "table1").mkdir()
     path = tmp_path / "table1" / "static-dnw.safetensors"
@@ -160,7 +166,7 @@ def test_a_trained_network_that_is_damaged(tmp_path: Path, monkeypatch: pytest.M
             runs.open_run("table1/static-dnw", device="cpu")
 
 
-def test_damaged_checkpoints_are_refused_or_resume_to_the_same_state() -> None:
+def test_damaged_checkpoints_are_rejected_or_restore_the_same_state() -> None:
     ended = fuzz.run(120)
     assert sum(ended.values()) == 120
-    assert sum(count for how, count in ended.items() if how.endswith("refused")) > 80
+    assert sum(count for how, count in ended.items() if how.endswith("rejected")) > 80

@@ -1,4 +1,4 @@
-"""A captured step with every rule: those that draw random numbers, act between steps, or follow a plan."""
+"""Captured steps with every rule, including those that draw random numbers or change edges between steps."""
 
 from pathlib import Path
 
@@ -7,12 +7,16 @@ import torch
 from breaking import Heard
 
 from wirings import rules
-from wirings.train import build, loop, phases, recipes, results, runs
-from wirings.train.distributed import Place
+from wirings.train import build, phases, recipes, results
+from wirings.train import saved_runs as runs
+from wirings.train.distributed import ProcessContext
+from wirings.train.run import loop
+from wirings.train.run.captured_step import capture
+from wirings.train.run.optimizer import make_optimizer
+from wirings.train.run.step import TrainingStep
 from wirings.train.settings import Settings, with_overrides
-from wirings.train.step import Step, make_fast, make_optimizer
 
-pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.filterwarnings("default")]  # the compiler's own warnings
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.filterwarnings("default")]  # warnings of the compiler
 RECIPE = "digits/static-dnw"
 CHANGES = ["data.name=synthetic", "data.options={shape: [1, 8, 8], examples: 50, test_examples: 40}", "batch=20"]
 EVERY = [rules.get(name) for name in rules.names()]
@@ -53,18 +57,20 @@ def test_every_rule_at_one_budget_is_captured(name: str, tmp_path: Path) -> None
     assert result.steps == 6
 
 
-def test_random_numbers_are_drawn_anew_at_every_replay() -> None:
+def test_every_replay_draws_new_random_numbers() -> None:
     torch._dynamo.reset()
     settings = fast("rule.name=targeted_dropout", "rule.options={rho: 0.5}", "optimizer.lr=1e-30", "data.augment=false")
-    place = Place(0, 1, torch.device("cuda"))
-    found = build.load_data(settings, place)
-    model, wiring = build.build(settings, found.classes, place)
-    step = Step(model, wiring, make_optimizer(model, wiring, settings, place.device), settings, place.device)
-    captured = make_fast(step, found.train, print)
+    context = ProcessContext(0, 1, torch.device("cuda"))
+    found = build.load_data(settings, context)
+    model, wiring = build.build(settings, found.classes, context)
+    step = TrainingStep(
+        model, wiring, make_optimizer(model, wiring, settings, context.device), settings, context.device
+    )
+    captured = capture(step, found.train, print)
     assert captured is not None
     losses = []
     for _ in range(4):
-        found.train.begin(0)  # the same batch, and weights that do not move
+        found.train.begin(0)  # the same batch, and weights that do not change
         captured(20)
         losses.append(step.read()[0])
     assert len(set(losses)) == 4

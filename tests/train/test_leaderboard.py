@@ -1,4 +1,4 @@
-"""The leaderboard: with no results, some and all; what is above DNW, and what it costs."""
+"""The leaderboard: with and without results, its order, the comparison with DNW and the cost of rules."""
 
 import json
 from pathlib import Path
@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 
 from wirings import rules
 from wirings.cli.app import app
-from wirings.train import leaderboard, recipes, results
-from wirings.train.leaderboard import Board, Needs, Standing, boards
+from wirings.train import recipes, results
+from wirings.train.tables import leaderboard
+from wirings.train.tables.leaderboard import Leaderboard, RuleNeeds, Standing, boards
 
 
 def add(folder: Path, recipe: str, *accuracies: float, **values: Any) -> None:
@@ -20,11 +21,11 @@ def add(folder: Path, recipe: str, *accuracies: float, **values: Any) -> None:
         results.write(make(recipe, seed, accuracy, **known | values), folder)
 
 
-def by_name(found: list[Board]) -> dict[str, Standing]:
+def by_name(found: list[Leaderboard]) -> dict[str, Standing]:
     return {one.row.recipe: one for board in found for one in board.standings}
 
 
-def test_without_results_every_row_is_there_and_says_so(tmp_path: Path) -> None:
+def test_rows_without_results_say_so(tmp_path: Path) -> None:
     found = boards(tmp_path)
     assert [board.title for board in found] == [
         "MobileNetV1-DNW × 0.225, the network of Table 2; 160 epochs",
@@ -35,7 +36,7 @@ def test_without_results_every_row_is_there_and_says_so(tmp_path: Path) -> None:
         assert text.count("not measured yet") == len(recipes.table("ste"))
 
 
-def test_the_best_comes_first_with_what_it_is_above_dnw_and_what_it_cost(tmp_path: Path) -> None:
+def test_rows_are_sorted_and_show_accuracy_above_dnw_and_cost(tmp_path: Path) -> None:
     add(tmp_path, "table2/dnw", 89.0, 90.0, hardware="H200")
     add(tmp_path, "ste/mobilenet-rigl", 88.25, hardware="H200", train_s=150.0)
     add(tmp_path, "ste/mobilenet-soft_threshold", 90.75, hardware="A100", train_s=300.0)
@@ -54,7 +55,7 @@ def test_the_best_comes_first_with_what_it_is_above_dnw_and_what_it_cost(tmp_pat
         ("ste/mobilenet-soft_threshold", 1.25, 300.0, None),
         ("table2/dnw", 0.0, 100.0, 1.0),
         ("ste/mobilenet-rigl", -1.25, 150.0, 1.25),
-        ("table2/lottery", -2.5, 150.0, None),  # with the training of the complete graph
+        ("table2/lottery", -2.5, 150.0, None),  # includes the training of the complete graph
     ]
     assert all(one.row.mean is None for one in board.standings[4:])
     text = leaderboard.render([board])
@@ -71,7 +72,7 @@ def test_the_best_comes_first_with_what_it_is_above_dnw_and_what_it_cost(tmp_pat
     assert by_name(boards(tmp_path))["ste/resnet-gmp-10"].above is None
 
 
-def test_a_step_that_was_timed_twice_costs_what_the_later_record_says(tmp_path: Path) -> None:
+def test_the_latest_record_of_a_step_time_counts(tmp_path: Path) -> None:
     (tmp_path / "benchmarks").mkdir()
     for name, date, rows in (
         ("z", "2026-01-01T10:00:00+00:00", {"ste/mobilenet-rigl": 3.0, "ste/mobilenet-gmp": 2.0}),
@@ -83,7 +84,7 @@ def test_a_step_that_was_timed_twice_costs_what_the_later_record_says(tmp_path: 
     assert leaderboard.step_costs(tmp_path) == {"ste/mobilenet-rigl": 1.5, "ste/mobilenet-gmp": 2.0}
 
 
-def test_a_lottery_ticket_without_its_complete_graph_has_no_known_cost(tmp_path: Path) -> None:
+def test_training_time_is_unknown_without_the_first_phase(tmp_path: Path) -> None:
     add(tmp_path, "table2/dnw", 89.0)
     add(tmp_path, "table2/lottery", 87.0)
     one = by_name(boards(tmp_path))["table2/lottery"]
@@ -93,21 +94,21 @@ def test_a_lottery_ticket_without_its_complete_graph_has_no_known_cost(tmp_path:
 @pytest.mark.parametrize(
     ("rule", "options", "expected"),
     [
-        ("dnw", {}, Needs("k", "all", 0)),
-        ("dnw", {"schedule": "cubic"}, Needs("all", "all", 0)),
-        ("random", {}, Needs("k", "real", 1)),
-        ("rigl", {}, Needs("k", "some", 2)),
-        ("gmp", {}, Needs("all", "some", 1)),
-        ("targeted_dropout", {"rho": 0.95}, Needs("14 %", "some", 0)),
-        ("fine_tune", {}, Needs("k", "real", 5)),
-        ("nm", {"n": 1, "m": 4}, Needs("k", "all", 0)),
+        ("dnw", {}, RuleNeeds("k", "all", 0)),
+        ("dnw", {"schedule": "cubic"}, RuleNeeds("all", "all", 0)),
+        ("random", {}, RuleNeeds("k", "real", 1)),
+        ("rigl", {}, RuleNeeds("k", "some", 2)),
+        ("gmp", {}, RuleNeeds("all", "some", 1)),
+        ("targeted_dropout", {"rho": 0.95}, RuleNeeds("14 %", "some", 0)),
+        ("fine_tune", {}, RuleNeeds("k", "real", 5)),
+        ("nm", {"n": 1, "m": 4}, RuleNeeds("k", "all", 0)),
     ],
 )
-def test_what_a_rule_needs(rule: str, options: dict[str, Any], expected: Needs) -> None:
+def test_needs_of_rules(rule: str, options: dict[str, Any], expected: RuleNeeds) -> None:
     assert leaderboard.needs(rules.get(rule, **options), 0.1) == expected
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_table_command_shows_the_leaderboard(tmp_path: Path) -> None:
     add(tmp_path, "table2/dnw", 89.0)
     for words, expected in (([], "table2/dnw"), (["--markdown"], "| `table2/dnw` | 89.00 % | 1 | +0.00 |")):
         result = CliRunner().invoke(app, ["table", "ste", "--results", str(tmp_path), *words])
@@ -117,9 +118,9 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("table", ["ste", "1"])
-def test_a_folder_of_results_that_is_not_there_is_told_once(tmp_path: Path, table: str) -> None:
+def test_a_missing_folder_of_results_is_reported_once(tmp_path: Path, table: str) -> None:
     result = CliRunner().invoke(app, ["table", table, "--results", str(tmp_path / "none"), "--markdown"])
     assert result.exit_code == 0
     told = f"There is no folder {tmp_path / 'none'} here, so no row has a result: --results names another.\n"
     assert result.stderr == told
-    assert "There is no folder" not in result.stdout, "which may be a page's"
+    assert "There is no folder" not in result.stdout, "stdout may be written to a page"

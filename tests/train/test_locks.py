@@ -1,4 +1,4 @@
-"""One process at a time in a folder."""
+"""Locks: one process at a time in a folder."""
 
 import errno
 import json
@@ -17,7 +17,7 @@ import pytest
 from wirings import WiringError
 from wirings.utils.locks import LOCK, BusyError, held, take
 
-fcntl = pytest.importorskip("fcntl", reason="no such locks there")
+fcntl = pytest.importorskip("fcntl", reason="needs fcntl")
 
 HOLDER = """
 import sys, time
@@ -30,7 +30,7 @@ with held(Path(sys.argv[1]), print):
 
 
 def silent(text: str) -> None:
-    raise AssertionError(f"nothing to say, but: {text}")
+    raise AssertionError(f"unexpected message: {text}")
 
 
 def holder(folder: Path) -> subprocess.Popen[str]:
@@ -40,7 +40,7 @@ def holder(folder: Path) -> subprocess.Popen[str]:
     return process
 
 
-def test_a_second_process_is_told_who_holds_the_folder(tmp_path: Path) -> None:
+def test_names_the_process_that_holds_the_lock(tmp_path: Path) -> None:
     with holder(tmp_path) as process:
         with pytest.raises(WiringError) as caught, held(tmp_path, silent):
             pass
@@ -50,12 +50,12 @@ def test_a_second_process_is_told_who_holds_the_folder(tmp_path: Path) -> None:
         f"{tmp_path} is in use by process {process.pid} on {socket.gethostname()}, since {said['since']}. "
         "Wait until it ends, stop it, or give another --out."
     )
-    with held(tmp_path, silent):  # what was killed has left its file, but not its lock
+    with held(tmp_path, silent):  # a killed process leaves its file, but not its lock
         assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
     assert not list(tmp_path.iterdir())
 
 
-def test_folders_go_with_the_lock_unless_something_is_in_them(tmp_path: Path) -> None:
+def test_removes_empty_folders_that_it_made(tmp_path: Path) -> None:
     with held(tmp_path / "runs" / "one" / "two", silent):
         pass
     assert not list(tmp_path.iterdir())
@@ -64,17 +64,17 @@ def test_folders_go_with_the_lock_unless_something_is_in_them(tmp_path: Path) ->
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["other"]
     with held(tmp_path / "runs", silent):
         (tmp_path / "runs" / "other").unlink()
-    assert (tmp_path / "runs").exists(), "it was there before"
+    assert (tmp_path / "runs").exists(), "it existed before"
 
 
-def test_a_thread_of_the_same_process_is_refused(tmp_path: Path) -> None:
+def test_refuses_the_same_process(tmp_path: Path) -> None:
     with held(tmp_path, silent):
         with pytest.raises(BusyError), held(tmp_path, silent):
             pass
-        assert (tmp_path / LOCK).exists(), "who was refused removes nothing"
+        assert (tmp_path / LOCK).exists(), "the lock file is kept"
 
 
-def test_a_lock_that_says_nothing_or_nonsense_still_holds(tmp_path: Path) -> None:
+def test_a_damaged_lock_file_still_locks(tmp_path: Path) -> None:
     for text in ("", "{", "[]", '{"pid": "x", "host": 1, "since": 2}'):
         with held(tmp_path, silent):
             (tmp_path / LOCK).write_text(text)
@@ -82,8 +82,8 @@ def test_a_lock_that_says_nothing_or_nonsense_still_holds(tmp_path: Path) -> Non
                 take(tmp_path)
 
 
-def test_never_two_at_once(tmp_path: Path) -> None:
-    """The file is removed with the lock, so one may open a file that is no longer the folder's."""
+def test_threads_hold_the_lock_one_at_a_time(tmp_path: Path) -> None:
+    """The file is removed with the lock, so a thread may open a file that has just been unlinked."""
     inside, most, entered = 0, 0, 0
     guard, end = threading.Lock(), time.monotonic() + 1
 
@@ -110,7 +110,7 @@ def test_never_two_at_once(tmp_path: Path) -> None:
     assert entered > 20
 
 
-def test_a_handed_lock_is_held_by_the_process_that_gets_it(tmp_path: Path) -> None:
+def test_a_child_process_holds_an_inherited_lock(tmp_path: Path) -> None:
     lock = take(tmp_path)
     words = [sys.executable, "-c", HOLDER, str(tmp_path)]
     more: dict[str, Any] = {"pass_fds": (lock.file,), "env": {**os.environ, **lock.environment()}}
@@ -124,7 +124,7 @@ def test_a_handed_lock_is_held_by_the_process_that_gets_it(tmp_path: Path) -> No
     take(tmp_path).release()
 
 
-def test_a_descriptor_of_another_file_hands_nothing_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ignores_a_descriptor_of_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (tmp_path / "other").open("w") as other:
         monkeypatch.setenv("WIRINGS_LOCK", str(other.fileno()))
         with held(tmp_path / "run", silent), pytest.raises(BusyError):
@@ -135,7 +135,7 @@ def test_a_descriptor_of_another_file_hands_nothing_over(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("number", [errno.ENOTSUP, errno.ENOLCK])
-def test_a_file_system_without_locks(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warns_if_the_file_system_has_no_locks(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
@@ -146,7 +146,7 @@ def test_a_file_system_without_locks(number: int, tmp_path: Path, monkeypatch: p
     assert said == [f"{tmp_path} cannot be locked here: make sure that no other process trains in it."]
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_rejects_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
         pytest.raises(WiringError, match=r"file/run cannot be written: .*\. Give another --out\."),

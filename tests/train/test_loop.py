@@ -1,4 +1,4 @@
-"""The training loop: every recipe, every setting, checkpoints, and what goes wrong."""
+"""The training loop: every recipe, every setting, checkpoints and errors."""
 
 import csv
 import errno
@@ -18,18 +18,22 @@ from vision import MISSING
 
 from wirings import WiringError
 from wirings.models import registry
-from wirings.train import checkpoint, loop, phases, recipes, results, runs
+from wirings.train import phases, recipes, results
+from wirings.train import saved_runs as runs
 from wirings.train.build import build
-from wirings.train.distributed import Place
-from wirings.train.log import Shown
+from wirings.train.distributed import ProcessContext
+from wirings.train.run import checkpoint, loop
+from wirings.train.run.captured_step import reset
+from wirings.train.run.log import ConsoleLog
+from wirings.train.run.optimizer import make_optimizer, plain_name
+from wirings.train.run.step import TrainingStep
 from wirings.train.settings import Settings, with_overrides
-from wirings.train.step import Step, forget, make_optimizer, plain_name
 from wirings.utils import files
 
 RECIPE = "digits/static-dnw"
 TINY = ["data.name=synthetic", "data.options={shape: [1, 8, 8], examples: 50, test_examples: 40}", "batch=20"]
 TINY += ["optimizer.lr=0.3", "optimizer.momentum=0.9", "schedule.kind=cosine", "clip=1"]
-CPU = Place(0, 1, torch.device("cpu"))
+CPU = ProcessContext(0, 1, torch.device("cpu"))
 
 
 def tiny(*changes: str) -> Settings:
@@ -58,7 +62,7 @@ def new_model(settings: Settings) -> torch.nn.Module:
 
 
 class Attends(torch.nn.Module):
-    """A model of one's own, whose rows are tokens and attend to one another by a function."""
+    """A user's model in which rows of pixels are tokens; attention is a function, not a module."""
 
     input_shape = (1, 8, 8)
 
@@ -71,7 +75,7 @@ class Attends(torch.nn.Module):
         return self.out(torch.nn.functional.scaled_dot_product_attention(query, key, value).flatten(1))
 
 
-def test_a_model_of_ones_own_with_attention_that_is_no_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_attention_of_a_registered_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_registry", dict(registry._registry))
 
     @registry.register
@@ -91,7 +95,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def with_marks(name: str) -> Any:
-    """To rank the edges of each of thousands of nodes apart takes a CPU seconds; other densities are the same code."""
+    """Mark slow recipes: ranking the edges of thousands of nodes takes seconds; other densities run the same code."""
     again = name.startswith("ste/resnet") and name.endswith(("-10", "-5"))
     return pytest.param(name, marks=pytest.mark.slow) if again or name.startswith("appendix_b/regular") else name
 
@@ -118,7 +122,7 @@ def test_every_recipe_trains_two_steps(name: str, tmp_path: Path) -> None:
     result = phases.train(name, small, tmp_path / "run", device="cpu", overrides=overrides, log=log)
     assert result is not None
     assert (result.recipe, result.steps, result.epochs) == (name, 2, 1)
-    # After two steps the norms of a deep network know nothing of their maps yet, and in evaluation it may overflow.
+    # After two steps, the running statistics of a deep network are still off, so evaluation may overflow.
     assert result.test_loss is not None or large
     if settings.start.recipe is not None:
         first = results.read(tmp_path / settings.start.recipe / "seed0" / "result.json")
@@ -126,7 +130,7 @@ def test_every_recipe_trains_two_steps(name: str, tmp_path: Path) -> None:
     assert settings.fast == any("cannot be captured (there is no CUDA device)" in text for text in log.said)
 
 
-def test_what_a_run_leaves_in_its_folder(plain: Path) -> None:
+def test_files_of_a_run(plain: Path) -> None:
     assert {path.name for path in plain.iterdir()} == {
         "settings.yaml", "log.csv", "initial.safetensors", "last.safetensors", "best.safetensors", "result.json",
         "history.wirings",
@@ -144,7 +148,7 @@ def test_what_a_run_leaves_in_its_folder(plain: Path) -> None:
     assert runs.measure(plain, best=True, device="cpu")[1] == float(best) == result.best_accuracy
 
 
-def test_the_same_seed_is_the_same_run_and_another_is_another(plain: Path, tmp_path: Path) -> None:
+def test_runs_are_reproducible_and_depend_on_the_seed(plain: Path, tmp_path: Path) -> None:
     run(tmp_path / "same")
     run(tmp_path / "other", "seed=1")
     same, other, before = weights(tmp_path / "same"), weights(tmp_path / "other"), weights(plain)
@@ -173,7 +177,7 @@ def test_the_same_seed_is_the_same_run_and_another_is_another(plain: Path, tmp_p
         "batch=25",
     ],
 )
-def test_a_setting_changes_the_outcome(change: str, plain: Path, tmp_path: Path) -> None:
+def test_setting_changes_the_weights(change: str, plain: Path, tmp_path: Path) -> None:
     run(tmp_path / "run", change)
     changed, before = weights(tmp_path / "run"), weights(plain)
     assert any(not torch.equal(changed[name], value) for name, value in before.items())
@@ -181,7 +185,7 @@ def test_a_setting_changes_the_outcome(change: str, plain: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("change", ["accumulate=3", "accumulate=20", "channels_last=true"])
-def test_a_setting_changes_the_way_but_not_the_outcome(change: str, plain: Path, tmp_path: Path) -> None:
+def test_setting_does_not_change_the_weights(change: str, plain: Path, tmp_path: Path) -> None:
     run(tmp_path / "run", change)
     changed, before = weights(tmp_path / "run"), weights(plain)
     for name, value in before.items():
@@ -191,7 +195,7 @@ def test_a_setting_changes_the_way_but_not_the_outcome(change: str, plain: Path,
         assert one["images"] == other["images"]
 
 
-def test_accumulating_and_channels_last_reach_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accumulate_and_channels_last_reach_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     forward = torch.nn.Conv2d.forward
 
@@ -206,17 +210,17 @@ def test_accumulating_and_channels_last_reach_the_model(tmp_path: Path, monkeypa
     assert all(last for _, last in seen)
 
 
-def test_label_smoothing_is_in_the_loss(tmp_path: Path) -> None:
-    still = ["optimizer.lr=1e-30", "epochs=1"]  # nothing learned: the same scores
+def test_label_smoothing_affects_the_training_loss_only(tmp_path: Path) -> None:
+    still = ["optimizer.lr=1e-30", "epochs=1"]  # no learning, so the scores are the same
     run(tmp_path / "sharp", *still)
     run(tmp_path / "smooth", *still, "label_smoothing=0.5")
     sharp, smooth = lines(tmp_path / "sharp")[0], lines(tmp_path / "smooth")[0]
     assert sharp["train_accuracy"] == smooth["train_accuracy"]
     assert sharp["train_loss"] != smooth["train_loss"]
-    assert sharp["loss"] == smooth["loss"]  # which is measured without
+    assert sharp["loss"] == smooth["loss"]  # the test loss is not smoothed
 
 
-def test_clipping_is_by_the_norm_of_the_whole_network(tmp_path: Path) -> None:
+def test_clips_by_the_norm_of_the_whole_network(tmp_path: Path) -> None:
     bare = ["optimizer.lr=1", "optimizer.momentum=0", "optimizer.weight_decay=0", "schedule.kind=constant"]
     changes = [*bare, "epochs=1", "batch=50", "clip=0.01"]
     run(tmp_path / "run", *changes)
@@ -233,7 +237,7 @@ def test_clipping_is_by_the_norm_of_the_whole_network(tmp_path: Path) -> None:
     assert torch.stack([change.norm() for change in moved.values()]).norm().item() == pytest.approx(0.01, rel=1e-3)
 
 
-def test_weight_decay_of_edges_norms_and_the_rest() -> None:
+def test_weight_decay_of_edges_norms_and_other_weights() -> None:
     settings = tiny(
         "optimizer.weight_decay=0.1", "optimizer.weight_decay_edges=0.2", "optimizer.weight_decay_norms=false"
     )
@@ -251,10 +255,10 @@ def test_weight_decay_of_edges_norms_and_the_rest() -> None:
 
 
 @pytest.mark.parametrize("name", ["table1/discrete-dnw", "table2/dnw", "table2/mobilenetv1-0.25"])
-def test_norm_scales_start_where_the_setting_says(name: str) -> None:
+def test_norm_scales_setting(name: str) -> None:
     settings, _ = with_overrides(recipes.get(name).settings, ["norm_scales=uniform"])
     ones, drawn = (dict(new_model(s).named_parameters()) for s in (replace(settings, norm_scales="ones"), settings))
-    scales = {key for key, value in ones.items() if value.eq(1).all()}  # nothing but norms starts from 1
+    scales = {key for key, value in ones.items() if value.eq(1).all()}  # only norms are initialised to 1
     values = torch.cat([drawn[key].detach() for key in scales])
     assert len(values) > 800
     assert 0 <= values.min() < 0.01
@@ -263,7 +267,7 @@ def test_norm_scales_start_where_the_setting_says(name: str) -> None:
     assert all(torch.equal(ones[key], drawn[key]) for key in ones.keys() - scales)
 
 
-def test_what_patterns_name_does_not_decay() -> None:
+def test_no_decay_patterns() -> None:
     settings = tiny("optimizer.weight_decay=0.1", "optimizer.no_decay=['*.norm_bias', head, graph.weight]")
     model, wiring = build(settings, 10, CPU)
     optimizer = make_optimizer(model, wiring, settings, CPU.device)
@@ -282,7 +286,7 @@ def test_what_patterns_name_does_not_decay() -> None:
         make_optimizer(model, wiring, tiny("optimizer.no_decay=['bn*']"), CPU.device)
 
 
-def test_the_average_is_kept_evaluated_and_measured_again(tmp_path: Path) -> None:
+def test_average_is_saved_and_evaluated(tmp_path: Path) -> None:
     changes = ["ema=0.75", "epochs=1", "batch=50"]
     result = run(tmp_path / "run", *changes)
     before, after = new_model(tiny(*changes)).state_dict(), weights(tmp_path / "run")
@@ -296,13 +300,13 @@ def test_the_average_is_kept_evaluated_and_measured_again(tmp_path: Path) -> Non
     assert results.read(tmp_path / "without" / "result.json").test_loss != result.test_loss
 
 
-def test_half_precision_computes_in_it_and_keeps_weights_whole(tmp_path: Path) -> None:
+def test_half_precision_keeps_float32_weights(tmp_path: Path) -> None:
     run(tmp_path / "run", "precision=bf16")
     assert {value.dtype for value in weights(tmp_path / "run").values() if value.is_floating_point()} == {torch.float32}
     assert results.read(tmp_path / "run" / "result.json").precision == "bf16"
 
 
-def test_evaluation_every_so_many_epochs_and_at_the_end(tmp_path: Path) -> None:
+def test_evaluate_every(tmp_path: Path) -> None:
     run(tmp_path / "run", "epochs=3", "evaluate_every=2")
     assert [line["accuracy"] != "" for line in lines(tmp_path / "run")] == [False, True, True]
 
@@ -334,7 +338,7 @@ def test_schedules_reach_the_log_and_the_optimizer(
     assert logged == used[2::3]
 
 
-def test_options_of_a_rule_are_passed_on(tmp_path: Path) -> None:
+def test_rule_options_reach_the_rule(tmp_path: Path) -> None:
     masks = []
     for seed in (1, 2):
         settings = tiny("rule.name=random", f"rule.options.seed={seed}")
@@ -349,38 +353,38 @@ def test_options_of_a_rule_are_passed_on(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_is_not_begun_over_another(plain: Path) -> None:
+def test_refuses_to_overwrite_a_run(plain: Path) -> None:
     before = (plain / "last.safetensors").read_bytes()
-    with pytest.raises(WiringError, match="holds a run already: go on with --resume"):
+    with pytest.raises(WiringError, match=r"already holds a run\. Continue it with --resume"):
         run(plain)
     assert (plain / "last.safetensors").read_bytes() == before
 
 
-def test_a_result_whose_checkpoint_is_gone_is_not_written_over(plain: Path, tmp_path: Path) -> None:
+def test_refuses_to_overwrite_a_result_without_its_checkpoint(plain: Path, tmp_path: Path) -> None:
     shutil.copytree(plain, tmp_path / "run")
     (tmp_path / "run" / "last.safetensors").unlink()
     for resume in (True, False):
-        with pytest.raises(WiringError, match=r"holds the result of a run whose last.safetensors is gone"):
+        with pytest.raises(WiringError, match=r"has the result of a run, but no last.safetensors"):
             run(tmp_path / "run", resume=resume)
 
 
-def test_bits_that_have_changed_in_a_checkpoint_are_seen(plain: Path, tmp_path: Path) -> None:
+def test_detects_a_flipped_bit_in_a_checkpoint(plain: Path, tmp_path: Path) -> None:
     shutil.copytree(plain, tmp_path / "run")
     path = tmp_path / "run" / "last.safetensors"
     whole = bytearray(path.read_bytes())
-    whole[-5] ^= 1  # in the data: the header comes first
+    whole[-5] ^= 1  # in the data, which follows the header
     path.write_bytes(whole)
-    with pytest.raises(WiringError, match=r"damaged .*its tensors are not those that were written"):
+    with pytest.raises(WiringError, match=r"damaged .*its checksum does not match its contents"):
         run(tmp_path / "run", resume=True)
 
 
-@pytest.mark.parametrize("device", ["gpu", "meta", "cud"], ids=["another word", "another kind", "a slip"])
-def test_devices_that_training_does_not_know(device: str, tmp_path: Path) -> None:
-    with pytest.raises(WiringError, match=f"device must be cuda or cpu, not '{device}'"):
+@pytest.mark.parametrize("device", ["gpu", "meta", "cud"], ids=["other word", "other type", "typo"])
+def test_rejects_unknown_devices(device: str, tmp_path: Path) -> None:
+    with pytest.raises(WiringError, match=f"device must be cuda or cpu, got '{device}'"):
         loop.train(RECIPE, recipes.get(RECIPE).settings, tmp_path / "run", device=device)
 
 
-def test_a_run_that_is_finished_is_left_as_it_is(plain: Path) -> None:
+def test_resuming_a_finished_run_changes_nothing(plain: Path) -> None:
     before = {path.name: path.stat().st_mtime_ns for path in plain.iterdir()}
     result = run(plain, resume=True)
     assert result == results.read(plain / "result.json")
@@ -389,13 +393,13 @@ def test_a_run_that_is_finished_is_left_as_it_is(plain: Path) -> None:
 
 @pytest.fixture
 def half(tmp_path: Path) -> Path:
-    """A run that was broken off in its second epoch."""
+    """A run that was interrupted in its second epoch."""
     with pytest.raises(BreakError):
         run(tmp_path / "half", log=Stops(4))
     return tmp_path / "half"
 
 
-def test_a_checkpoint_is_opened_by_safetensors_alone(half: Path) -> None:
+def test_a_checkpoint_is_plain_safetensors(half: Path) -> None:
     with safetensors.safe_open(half / "last.safetensors", framework="np") as file:
         about = json.loads(file.metadata()["about"])
         names = set(file.keys())
@@ -403,11 +407,11 @@ def test_a_checkpoint_is_opened_by_safetensors_alone(half: Path) -> None:
     assert about["progress"]["epoch"] == 1
     assert {name.partition(".")[0] for name in names} == {"model", "optimizer", "random", "seen"}
     raw = (half / "last.safetensors").read_bytes()
-    assert raw[8:9] == b"{"  # the header's length, the header, the numbers: nothing pickled
+    assert raw[8:9] == b"{"  # the header's length, the header, the data: nothing is pickled
 
 
 @pytest.mark.parametrize("name", ["last.safetensors", "log.csv"])
-def test_a_full_disk_leaves_the_checkpoint(name: str, half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_the_last_checkpoint(name: str, half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = (half / "last.safetensors").read_bytes()
     replace = files.os.replace
 
@@ -426,7 +430,7 @@ def test_a_full_disk_leaves_the_checkpoint(name: str, half: Path, monkeypatch: p
     assert run(half, resume=True).steps == 6
 
 
-def test_a_failing_write_leaves_the_checkpoint(half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_keeps_the_last_checkpoint(half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = (half / "last.safetensors").read_bytes()
 
     def fails(tensors: Any, path: str, header: Any) -> None:
@@ -440,13 +444,13 @@ def test_a_failing_write_leaves_the_checkpoint(half: Path, monkeypatch: pytest.M
     assert not list(half.glob(".*"))
 
 
-def test_what_a_killed_process_left_is_removed(half: Path) -> None:
+def test_removes_partial_files_of_a_killed_process(half: Path) -> None:
     (half / ".last.safetensors.12345.part").write_bytes(b"half of it")
     run(half, resume=True)
     assert not list(half.glob(".*"))
 
 
-def test_a_folder_that_cannot_be_one(tmp_path: Path) -> None:
+def test_rejects_a_file_as_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(WiringError, match=r"could not be written"):
         run(tmp_path / "file")
@@ -454,49 +458,49 @@ def test_a_folder_that_cannot_be_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "zeros", "empty", "plain"])
-def test_a_damaged_checkpoint(damage: str, half: Path) -> None:
+def test_rejects_a_damaged_checkpoint(damage: str, half: Path) -> None:
     path = half / "last.safetensors"
     whole = path.read_bytes()
     if damage == "plain":
         safetensors.torch.save_file({"a": torch.zeros(1)}, path)
     else:
         path.write_bytes({"cut": whole[: len(whole) // 2], "zeros": bytes(len(whole)), "empty": b""}[damage])
-    with pytest.raises(WiringError, match=r"last\.safetensors is damaged or no checkpoint of wirings"):
+    with pytest.raises(WiringError, match=r"last\.safetensors is damaged or not a checkpoint of wirings"):
         run(half, resume=True)
-    with pytest.raises(WiringError, match="damaged or no checkpoint"):
+    with pytest.raises(WiringError, match="damaged or not a checkpoint"):
         runs.measure(half, device="cpu")
     path.write_bytes(whole)
     assert run(half, resume=True).steps == 6
 
 
-def test_a_checkpoint_of_something_else(half: Path) -> None:
+def test_rejects_a_checkpoint_of_another_run(half: Path) -> None:
     with pytest.raises(WiringError, match="belongs to the recipe 'digits/static-dnw', not to 'other'"):
         loop.train("other", tiny(), half, device="cpu", resume=True)
-    with pytest.raises(WiringError, match=r"was made with optimizer\.lr = 0\.3, now it is 0\.2"):
+    with pytest.raises(WiringError, match=r"was trained with optimizer\.lr = 0\.3, but now it is 0\.2"):
         run(half, "optimizer.lr=0.2", resume=True)
-    with pytest.raises(WiringError, match=r"was made with seed = 0, now it is 1"):
+    with pytest.raises(WiringError, match=r"was trained with seed = 0, but now it is 1"):
         run(half, "seed=1", resume=True)
     tensors, about = checkpoint.read(half / "last.safetensors")
     with pytest.raises(WiringError, match="does not fit this model"):
         checkpoint.load_model(torch.nn.Linear(2, 2), tensors, half)
     del tensors, about
-    assert run(half, "checkpoint_every=1", "data.workers=0", resume=True).steps == 6  # these change nothing
+    assert run(half, "checkpoint_every=1", "data.workers=0", resume=True).steps == 6  # neutral settings
 
 
-def test_a_checkpoint_that_is_missing(tmp_path: Path) -> None:
+def test_rejects_a_missing_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(WiringError, match="there is no checkpoint"):
         checkpoint.read(tmp_path / "last.safetensors")
-    with pytest.raises(WiringError, match="is no folder of a run"):
+    with pytest.raises(WiringError, match="is not the folder of a run"):
         runs.measure(tmp_path)
-    assert run(tmp_path / "new", resume=True).steps == 6  # nothing there: from the beginning
+    assert run(tmp_path / "new", resume=True).steps == 6  # without a checkpoint, it starts from the beginning
 
 
-def test_a_loss_that_is_not_finite(tmp_path: Path) -> None:
+def test_stops_if_the_loss_is_not_finite(tmp_path: Path) -> None:
     boom = ["schedule.kind=multistep", "schedule.milestones=[1]", "schedule.factor=1e30", "clip=null", "epochs=3"]
     with pytest.raises(WiringError) as caught:
         run(tmp_path / "run", *boom)
     text = str(caught.value)
-    assert re.match(r"the loss was not finite at step 5 \(lr 3e\+29\); weights are not finite in stem\.weight", text)
+    assert re.match(r"training diverged at step 5 \(lr 3e\+29\): the loss and weights of stem\.weight", text)
     assert f"The last good checkpoint is {tmp_path / 'run' / 'last.safetensors'}" in text
     tensors, about = checkpoint.read(tmp_path / "run" / "last.safetensors")
     assert about["progress"]["steps"] == 3
@@ -504,35 +508,35 @@ def test_a_loss_that_is_not_finite(tmp_path: Path) -> None:
     assert len(lines(tmp_path / "run")) == 1
 
 
-def test_weights_that_are_not_finite_are_not_written(tmp_path: Path) -> None:
+def test_does_not_save_weights_that_are_not_finite(tmp_path: Path) -> None:
     boom = [
         "optimizer.lr=1e38",
         "optimizer.weight_decay=1e10",
         "clip=null",
         "batch=50",
         "epochs=1",
-    ]  # the one loss there is was finite
-    with pytest.raises(WiringError, match=r"weights were not finite at step 1 .* There is no checkpoint yet"):
+    ]  # the only loss is finite
+    with pytest.raises(WiringError, match=r"step 1 .*weights of .* are not finite\. There is no checkpoint yet"):
         run(tmp_path / "run", *boom)
     assert [path.name for path in (tmp_path / "run").glob("*.safetensors")] == ["initial.safetensors"]
 
 
-def test_the_step_and_lr_are_those_that_went_wrong(tmp_path: Path) -> None:
+def test_names_the_step_and_lr_that_diverged(tmp_path: Path) -> None:
     changes = ["schedule.per=step", "clip=null", "optimizer.lr=1e30", "epochs=1", "batch=10"]
     with pytest.raises(WiringError, match=r"at step 2 \(lr 9\.04508e\+29\)"):
         run(tmp_path / "run", *changes)
 
 
-def test_a_step_forgets_that_it_was_warmed_up() -> None:
+def test_reset_undoes_the_steps_of_a_warm_up() -> None:
     settings = tiny("ema=0.9")
     model, wiring = build(settings, 10, CPU)
-    step = Step(model, wiring, make_optimizer(model, wiring, settings, CPU.device), settings, CPU.device)
+    step = TrainingStep(model, wiring, make_optimizer(model, wiring, settings, CPU.device), settings, CPU.device)
     state, scaler = {name: value.clone() for name, value in model.state_dict().items()}, step.scaler.state_dict()
     x, y = torch.randn(6, 1, 8, 8), torch.arange(6)
     step(x, y, 6)
     once = {name: value.clone() for name, value in model.state_dict().items()}
     assert not torch.equal(once["stem.weight"], state["stem.weight"])
-    forget(step, state, scaler)
+    reset(step, state, scaler)
     assert step.average is not None
     for name, value in state.items():
         assert torch.equal(model.state_dict()[name], value)
@@ -547,20 +551,20 @@ def test_tensorboard_files(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run(tmp_path / "run", "history_every=1", log=Shown(tensorboard=True))
+    run(tmp_path / "run", "history_every=1", log=ConsoleLog(tensorboard=True))
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
     assert [(event.step, event.value) for event in events.Scalars("accuracy")] == [
         (int(line["epoch"]), pytest.approx(float(line["accuracy"]))) for line in lines(tmp_path / "run")
     ]
     tags = events.Tags()["images"]
     state = {"wiring/adjacency", "wiring/blocks", "wiring/degrees", "wiring/density"}
-    assert state < set(tags)  # and, from the second epoch on, what is recorded
+    assert state < set(tags)  # and, from the second epoch on, pictures of the history
     assert {tag for tag in tags if len(events.Images(tag)) == 2} >= state
     assert "wiring/births-and-deaths-edges" in tags
 
 
-def test_the_bar_ends_with_the_run(tmp_path: Path) -> None:
-    class Broken(Shown):
+def test_progress_bar_stops_if_the_run_fails(tmp_path: Path) -> None:
+    class Broken(ConsoleLog):
         def batch(self, done: int) -> None:
             raise BreakError
 

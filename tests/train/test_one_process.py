@@ -1,4 +1,4 @@
-"""Two processes in one run's folder: the second is refused, and the first ends as if there had been none."""
+"""A run's folder is locked: a second process is refused, and the first is not affected."""
 
 import json
 import os
@@ -14,7 +14,8 @@ import torch.distributed as dist
 from breaking import Heard
 
 from wirings import WiringError
-from wirings.train import loop, phases, recipes
+from wirings.train import phases, recipes
+from wirings.train.run import loop
 from wirings.train.settings import with_overrides
 from wirings.train.sweep import plan, work
 from wirings.utils.locks import LOCK, held
@@ -37,7 +38,7 @@ def until(wanted: Any, process: subprocess.Popen[str]) -> None:
         time.sleep(0.02)
 
 
-def test_a_second_process_is_refused_and_spoils_nothing(tmp_path: Path) -> None:
+def test_refuses_a_second_process(tmp_path: Path) -> None:
     out = tmp_path / "run"
     piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": tmp_path}
     with subprocess.Popen(command(out, 200), **piped) as first:
@@ -59,7 +60,7 @@ def test_a_second_process_is_refused_and_spoils_nothing(tmp_path: Path) -> None:
     assert not (out / LOCK).exists()
 
 
-def test_a_run_of_a_sweep_takes_the_lock_that_it_is_handed(tmp_path: Path) -> None:
+def test_a_sweep_hands_its_lock_to_the_run(tmp_path: Path) -> None:
     (run,) = plan.make([RECIPE], [0], [[change] for change in (*CHANGES, "epochs=1")])
     words = work.command(run, tmp_path, device="cpu")
     folder = tmp_path / run.place
@@ -71,18 +72,18 @@ def test_a_run_of_a_sweep_takes_the_lock_that_it_is_handed(tmp_path: Path) -> No
     assert not (folder / LOCK).exists()
 
 
-def test_a_run_that_starts_from_another_locks_both_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_phases_lock_their_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changes = ["start.recipe=digits/static-dnw", "rule.name=fine_tune", "epochs=1", *CHANGES]
     settings, overrides = with_overrides(recipes.get(RECIPE).settings, changes)
     out, first = tmp_path / "second", tmp_path / RECIPE / "seed0"
     seen: list[tuple[str, bool, bool]] = []
-    inner = loop.train_alone
+    inner = loop.Run.train
 
-    def watched(name: str, settings: Any, folder: Path, *args: Any, **more: Any) -> Any:
-        seen.append((folder.name, (out / LOCK).exists(), (first / LOCK).exists()))
-        return inner(name, settings, folder, *args, **more)
+    def watched(self: loop.Run, max_minutes: float | None = None) -> Any:
+        seen.append((self.folder.name, (out / LOCK).exists(), (first / LOCK).exists()))
+        return inner(self, max_minutes)
 
-    monkeypatch.setattr(loop, "train_alone", watched)
+    monkeypatch.setattr(loop.Run, "train", watched)
     with held(first, print), pytest.raises(WiringError, match=f"seed0 is in use by process {os.getpid()} "):
         phases.train("second", settings, out, device="cpu", overrides=overrides)
     assert seen == []
@@ -94,7 +95,7 @@ def test_a_run_that_starts_from_another_locks_both_folders(tmp_path: Path, monke
 @pytest.mark.dist
 @pytest.mark.slow
 @pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this PyTorch has no gloo")
-def test_all_ranks_end_if_the_first_is_refused(tmp_path: Path) -> None:
+def test_all_ranks_stop_if_the_folder_is_locked(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -108,5 +109,5 @@ def test_all_ranks_end_if_the_first_is_refused(tmp_path: Path) -> None:
         said = [" ".join(rank.communicate(timeout=120)[0].split()) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [1, 1]
     assert f"is in use by process {os.getpid()} on " in said[0]
-    assert f"Error: process 1 of 2 ends: the first one cannot use {tmp_path}." in said[1]
+    assert f"Error: process 1 of 2 stops because rank 0 cannot use {tmp_path}." in said[1]
     assert not list(tmp_path.iterdir())

@@ -1,6 +1,5 @@
-"""Two phases in one command: the complete graph, shared, then a ticket or fine-tuning; broken off; mistakes."""
+"""Training in two phases: a complete graph, which is shared, then a lottery ticket or fine-tuning."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 from wirings import WiringError, choose, rules
-from wirings.train import loop, phases, recipes, results, runs
-from wirings.train.log import Log, Shown
+from wirings.train import files, phases, recipes, results
+from wirings.train import saved_runs as runs
+from wirings.train.run import checkpoint, loop
+from wirings.train.run.log import ConsoleLog, Log
 from wirings.train.settings import Settings, with_overrides
 
 DATA = {"name": "synthetic", "options": {"shape": [1, 8, 8], "examples": 50, "test_examples": 40}}
@@ -23,7 +24,7 @@ EDGES = 200
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A folder with three recipes: a complete graph, a ticket and fine-tuning, of three steps an epoch."""
+    """A folder with three recipes of three steps per epoch: a complete graph, a lottery ticket and fine-tuning."""
     common = {"base": "digits/static-dnw", "data": DATA, "batch": 20, "epochs": 2, "optimizer": {"lr": 0.3}}
     first = str(tmp_path / "complete.yaml")
     write(tmp_path / "complete.yaml", common, rule={"name": "dense"})
@@ -55,25 +56,25 @@ def changed(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
 
 
-def test_one_command_trains_both_and_the_first_is_shared(home: Path) -> None:
+def test_trains_both_phases_and_shares_the_first(home: Path) -> None:
     log = Heard()
     ticket = train(home, "lottery", log=log)
     assert ticket is not None
     complete, lottery, tuned = (home / "runs" / name / "seed1" for name in ("complete", "lottery", "tuned"))
-    assert log.said[0] == f"lottery starts from the network of complete, which is trained first, in {complete}"
-    assert any(text.startswith("complete, seed 1: ") and text.endswith("%; now lottery") for text in log.said)
+    assert log.said[0] == f"lottery starts from the network of complete, which is trained first, in {complete}."
+    assert any(text.startswith("complete, seed 1: ") and text.endswith("%. Next is lottery.") for text in log.said)
     before = changed(complete)
     result = train(home, "tuned", log=log)
     assert result is not None
-    assert changed(complete) == before, "it was there: not trained again"
-    assert log.said[-1] == f"starts from {complete}, trained weights"
+    assert changed(complete) == before, "it exists, so it is not trained again"
+    assert log.said[-1] == f"Starting from {complete}, trained weights."
 
     trained, initial = tensors(complete), tensors(complete, "initial")
     real = choose(trained["graph.weight"], EDGES)
     for run in (lottery, tuned):
         began, ended = tensors(run, "initial"), tensors(run)
         assert torch.equal(began["graph.weight.wiring.wiring"], real)
-        assert torch.equal(ended["graph.weight.wiring.wiring"], real), "for good"
+        assert torch.equal(ended["graph.weight.wiring.wiring"], real), "the wiring is fixed"
         for name, value in (initial if run == lottery else trained).items():
             assert torch.equal(began[name], value), name
             assert not torch.equal(ended[name], value), "it was trained"
@@ -86,13 +87,13 @@ def test_one_command_trains_both_and_the_first_is_shared(home: Path) -> None:
     assert first.edges is not None
     assert first.edges > EDGES
     assert ticket.settings["start"] == {"recipe": str(home / "complete.yaml"), "weights": "initial"}
-    about = loop.checkpoint.read(lottery / "last.safetensors")[1]
-    assert ticket.train_s == about["progress"]["seconds"], "of the second phase alone"
+    about = checkpoint.read(lottery / "last.safetensors")[1]
+    assert ticket.train_s == about["progress"]["seconds"], "of the second phase only"
     assert [line["swapped"] for line in lines(lottery)] == ["0", "0"]
     assert runs.measure(lottery, device="cpu")[1] == ticket.accuracy
 
 
-def test_a_complete_graph_that_was_trained_by_itself_is_used(home: Path) -> None:
+def test_uses_a_first_run_that_was_trained_separately(home: Path) -> None:
     recipe = recipes.get(home / "complete.yaml")
     loop.train("complete", replace(recipe.settings, seed=1), home / "runs" / "complete" / "seed1", device="cpu")
     train(home, "lottery")
@@ -101,9 +102,9 @@ def test_a_complete_graph_that_was_trained_by_itself_is_used(home: Path) -> None
     same_runs(home / "runs" / "complete" / "seed1", home / "others" / "complete" / "seed1")
 
 
-def test_broken_off_between_and_inside_phases(home: Path) -> None:
+def test_resumes_bit_for_bit_in_either_phase(home: Path) -> None:
     train(home, "lottery")
-    for after in (2, 4, 6, 7, 8, 11):  # 6 batches, then 6 more; a checkpoint every 3
+    for after in (2, 4, 6, 7, 8, 11):  # 6 batches in each phase, with a checkpoint every 3
         with pytest.raises(BreakError):
             train(home, "lottery", runs=f"broken{after}", log=Stops(after))
         train(home, "lottery", runs=f"broken{after}", resume=True)
@@ -111,9 +112,9 @@ def test_broken_off_between_and_inside_phases(home: Path) -> None:
             same_runs(home / "runs" / name / "seed1", home / f"broken{after}" / name / "seed1")
 
 
-def test_killed_before_every_single_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumes_after_a_kill_before_any_file_is_written(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(home, "tuned", "epochs=1")
-    put, count = loop.checkpoint.write, 0
+    put, count = files.write_file, 0
 
     def dies(path: Path, what: Any) -> None:
         nonlocal count
@@ -122,8 +123,7 @@ def test_killed_before_every_single_file(home: Path, monkeypatch: pytest.MonkeyP
             raise BreakError
         put(path, what)
 
-    for module in (loop.checkpoint, sys.modules["wirings.train.log"]):
-        monkeypatch.setattr(module, "write", dies)
+    monkeypatch.setattr(files, "write_file", dies)
     for limit in range(1, 30):
         count, runs = 0, f"killed{limit}"
         try:
@@ -138,7 +138,7 @@ def test_killed_before_every_single_file(home: Path, monkeypatch: pytest.MonkeyP
     assert 10 <= limit < 29
 
 
-def test_resuming_the_second_phase_needs_nothing_of_the_first(home: Path) -> None:
+def test_resuming_the_second_phase_does_not_need_the_first(home: Path) -> None:
     train(home, "lottery", "epochs=1")
     with pytest.raises(BreakError):
         train(home, "lottery", "epochs=1", "checkpoint_every=1", runs="broken", log=Stops(5))
@@ -146,14 +146,14 @@ def test_resuming_the_second_phase_needs_nothing_of_the_first(home: Path) -> Non
     log = Heard()
     result = train(home, "lottery", "epochs=1", "checkpoint_every=1", runs="broken", resume=True, log=log)
     assert result is not None
-    assert log.said == ["goes on at epoch 1, batch 2"]
+    assert log.said == ["Resuming at epoch 1, batch 2."]
     assert not (home / "broken" / "complete").exists()
-    assert result.overrides == {"epochs": 1, "start.epochs": 1}, "what it started from is still known"
+    assert result.overrides == {"epochs": 1, "start.epochs": 1}, "the overrides of the first phase are kept"
     same_runs(home / "runs" / "lottery" / "seed1", home / "broken" / "lottery" / "seed1")
     assert train(home, "lottery", "epochs=1", "checkpoint_every=1", runs="broken", resume=True) == result
 
 
-def test_a_time_limit_is_for_both_phases(home: Path) -> None:
+def test_time_limit_covers_both_phases(home: Path) -> None:
     train(home, "lottery", "epochs=1")
     said: list[str] = []
     log = Log()
@@ -162,31 +162,29 @@ def test_a_time_limit_is_for_both_phases(home: Path) -> None:
     while train(home, "lottery", "epochs=1", runs="limited", resume=True, max_minutes=0, log=log) is None:
         stops += 1
         assert stops < 10
-    assert [text.partition("/limited/")[2].partition("/")[0] for text in said if text.startswith("time is up")] == [
+    assert [text.partition("/limited/")[2].partition("/")[0] for text in said if text.startswith("The time is up")] == [
         "complete", "complete", "lottery", "lottery",
     ]  # fmt: skip
     for name in ("complete", "lottery"):
         same_runs(home / "runs" / name / "seed1", home / "limited" / name / "seed1")
 
 
-def test_time_that_the_first_phase_took_is_not_there_for_the_second(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_time_of_the_first_phase_is_deducted_from_the_second(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[float | None] = []
-    whole = loop.train_alone
+    inner = loop.Run.train
 
-    def spy(*args: Any, **more: Any) -> Any:
-        seen.append(more["max_minutes"])
-        return whole(*args, **more)
+    def spy(self: loop.Run, max_minutes: float | None = None) -> Any:
+        seen.append(max_minutes)
+        return inner(self, max_minutes)
 
-    monkeypatch.setattr(loop, "train_alone", spy)
+    monkeypatch.setattr(loop.Run, "train", spy)
     train(home, "lottery", max_minutes=10)
     assert seen[0] == 10
     assert seen[1] is not None
     assert 9 < seen[1] < 10
 
 
-def test_changes_reach_the_phase_that_they_are_for(home: Path) -> None:
+def test_overrides_apply_to_the_right_phase(home: Path) -> None:
     changes = [
         "batch=25",
         "data.augment=false",
@@ -206,7 +204,7 @@ def test_changes_reach_the_phase_that_they_are_for(home: Path) -> None:
     assert {"optimizer.lr", "schedule.kind", "model.options.edges"} < result.overrides.keys()
 
 
-def test_data_of_the_recipe_itself_are_those_of_the_first_phase(home: Path) -> None:
+def test_first_phase_uses_the_data_of_the_recipe(home: Path) -> None:
     mine = yaml.safe_load((home / "lottery.yaml").read_text())
     write(home / "other.yaml", mine, data={"name": "digits", "options": {"holdout": 200}}, batch=500, epochs=1)
     train(home, "other", "epochs=1")
@@ -215,13 +213,13 @@ def test_data_of_the_recipe_itself_are_those_of_the_first_phase(home: Path) -> N
     assert overrides["data.options"] == {"holdout": 200}
 
 
-def test_a_folder_that_is_named(home: Path) -> None:
+def test_starts_from_a_given_folder(home: Path) -> None:
     train(home, "lottery", "epochs=1", runs="short")
     named = home / "short" / "complete" / "seed1"
     result = train(home, "lottery", first_run=named, out=home / "ticket")
     assert result is not None
     assert not (home / "complete").exists()
-    assert result.overrides == {"start.epochs": 1}, "so that tables leave it out"
+    assert result.overrides == {"start.epochs": 1}, "so that tables do not count it"
     assert torch.equal(tensors(home / "ticket", "initial")["stem.weight"], tensors(named, "initial")["stem.weight"])
 
 
@@ -230,19 +228,19 @@ def test_a_folder_that_is_named(home: Path) -> None:
     [
         (
             "missing",
-            r"none is no folder of a run to start from: .*wirings train complete --seed 1 --out .*leave --start out",
+            r"none is not the folder of a run to start from: .*`wirings train complete --seed 1 --out .*leave --start",
         ),
-        ("unfinished", r"has not come to its end: `wirings train complete --seed 1 --out .*seed1 --resume` goes on"),
-        ("recipe", r"is a run of 'tuned', not of 'complete'"),
-        ("seed", r"has seed = 2, but to be started from it must have 1"),
-        ("model", r"has model.name = 'tiny_static', but to be started from it must have 'digits_static'"),
-        ("data", r"has data.options = \{.*\}, but to be started from it must have \{'examples': 50"),
-        ("initial", r"has no initial.safetensors, the weights that its run began with"),
-        ("damaged", r"last.safetensors is damaged or no checkpoint"),
-        ("shapes", r"last.safetensors cannot be started from: rewind_: graph.weight is"),
+        ("unfinished", r"is not finished. Continue it with `wirings train complete --seed 1 --out .*seed1 --resume`"),
+        ("recipe", r"is a run of 'tuned', but 'complete' is needed"),
+        ("seed", r"has seed = 2, but must have 1 to be started from"),
+        ("model", r"has model.name = 'tiny_static', but must have 'digits_static'"),
+        ("data", r"has data.options = \{.*\}, but must have \{'examples': 50"),
+        ("initial", r"has no initial.safetensors, which start.weights=initial needs"),
+        ("damaged", r"last.safetensors is damaged or not a checkpoint"),
+        ("shapes", r"cannot start from .*last.safetensors: rewind_: graph.weight is"),
     ],
 )
-def test_folders_that_cannot_be_started_from(case: str, message: str, home: Path) -> None:
+def test_rejects_invalid_first_runs(case: str, message: str, home: Path) -> None:
     train(home, "tuned", "epochs=1")
     complete = home / "runs" / "complete" / "seed1"
     name, settings, overrides = results.load_settings(complete / "settings.yaml")
@@ -267,61 +265,59 @@ def test_folders_that_cannot_be_started_from(case: str, message: str, home: Path
     elif case == "shapes":
         whole = load_file(complete / "last.safetensors")
         cut = {key: value[:-1] if key == "model.graph.weight" else value for key, value in whole.items()}
-        loop.checkpoint.write_tensors(complete / "last.safetensors", cut, {})
+        checkpoint.write_tensors(complete / "last.safetensors", cut, {})
     with pytest.raises(WiringError, match=message):
         train(home, "lottery", first_run=complete)
-    assert not (home / "runs" / "lottery").exists(), "nothing was begun"
+    assert not (home / "runs" / "lottery").exists(), "no run was started"
 
 
-def test_a_usual_folder_that_holds_another_run(home: Path) -> None:
+def test_rejects_a_default_first_run_with_other_settings(home: Path) -> None:
     train(home, "lottery", "epochs=1")
     with pytest.raises(WiringError) as caught:
         train(home, "tuned")
     complete = home / "runs" / "complete" / "seed1"
-    assert f"the run in {complete}, which would be started from, was made with epochs = 1, now it is 2" in str(
+    assert f"the run in {complete}, which would be started from, was trained with epochs = 1, but now it is 2" in str(
         caught.value
     )
-    assert f"To take it as it is give --start {complete}" in str(caught.value)
+    assert f"Give --start {complete} to use it anyway" in str(caught.value)
     assert train(home, "tuned", first_run=complete) is not None
 
 
-def test_an_unfinished_first_phase_goes_on_only_when_asked(home: Path) -> None:
+def test_resumes_an_unfinished_first_phase_only_if_asked(home: Path) -> None:
     with pytest.raises(BreakError):
         train(home, "lottery", log=Stops(4))
-    with pytest.raises(WiringError, match=r"complete.seed1 holds a run already: go on with --resume"):
+    with pytest.raises(WiringError, match=r"complete.seed1 already holds a run. Continue it with --resume"):
         train(home, "lottery")
 
 
-def test_a_folder_that_is_taken_is_told_before_the_first_phase(home: Path) -> None:
+def test_rejects_an_occupied_folder_before_the_first_phase(home: Path) -> None:
     train(home, "lottery")
-    with pytest.raises(WiringError, match=r"lottery.seed1 holds a run already"):
+    with pytest.raises(WiringError, match=r"lottery.seed1 already holds a run"):
         train(home, "lottery")
     out = home / "new" / "lottery" / "seed1"
     (home / "runs" / "lottery" / "seed1").rename(home / "taken")
     out.parent.mkdir(parents=True)
     (home / "taken").rename(out)
-    with pytest.raises(WiringError, match="holds a run already"):
+    with pytest.raises(WiringError, match="already holds a run"):
         train(home, "lottery", runs="new")
     assert not (home / "new" / "complete").exists()
 
 
-def test_networks_that_do_not_fit_are_told_before_the_first_phase(home: Path) -> None:
+def test_rejects_networks_that_do_not_fit_before_the_first_phase(home: Path) -> None:
     mine = yaml.safe_load((home / "lottery.yaml").read_text())
     write(home / "other.yaml", mine, model={"name": "tiny_static"})
     with pytest.raises(
-        WiringError, match=r"other cannot start from complete: .* Changes of model\.… are for the recipe"
+        WiringError, match=r"other cannot start from complete: .* Overrides of model\.… apply to other only"
     ):
         train(home, "other")
     assert not (home / "runs").exists()
 
 
-def test_mistakes(home: Path) -> None:
+def test_rejects_invalid_starts(home: Path) -> None:
     settings = recipes.get(home / "lottery.yaml").settings
-    with pytest.raises(
-        WiringError, match=r"lottery starts from .*complete.yaml: wirings.train.phases.train trains that"
-    ):
+    with pytest.raises(WiringError, match=r"lottery starts from .*complete.yaml. Use wirings.train.phases.train"):
         loop.train("lottery", settings, home / "run", device="cpu")
-    with pytest.raises(WiringError, match=r"complete starts from a new network, not from here: leave --start out"):
+    with pytest.raises(WiringError, match=r"complete starts from a new network, not from here. Leave --start out"):
         train(home, "complete", first_run=Path("here"))
     with pytest.raises(
         WiringError, match=r"rule 'lottery' takes its wiring from a trained network, but complete starts"
@@ -335,12 +331,12 @@ def test_mistakes(home: Path) -> None:
         train(home, "lottery", 'start.recipe=""')
     mine = yaml.safe_load((home / "lottery.yaml").read_text())
     write(home / "again.yaml", mine, start={"recipe": str(home / "lottery.yaml")})
-    with pytest.raises(WiringError, match=r"again starts from lottery, which starts from .* itself"):
+    with pytest.raises(WiringError, match=r"again starts from lottery, which itself starts from "):
         train(home, "again")
     assert not (home / "runs").exists()
 
 
-def test_where_the_first_run_is_looked_for() -> None:
+def test_runs_folder() -> None:
     usual = Path("runs/table2/lottery/seed1")
     assert phases.runs_folder(usual, "table2/lottery", 1) == Path("runs")
     assert phases.runs_folder(Path("/a") / usual, "table2/lottery", 1) == Path("/a/runs")
@@ -349,7 +345,7 @@ def test_where_the_first_run_is_looked_for() -> None:
     assert phases.runs_folder(Path("runs/mine/seed0"), "mine", 0) == Path("runs")
 
 
-def test_an_average_is_what_is_started_from(home: Path) -> None:
+def test_starts_from_the_average(home: Path) -> None:
     train(home, "tuned", "ema=0.9")
     complete, tuned = (home / "runs" / name / "seed1" for name in ("complete", "tuned"))
     average = load_file(complete / "last.safetensors")["average.stem.weight"]
@@ -367,13 +363,13 @@ def test_any_rule_can_start_from_a_trained_network(rule: str, home: Path) -> Non
 
 def test_tensorboard_files_of_both_phases(home: Path) -> None:
     pytest.importorskip("tensorboard")
-    train(home, "lottery", "epochs=1", log=Shown(tensorboard=True))
+    train(home, "lottery", "epochs=1", log=ConsoleLog(tensorboard=True))
     for name in ("complete", "lottery"):
         assert list((home / "runs" / name / "seed1" / "tensorboard").glob("events.*"))
 
 
 def test_norms_and_their_statistics_are_rewound(tmp_path: Path) -> None:
-    """MobileNetV1-DNW has batch norms, which the digits' graph has not."""
+    """On MobileNetV1-DNW, which has batch norms, unlike the graph for digits."""
     recipe = recipes.get("table2/lottery")
     changes = ["data.name=synthetic", "data.options={examples: 4, test_examples: 2}", "batch=2", "epochs=1"]
     settings, overrides = with_overrides(recipe.settings, changes)
@@ -388,19 +384,19 @@ def test_norms_and_their_statistics_are_rewound(tmp_path: Path) -> None:
     assert all(torch.equal(began[name], value) for name, value in first.items())
 
 
-def test_the_plan_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_is_called_in_new_and_resumed_runs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []
     monkeypatch.setattr(rules.FineTune, "plan", lambda self, layers, steps: told.append(steps))
     with pytest.raises(BreakError):
         train(home, "tuned", log=Stops(12))
     train(home, "tuned", resume=True)
-    assert told == [9, 9], "to a run that goes on, too"
+    assert told == [9, 9], "also in a resumed run"
 
 
-def test_begin_is_for_new_runs_alone(home: Path) -> None:
+def test_initialize_is_only_called_for_new_runs(home: Path) -> None:
     begun: list[type[nn.Module]] = []
     settings: Settings = recipes.get(home / "complete.yaml").settings
-    more: dict[str, Any] = {"device": "cpu", "begin": lambda model, wiring: begun.append(type(model))}
+    more: dict[str, Any] = {"device": "cpu", "initialize": lambda model, wiring: begun.append(type(model))}
     with pytest.raises(BreakError):
         loop.train("complete", settings, home / "run", log=Stops(4), **more)
     loop.train("complete", settings, home / "run", resume=True, **more)

@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from wirings import WiringError, models, rules
-from wirings.train import recipes, typed
+from wirings.train import recipes
+from wirings.train import typed_dataclasses as typed
 from wirings.train.build import build
-from wirings.train.distributed import Place
+from wirings.train.distributed import ProcessContext
+from wirings.train.run.optimizer import make_optimizer
 from wirings.train.settings import (
     DataSettings,
     ModelSettings,
@@ -21,8 +23,7 @@ from wirings.train.settings import (
     to_mapping,
     with_overrides,
 )
-from wirings.train.step import make_optimizer
-from wirings.train.text import parse_yaml
+from wirings.train.yaml_io import parse_yaml
 
 KEYS = typed.leaves(Settings)
 FILES = (path for path in Path(recipes.__file__).parent.glob("*/*.yaml") if path.stem != "base")
@@ -178,7 +179,7 @@ def test_table_4_is_the_papers() -> None:
 
 def test_weights_of_table_4_decay_but_norms_in_blocks_do_not() -> None:
     settings, _ = with_overrides(recipes.get("table4/all-10").settings, ["model.options.image_size=32"])
-    place = Place(0, 1, torch.device("cpu"))
+    place = ProcessContext(0, 1, torch.device("cpu"))
     model, wiring = build(settings, 10, place)
     optimizer = make_optimizer(model, wiring, settings, place.device)
     decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
@@ -239,7 +240,7 @@ def test_set_exchanges_edges_once_an_epoch_and_has_time_to_train_the_last(name: 
 
 @pytest.mark.parametrize("name", ["mobilenet-soft_threshold_global", "mobilenet-str", "resnet-rigl-2", "resnet-nm-10"])
 def test_rules_at_one_budget_have_its_edges(name: str) -> None:
-    place = Place(0, 1, torch.device("cpu"))
+    place = ProcessContext(0, 1, torch.device("cpu"))
     other = "table2/dnw" if name.startswith("mobilenet") else f"resnet/dnw-{name.rpartition('-')[2]}"
     settings, _ = with_overrides(recipes.get(f"ste/{name}").settings, [])
     options = {key: value for key, value in settings.rule.options.items() if key != "schedule"}

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from wirings import models
-from wirings.train import loop, recipes
+from wirings.train import recipes
+from wirings.train.run import loop
 from wirings.train.settings import with_overrides
 
 LITTLE = [

@@ -1,4 +1,4 @@
-"""Results: written whole, read with a check, found by recipe; and the tables made of them."""
+"""Results: writing, reading and finding them; and the tables made from them."""
 
 import dataclasses
 import json
@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from wirings import WiringError
-from wirings.train import recipes, results, tables
+from wirings.train import recipes, results
 from wirings.train.results import Result
 from wirings.train.settings import to_mapping, with_overrides
+from wirings.train.tables import paper as tables
 from wirings.utils import files
 
 NAME = "table1/static-dnw"
@@ -46,11 +47,11 @@ def make(recipe: str = NAME, seed: int = 1, accuracy: float = 80.5, **values: An
     return Result(recipe=recipe, seed=seed, accuracy=accuracy, **{**known, **values})
 
 
-def test_a_result_comes_back(tmp_path: Path) -> None:
+def test_results_round_trip(tmp_path: Path) -> None:
     result = make()
     path = results.write(result, tmp_path / "results")
     assert path == tmp_path / "results" / "table1" / "static-dnw" / "seed1.json"
-    assert [file.name for file in path.parent.iterdir()] == ["seed1.json"]  # nothing else is left behind
+    assert [file.name for file in path.parent.iterdir()] == ["seed1.json"]  # no temporary file
     assert results.read(path) == result
     written = json.loads(path.read_text())
     assert set(written) == {
@@ -63,7 +64,7 @@ def test_a_result_comes_back(tmp_path: Path) -> None:
     assert results.read(path).mult_adds is None
 
 
-def test_numbers_are_plain_numbers(tmp_path: Path) -> None:
+def test_numpy_numbers_become_plain_ones(tmp_path: Path) -> None:
     result = make(accuracy=np.float64(80.5), train_s=3, test_loss=float("nan"))
     assert type(result.accuracy) is float
     assert result.test_loss is None
@@ -75,29 +76,29 @@ def test_numbers_are_plain_numbers(tmp_path: Path) -> None:
     [
         ({"accuracy": torch.tensor(80.0)}, "accuracy must be a finite number"),
         ({"accuracy": float("nan")}, "accuracy must be a finite number"),
-        ({"accuracy": 100.1}, "accuracy must be a percentage, but it is 100.1."),
+        ({"accuracy": 100.1}, "accuracy must be a percentage, got 100.1."),
         ({"top5": -1}, "top5 must be a percentage"),
         ({"seed": -1}, "seed must be 0 or more"),
-        ({"edges": 3.5}, "edges must be a whole number or null, but 3.5 (float) came."),
+        ({"edges": 3.5}, "edges must be an integer or null, got 3.5 (float)."),
         ({"recipe": "../elsewhere"}, "recipe must be a name such as 'table1/static-dnw'"),
         ({"recipe": "/elsewhere"}, "recipe must be a name"),
         ({"recipe": ""}, "recipe must be a name"),
-        ({"started": "yesterday"}, "started must be a date and time in ISO 8601, but it is 'yesterday'."),
-        ({"versions": {"torch": 2}}, "versions.torch must be a text, but 2 (int) came."),
-        ({"schema": 2}, "schema is 2, but this version of wirings knows 1 alone."),
-        ({"settings": {"a": Path()}}, "settings.a must be a plain value"),
+        ({"started": "yesterday"}, "started must be a date and time in ISO 8601, got 'yesterday'."),
+        ({"versions": {"torch": 2}}, "versions.torch must be a string, got 2 (int)."),
+        ({"schema": 2}, "schema must be 1, got 2."),
+        ({"settings": {"a": Path()}}, "settings.a must be a string, a finite number"),
     ],
 )
-def test_wrong_values_are_refused(values: dict[str, Any], message: str) -> None:
+def test_rejects_invalid_values(values: dict[str, Any], message: str) -> None:
     with pytest.raises(WiringError) as caught:
         make(**values)
     assert message in str(caught.value)
 
 
-def test_no_result_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writing_never_loses_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = results.write(make(), tmp_path)
     before = path.read_bytes()
-    with pytest.raises(WiringError, match=r"seed1.json holds a result of table1/static-dnw, seed 1 already"):
+    with pytest.raises(WiringError, match=r"seed1.json already holds a result of table1/static-dnw, seed 1"):
         results.write(make(accuracy=10, commit="def5678"), tmp_path)
     assert path.read_bytes() == before
 
@@ -117,24 +118,24 @@ def test_no_result_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: text[: len(text) // 2], "is damaged: it is not JSON"),
-        (lambda text: "", "is damaged: it is not JSON"),
-        (lambda text: "[1]", "is not a result: the whole must be a mapping (schema, recipe,"),
+        (lambda text: text[: len(text) // 2], "is damaged: it is not valid JSON"),
+        (lambda text: "", "is damaged: it is not valid JSON"),
+        (lambda text: "[1]", "is not a result: the file must be a mapping (schema, recipe,"),
         (
             lambda text: text.replace('"schema": 1', '"schema": 2'),
-            "its schema is 2, but this version of wirings knows 1",
+            "its schema is 2, but this version of wirings only reads 1",
         ),
-        (lambda text: text.replace('"schema": 1', '"scheme": 1'), "it has no schema, which a result must have (1)."),
+        (lambda text: text.replace('"schema": 1', '"scheme": 1'), "it has no schema (expected 1)."),
         (
             lambda text: text.replace('"accuracy"', '"acuracy"'),
             "unknown field of a result 'acuracy'. Did you mean 'acc",
         ),
         (lambda text: text.replace('"seed": 1,\n "acc', '"acc'), "the field of a result 'seed' is missing"),
-        (lambda text: text.replace("80.5", '"high"'), "accuracy must be a finite number, but 'high' (str) came."),
+        (lambda text: text.replace("80.5", '"high"'), "accuracy must be a finite number, got 'high' (str)."),
         (lambda text: text.replace("80.5", "NaN"), "accuracy must be a finite number"),
     ],
 )
-def test_damaged_files_are_named(tmp_path: Path, change: Any, message: str) -> None:
+def test_errors_name_damaged_files(tmp_path: Path, change: Any, message: str) -> None:
     path = results.write(make(), tmp_path)
     text = path.read_text()
     assert change(text) != text
@@ -146,7 +147,7 @@ def test_damaged_files_are_named(tmp_path: Path, change: Any, message: str) -> N
         assert str(path) in str(caught.value)
 
 
-def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+def test_errors_name_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(WiringError, match=r"none.json cannot be read: No such file or directory"):
         results.read(tmp_path / "none.json")
     (tmp_path / "bytes.json").write_bytes(b"\xff\xfe")
@@ -154,7 +155,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         results.read(tmp_path / "bytes.json")
 
 
-def test_results_are_found_by_seed(tmp_path: Path) -> None:
+def test_find_sorts_by_seed(tmp_path: Path) -> None:
     assert results.find(tmp_path, NAME) == []
     for seed in (10, 2, 0):
         results.write(make(seed=seed), tmp_path)
@@ -162,20 +163,18 @@ def test_results_are_found_by_seed(tmp_path: Path) -> None:
     assert [result.seed for result in results.find(tmp_path, NAME)] == [0, 2, 10]
     path = results.path_of(tmp_path, NAME, 2)
     path.rename(path.with_name("seed3.json"))
-    with pytest.raises(
-        WiringError, match=r"seed3.json is in the wrong place: it is the result of table1/static-dnw, seed 2"
-    ):
+    with pytest.raises(WiringError, match=r"seed3.json is misplaced: it is the result of table1/static-dnw, seed 2"):
         results.find(tmp_path, NAME)
 
 
-def test_settings_of_a_run_come_back(tmp_path: Path) -> None:
+def test_settings_of_a_run_round_trip(tmp_path: Path) -> None:
     settings, overrides = with_overrides(recipes.get(NAME).settings, ["epochs=3", "model.options.edges=7", "seed=4"])
     path = tmp_path / "run" / "settings.yaml"
     results.save_settings(path, NAME, settings, overrides)
     assert results.load_settings(path) == (NAME, settings, {"epochs": 3, "model.options.edges": 7})
     path.write_text("epochs: 3\n")
     with pytest.raises(
-        WiringError, match=r"settings.yaml does not hold the settings of a run: it must hold recipe, over"
+        WiringError, match=r"settings.yaml does not hold the settings of a run: expected the keys recipe, over"
     ):
         results.load_settings(path)
     path.write_text("recipe: a\noverrides: {}\nsettings: {epoch: 3}\n")
@@ -204,7 +203,7 @@ def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (results.environment("cpu")["commit"], results.environment("cpu")["dirty"]) == (None, None)
 
 
-def test_the_commit_is_the_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_is_the_one_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def git(*arguments: str) -> str:
         who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
         return subprocess.run(
@@ -219,24 +218,26 @@ def test_the_commit_is_the_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     git("init")
     git("add", "other")
     git("commit", "-m", "one")
-    known = results.environment("cpu")  # installed inside a repository of somebody else's
+    known = results.environment("cpu")  # installed inside another repository
     assert (known["commit"], known["dirty"]) == (None, None)
     git("add", ".")
     git("commit", "-m", "two")
     known = results.environment("cpu")
     assert (known["commit"], known["dirty"]) == (git("rev-parse", "--short", "HEAD").strip(), False)
-    (tmp_path / "other").write_text("changed")  # no part of the package
+    (tmp_path / "other").write_text("changed")  # not part of the package
     assert results.environment("cpu")["dirty"] is False
     (package / "__init__.py").write_text("changed")
     assert results.environment("cpu")["dirty"] is True
 
 
-def test_results_of_a_recipe_that_has_changed_do_not_count(tmp_path: Path) -> None:
+def test_results_of_a_changed_recipe_do_not_count(tmp_path: Path) -> None:
     results.write(make(seed=0), tmp_path)
     then = to_mapping(recipes.get(NAME).settings)
     results.write(make(seed=1, settings={**then, "epochs": 150}), tmp_path)
     results.write(make(seed=2, settings={**then, "once": "known"}), tmp_path)
-    results.write(make(seed=3, settings={**then, "data": {**then["data"], "workers": 9}}), tmp_path)  # changes nothing
+    results.write(
+        make(seed=3, settings={**then, "data": {**then["data"], "workers": 9}}), tmp_path
+    )  # a neutral setting
     row = next(row for row in tables.table(1, tmp_path) if row.recipe == NAME)
     assert (row.seeds, row.left_out) == ((0, 3), 2)
 
@@ -266,19 +267,19 @@ def test_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines[2].endswith("results/table1/static-random/seed5.json")
     assert "75.00 %" in lines[2]
     assert "2.0 h" in lines[2]
-    assert lines[-1] == "table1/static-dnw: 1 more with settings that are not the recipe's, which do not count."
+    assert lines[-1] == "table1/static-dnw: 1 more with settings that differ from the recipe, which do not count."
 
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in tables.markdown(rows).splitlines()]
     assert cells[0] == list(tables.HEADER)
     assert {len(line) for line in cells[: len(rows) + 2]} == {len(tables.HEADER)}
     links = "[0](results/table1/static-dnw/seed0.json), [1](results/table1/static-dnw/seed1.json)"
     assert cells[3] == ["`table1/static-dnw`", *parts[:-1], links]
-    assert cells[-1] == ["table1/static-dnw: 1 more with settings that are not the recipe's, which do not count."]
+    assert cells[-1] == ["table1/static-dnw: 1 more with settings that differ from the recipe, which do not count."]
     with pytest.raises(WiringError, match="unknown table"):
         tables.table(99, Path("results"))
 
 
-def test_table_4_has_both_accuracies_and_says_where_there_was_no_data(tmp_path: Path) -> None:
+def test_table_4_has_top5_and_names_rows_without_data(tmp_path: Path) -> None:
     for seed, accuracy, top5 in [(0, 74.5, 92.0), (1, 75.5, 92.5)]:
         results.write(make("table4/all-10", seed=seed, accuracy=accuracy, top5=top5), tmp_path)
     rows = tables.table(4, tmp_path)
@@ -292,14 +293,14 @@ def test_table_4_has_both_accuracies_and_says_where_there_was_no_data(tmp_path: 
     assert shown[6:8] == ["92.0 %", "92.25 %"]
     assert [cell.strip() for cell in cells["table4/dense"] if cell.strip()] == ["table4/dense", "77.5 %", "0", "93.7 %"]
     assert [cell.strip() for cell in cells["table4/all-70"] if cell.strip()] == ["table4/all-70", "77.60 %*", "0"]
-    assert "With a star: published by the authors with their code; the paper's table does not have the row." in lines
-    assert lines[-1].startswith("ImageNet was not at hand: 22 rows were not trained here. `wirings train table4/")
+    assert any(line.startswith("Figures with a star were published by the authors") for line in lines)
+    assert lines[-1].startswith("ImageNet was not available: 22 rows were not trained here. `wirings train table4/")
     assert "no row of this table was trained" in tables.render(tables.table(4, tmp_path / "none"))
     widths = {line.count("|") for line in tables.markdown(rows).splitlines() if line.startswith("|")}
     assert widths == {len(tables.HEADER) + 3}
-    legend = "The number in a name is the percentage of weights that is kept. `all`: of every convolution,"
+    legend = "The number in a name is the percentage of weights that are kept. `all`: in every convolution "
     assert [line.startswith(legend) for line in lines].count(True) == 1
     assert legend in tables.markdown(rows)
     others = tables.render(tables.table(1, tmp_path))
-    assert "ImageNet" not in others, "CIFAR-10 can be fetched"
+    assert "ImageNet" not in others, "CIFAR-10 can be downloaded"
     assert "The number in a name" not in others

@@ -1,4 +1,4 @@
-"""A run that is stopped, in whatever way, and goes on is the run that was never stopped, to the last bit."""
+"""A run that is interrupted, in whatever way, and resumed equals an uninterrupted one, bit for bit."""
 
 import random
 import subprocess
@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from breaking import BreakError, Stops, lines, same_runs
 
-from wirings.train import loop, recipes, results, runs
-from wirings.train.log import Log
+from wirings.train import files, recipes, results
+from wirings.train import saved_runs as runs
+from wirings.train.run import checkpoint, loop
+from wirings.train.run.log import Log
 from wirings.train.settings import Settings, with_overrides
 
 RECIPE = "digits/static-dnw"
@@ -44,16 +46,16 @@ def train(out: Path, settings: Settings, **more: Any) -> results.Result | None:
         "random, no momentum",
         "decay and warm-up",
         "random numbers in the forward pass",
-        "edges removed as planned",
+        "edges removed by a schedule",
         "edges that move",
     ],
 )
-def test_a_run_goes_on_bit_by_bit(changes: list[str], tmp_path: Path) -> None:
-    settings = small(*changes)  # 3 steps an epoch
+def test_resumes_bit_for_bit(changes: list[str], tmp_path: Path) -> None:
+    settings = small(*changes)  # 3 steps per epoch
     whole = train(tmp_path / "whole", settings)
     assert whole is not None
     assert runs.measure(tmp_path / "whole", device="cpu")[:2] == (whole.test_loss, whole.accuracy)
-    with pytest.raises(BreakError):  # in the third epoch: it goes on from the end of the second
+    with pytest.raises(BreakError):  # in the third epoch; resumes from the end of the second
         train(tmp_path / "epoch", settings, log=Stops(8))
     train(tmp_path / "epoch", settings, resume=True)
     same_runs(tmp_path / "whole", tmp_path / "epoch")
@@ -65,7 +67,7 @@ def test_a_run_goes_on_bit_by_bit(changes: list[str], tmp_path: Path) -> None:
     same_runs(tmp_path / "whole", tmp_path / "often")
 
 
-def test_swapped_edges_are_counted_from_the_epochs_beginning(tmp_path: Path) -> None:
+def test_swapped_edges_are_counted_from_the_start_of_the_epoch(tmp_path: Path) -> None:
     settings = small("checkpoint_every=1", "epochs=2", "optimizer.lr=1")
     train(tmp_path / "whole", settings)
     with pytest.raises(BreakError):
@@ -76,44 +78,44 @@ def test_swapped_edges_are_counted_from_the_epochs_beginning(tmp_path: Path) -> 
     assert int(swapped[1]) > 0
 
 
-def test_a_time_limit_stops_at_a_checkpoint(tmp_path: Path) -> None:
+def test_time_limit_stops_at_a_checkpoint(tmp_path: Path) -> None:
     settings = small("epochs=2")
     train(tmp_path / "whole", settings)
     said: list[str] = []
     log = Log()
     log.say = said.append  # type: ignore[method-assign]
-    for _ in range(4):  # the last step of an epoch is followed by the next epoch's first
+    for _ in range(4):  # after the last step of an epoch, it continues with the first of the next
         assert train(tmp_path / "limited", settings, resume=True, max_minutes=0, log=log) is None
         if "epoch 2, batch 3" in said[-1]:
             break
-    assert said[0].startswith("time is up: ")
-    assert "goes on with --resume from epoch 1, batch 2" in said[0]
-    assert "goes on at epoch 1, batch 2" in said
-    assert train(tmp_path / "limited", settings, resume=True, max_minutes=0) is not None, "the end was in sight"
+    assert said[0].startswith("The time is up. Continue ")
+    assert "with --resume, at epoch 1, batch 2." in said[0]
+    assert "Resuming at epoch 1, batch 2." in said
+    assert train(tmp_path / "limited", settings, resume=True, max_minutes=0) is not None, "only the last step was left"
     same_runs(tmp_path / "whole", tmp_path / "limited")
 
 
 @pytest.mark.parametrize("limit", [None, 0])
-def test_fewer_checkpoints_keep_the_same_best_and_last(limit: float | None, tmp_path: Path) -> None:
+def test_checkpoint_epochs_keeps_the_same_best_and_last(limit: float | None, tmp_path: Path) -> None:
     changes = ["data.name=digits", "data.options={}", "batch=700", "epochs=7"]
     settings, seldom = small(*changes), small(*changes, "checkpoint_epochs=3")
     train(tmp_path / "whole", settings)
-    if limit is None:  # in the sixth epoch: it goes on from the end of the third
+    if limit is None:  # in the sixth epoch; resumes from the end of the third
         with pytest.raises(BreakError):
             train(tmp_path / "seldom", seldom, log=Stops(11))
-        _, about = loop.checkpoint.read(tmp_path / "seldom" / "last.safetensors")
+        _, about = checkpoint.read(tmp_path / "seldom" / "last.safetensors")
         assert about["progress"]["epoch"] == 3
         train(tmp_path / "seldom", seldom, resume=True)
-    else:  # what was best before time was up is written with the checkpoint
+    else:  # the best epoch before the time was up is written with the checkpoint
         while train(tmp_path / "seldom", seldom, resume=True, max_minutes=limit) is None:
             pass
     same_runs(tmp_path / "whole", tmp_path / "seldom")
 
 
-def test_a_kill_before_the_last_files_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumes_after_a_kill_before_any_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = small("epochs=2")
     train(tmp_path / "whole", settings)
-    write = loop.checkpoint.write
+    write = files.write_file
     count = 0
 
     def dies(path: Path, put: Any) -> None:
@@ -123,9 +125,8 @@ def test_a_kill_before_the_last_files_are_written(tmp_path: Path, monkeypatch: p
             raise BreakError
         write(path, put)
 
-    for module in (loop.checkpoint, sys.modules["wirings.train.log"]):
-        monkeypatch.setattr(module, "write", dies)
-    for limit in range(1, 20):  # before every single file that a run writes
+    monkeypatch.setattr(files, "write_file", dies)
+    for limit in range(1, 20):  # before each file that a run writes
         count, out = 0, tmp_path / str(limit)
         try:
             train(out, settings)
@@ -138,15 +139,15 @@ def test_a_kill_before_the_last_files_are_written(tmp_path: Path, monkeypatch: p
     assert 7 <= limit < 19
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+def test_removes_partial_files_only(tmp_path: Path) -> None:
     for name in (".last.safetensors.0a1b2c3d4e5f.part", ".tmpNgYPxj", ".notes", ".tmp", "last.safetensors"):
-        (tmp_path / name).write_text("")  # the second is what safetensors 0.8 writes to, before it takes its place
-    loop.checkpoint.clean(tmp_path)
+        (tmp_path / name).write_text("")  # safetensors 0.8 writes to the second kind and renames it
+    files.remove_partial_files(tmp_path)
     assert sorted(file.name for file in tmp_path.iterdir()) == [".notes", ".tmp", "last.safetensors"]
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_ten_times(tmp_path: Path) -> None:
+def test_resumes_after_ten_kills(tmp_path: Path) -> None:
     settings = ["epochs=12", "batch=100", "checkpoint_every=1"]
     settings += ["data.name=synthetic", "data.options={shape: [1, 8, 8], examples: 1000, test_examples: 40}"]
     changes = [text for change in settings for text in ("--set", change)]
@@ -168,19 +169,19 @@ def test_a_run_that_is_killed_ten_times(tmp_path: Path) -> None:
         process = subprocess.Popen(command("killed"), **quiet)
         while process.poll() is None and changed(began) == before:
             time.sleep(0.005)
-        for _ in range(draw.randrange(9)):  # so many checkpoints later, and a moment
+        for _ in range(draw.randrange(9)):  # a few checkpoints and a moment later
             written = changed(last)
             while process.poll() is None and changed(last) == written:
                 time.sleep(0.002)
         time.sleep(draw.uniform(0, 0.05))
-        assert process.poll() is None, "it came to its end before it could be killed: make it longer"
+        assert process.poll() is None, "it finished before it could be killed: make it longer"
         process.kill()
         process.wait()
         if last.exists():
-            _, about = loop.checkpoint.read(last)
+            _, about = checkpoint.read(last)
             reached.append(about["progress"]["steps"])
     assert reached == sorted(reached)
-    assert len(set(reached)) > 4, "kills came after progress, not only before"
+    assert len(set(reached)) > 4, "some kills must follow progress"
     assert subprocess.run(command("killed"), **quiet).returncode == 0
     same_runs(tmp_path / "whole", tmp_path / "killed")
     assert not list((tmp_path / "killed").glob(".*"))

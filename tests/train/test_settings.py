@@ -1,4 +1,4 @@
-"""Settings: every key changes something, mistakes are named, schedules are PyTorch's."""
+"""Settings: every key changes something, errors name the key, schedules match PyTorch's."""
 
 import copy
 import dataclasses
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wirings import WiringError
-from wirings.train import typed
+from wirings.train import typed_dataclasses as typed
 from wirings.train.settings import (
     NEUTRAL,
     DataSettings,
@@ -26,12 +26,12 @@ from wirings.train.settings import (
     to_mapping,
     with_overrides,
 )
-from wirings.train.text import dump_yaml, parse_yaml
+from wirings.train.yaml_io import dump_yaml, parse_yaml
 
 PLAIN = Settings(ModelSettings("tiny_static"))
 KEYS = typed.leaves(Settings)
 
-# For every setting a value that is not the default; a new setting must be added here.
+# A value other than the default for every setting; new settings must be added here.
 OTHER: dict[str, Any] = {
     "model.name": "tiny_discrete",
     "model.options": {"edges": 100},
@@ -76,13 +76,13 @@ OTHER: dict[str, Any] = {
 }
 
 
-def test_all_settings_are_here() -> None:
+def test_other_values_cover_all_settings() -> None:
     assert list(KEYS) == list(OTHER)
     assert set(KEYS) >= NEUTRAL
 
 
 @pytest.mark.parametrize("key", OTHER)
-def test_every_key_changes_the_settings_and_comes_back(key: str) -> None:
+def test_every_setting_can_be_overridden_and_round_trips(key: str) -> None:
     text = f"{key}={dump_yaml(OTHER[key]).removesuffix('...' + chr(10))}"
     changed, different = with_overrides(PLAIN, [text])
     assert changed != PLAIN
@@ -110,7 +110,7 @@ def test_mappings_are_copies() -> None:
 
 
 def _values(annotation: Any) -> st.SearchStrategy[Any]:
-    """Plain values of the annotated type, right or wrong for the setting."""
+    """Plain values of the annotated type, valid or invalid for the setting."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if annotation in (bool, int, float, str):
         simple = {
@@ -130,10 +130,10 @@ def _values(annotation: Any) -> st.SearchStrategy[Any]:
 
 
 @given(data=st.data())
-def test_overrides_set_what_they_say_or_are_refused(data: st.DataObject) -> None:
+def test_random_overrides_are_applied_exactly_or_rejected(data: st.DataObject) -> None:
     keys = data.draw(st.lists(st.sampled_from(sorted(KEYS)), unique=True, max_size=4))
     wanted = {key: data.draw(_values(KEYS[key]) | st.just(OTHER[key]), label=key) for key in keys}
-    # In flow style a value is one line, as on a command line.
+    # In flow style, a value is one line, as on a command line.
     texts = [f"{key}={yaml.safe_dump(value, default_flow_style=True, width=math.inf)}" for key, value in wanted.items()]
     before = copy.deepcopy(PLAIN)
     try:
@@ -158,7 +158,7 @@ def test_overrides() -> None:
     assert different == {"optimizer.lr": 0.2, "epochs": 50, "model.options.steps": 3, "model.options.a.b": 1e-4}
     assert with_overrides(changed, ["epochs=160", "epochs=50"]) == (changed, {})
     assert with_overrides(PLAIN, []) == (PLAIN, {})
-    # 1 and true are equal to Python, but not to whoever reads an option.
+    # 1 == True in Python, but options may tell them apart.
     one, _ = with_overrides(PLAIN, ["model.options.adjoint=1"])
     assert with_overrides(one, ["model.options.adjoint=true"])[1] == {"model.options.adjoint": True}
 
@@ -166,8 +166,8 @@ def test_overrides() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("optimizer.lr", "'optimizer.lr' changes no setting: write name=value, such as optimizer.lr=0.2."),
-        ("=3", "'=3' changes no setting"),
+        ("optimizer.lr", "'optimizer.lr' is not an override. Expected name=value, such as optimizer.lr=0.2."),
+        ("=3", "'=3' is not an override"),
         (
             "lr=0.2",
             "unknown setting 'lr'. Did you mean 'optimizer.lr'? Choose from: model, rule, data, optimizer, schedule,",
@@ -184,44 +184,44 @@ def test_overrides() -> None:
         ("optimzer.lr=1", "unknown setting 'optimzer.lr'. Did you mean 'optimizer.lr'?"),
         ("epochs.lr=1", "unknown setting 'epochs.lr'. Did you mean 'optimizer.lr'?"),
         ("xyzzy=1", "unknown setting 'xyzzy'. Choose from: model, rule,"),
-        ("optimizer={lr: 1}", "'optimizer' is a group: set one of optimizer.lr, optimizer.momentum,"),
+        ("optimizer={lr: 1}", "'optimizer' is a group. Set one of optimizer.lr, optimizer.momentum,"),
         ("model.options.a=[", "the value of model.options.a is not YAML"),
-        ("model.options.a={b: 1, b: 2}", "the key 'b' twice"),
+        ("model.options.a={b: 1, b: 2}", "found the key 'b' twice"),
         ("model.options.a=2020-13-45", "the value of model.options.a is not YAML: month must be"),
-        ("model.options.a=2020-12-24", "model.options.a must be a plain value"),
-        ("model.options.a=.nan", "model.options.a must be a plain value"),
-        ("model.options.a={1: 2}", "model.options.a must have texts as keys, but has 1."),
-        ("model.options.rule=dnw", "model.options cannot hold 'rule': set rule.name and model.name instead."),
-        ("model.options=3", "model.options must be a mapping, but 3 (int) came."),
+        ("model.options.a=2020-12-24", "model.options.a must be a string, a finite number"),
+        ("model.options.a=.nan", "model.options.a must be a string, a finite number"),
+        ("model.options.a={1: 2}", "model.options.a must have strings as keys, got 1."),
+        ("model.options.rule=dnw", "model.options cannot have 'rule'. Set rule.name and model.name instead."),
+        ("model.options=3", "model.options must be a mapping, got 3 (int)."),
         ("model.name=tiny_statik", "unknown model 'tiny_statik'. Did you mean 'tiny_static'? Choose from: "),
         ("rule.name=dwn", "unknown rule 'dwn'. Did you mean 'dnw'? Choose from: "),
-        ("data.name=", "data.name must be a text, but null came."),
+        ("data.name=", "data.name must be a string, got null."),
         ("data.name=''", "data.name must be the name of a data set"),
-        ("data.workers=-1", "data.workers must be 0 or more, but it is -1."),
-        ("data.image_size=0", "data.image_size must be 1 or more, but it is 0."),
-        ("data.augment=1", "data.augment must be true or false, but 1 (int) came."),
-        ("data.directory=3", "data.directory must be a text or null, but 3 (int) came."),
-        ("epochs=0", "epochs must be 1 or more, but it is 0."),
-        ("epochs=1.5", "epochs must be a whole number, but 1.5 (float) came."),
-        ("epochs=true", "epochs must be a whole number, but True (bool) came."),
-        ("epochs=", "epochs must be a whole number, but null came."),
+        ("data.workers=-1", "data.workers must be 0 or more, got -1."),
+        ("data.image_size=0", "data.image_size must be 1 or more, got 0."),
+        ("data.augment=1", "data.augment must be true or false, got 1 (int)."),
+        ("data.directory=3", "data.directory must be a string or null, got 3 (int)."),
+        ("epochs=0", "epochs must be 1 or more, got 0."),
+        ("epochs=1.5", "epochs must be an integer, got 1.5 (float)."),
+        ("epochs=true", "epochs must be an integer, got True (bool)."),
+        ("epochs=", "epochs must be an integer, got null."),
         ("batch=0", "batch must be 1 or more"),
         ("accumulate=0", "accumulate must be 1 or more"),
-        ("accumulate=600", "accumulate must be at most the batch, 512, but it is 600."),
+        ("accumulate=600", "accumulate must be at most the batch, 512, got 600."),
         ("evaluate_every=0", "evaluate_every must be 1 or more"),
         ("checkpoint_every=0", "checkpoint_every must be 1 or more"),
-        ("checkpoint_every=x", "checkpoint_every must be a whole number or null, but 'x' (str) came."),
-        ("label_smoothing=1", "label_smoothing must be at least 0 and below 1, but it is 1.0."),
+        ("checkpoint_every=x", "checkpoint_every must be an integer or null, got 'x' (str)."),
+        ("label_smoothing=1", "label_smoothing must be at least 0 and below 1, got 1.0."),
         ("precision=fp64", "unknown precision 'fp64'. Did you mean 'fp16'? Choose from: bf16, fp16, fp32."),
-        ("precision=16", "precision must be one of 'fp32', 'bf16', 'fp16', but 16 (int) came."),
-        ("ema=1", "ema must be above 0 and below 1, but it is 1.0."),
-        ("clip=0", "clip must be above 0, but it is 0.0."),
+        ("precision=16", "precision must be one of 'fp32', 'bf16', 'fp16', got 16 (int)."),
+        ("ema=1", "ema must be above 0 and below 1, got 1.0."),
+        ("clip=0", "clip must be above 0, got 0.0."),
         ("seed=-1", "seed must be at least 0 and below 2**63"),
-        ("optimizer.lr=0", "optimizer.lr must be above 0, but it is 0.0."),
-        ("optimizer.lr=fast", "optimizer.lr must be a finite number, but 'fast' (str) came."),
-        ("optimizer.lr=.inf", "optimizer.lr must be a finite number, but inf (float) came."),
-        ("optimizer.lr=true", "optimizer.lr must be a finite number, but True (bool) came."),
-        ("optimizer.momentum=1", "optimizer.momentum must be at least 0 and below 1, but it is 1.0."),
+        ("optimizer.lr=0", "optimizer.lr must be above 0, got 0.0."),
+        ("optimizer.lr=fast", "optimizer.lr must be a finite number, got 'fast' (str)."),
+        ("optimizer.lr=.inf", "optimizer.lr must be a finite number, got inf (float)."),
+        ("optimizer.lr=true", "optimizer.lr must be a finite number, got True (bool)."),
+        ("optimizer.momentum=1", "optimizer.momentum must be at least 0 and below 1, got 1.0."),
         ("optimizer.weight_decay=-1", "optimizer.weight_decay must be 0 or more"),
         ("optimizer.weight_decay_edges=-1", "optimizer.weight_decay_edges must be 0 or more"),
         (
@@ -233,64 +233,64 @@ def test_overrides() -> None:
             "schedule.kind=multistep",
             "schedule.kind is 'multistep', which needs schedule.milestones, such as [80, 120].",
         ),
-        ("schedule.milestones=[5, 3]", "schedule.milestones must be epochs from 1 on, each later than the one before"),
-        ("schedule.milestones=[0, 3]", "schedule.milestones must be epochs from 1 on"),
-        ("schedule.milestones=[3, 5.5]", "schedule.milestones[1] must be a whole number, but 5.5 (float) came."),
-        ("schedule.milestones=3", "schedule.milestones must be a list of whole numbers, but 3 (int) came."),
+        ("schedule.milestones=[5, 3]", "schedule.milestones must be increasing epochs from 1 on"),
+        ("schedule.milestones=[0, 3]", "schedule.milestones must be increasing epochs from 1 on"),
+        ("schedule.milestones=[3, 5.5]", "schedule.milestones[1] must be an integer, got 5.5 (float)."),
+        ("schedule.milestones=3", "schedule.milestones must be a list of integers, got 3 (int)."),
         ("schedule.factor=0", "schedule.factor must be above 0"),
         ("schedule.warmup_epochs=-1", "schedule.warmup_epochs must be 0 or more"),
         (
             "schedule.warmup_epochs=161",
-            "schedule.warmup_epochs must fit into the run, but it is 161 and epochs is 160.",
+            "schedule.warmup_epochs must be at most epochs (160), got 161.",
         ),
     ],
 )
-def test_mistakes_are_named(text: str, message: str) -> None:
+def test_errors_name_the_key_and_the_value(text: str, message: str) -> None:
     with pytest.raises(WiringError) as caught:
         with_overrides(PLAIN, [text])
     assert message in str(caught.value)
 
 
-def test_mistakes_that_take_two() -> None:
+def test_rejects_invalid_combinations() -> None:
     with pytest.raises(
         WiringError, match=r"optimizer.nesterov needs a momentum above 0, but optimizer.momentum is 0\."
     ):
         with_overrides(PLAIN, ["optimizer.nesterov=true", "optimizer.momentum=0"])
-    with pytest.raises(WiringError, match=r"warmup_epochs must be whole where schedule.per is 'epoch', but it is 2.5"):
+    with pytest.raises(WiringError, match=r"warmup_epochs must be an integer if schedule.per is 'epoch', got 2.5"):
         with_overrides(PLAIN, ["schedule.per=epoch", "schedule.warmup_epochs=2.5"])
     with pytest.raises(WiringError, match=r"'model.options.a.b' cannot be set: 'a' is 1, not a mapping"):
         with_overrides(PLAIN, ["model.options.a=1", "model.options.a.b=1"])
 
 
-def test_mappings_are_checked() -> None:
+def test_from_mapping_checks_types() -> None:
     model = {"name": "tiny_static"}
     assert from_mapping(
         {"model": model, "optimizer": {"lr": 1, "weight_decay": "1e-4"}}
     ).optimizer == OptimizerSettings(lr=1)
     assert type(OptimizerSettings(lr=1).lr) is float
     for mapping, message in [
-        ({}, "the setting 'model.name' is missing: it must be a text."),
+        ({}, "the setting 'model.name' is missing. It must be a string."),
         ({"model": {}}, "the setting 'model.name' is missing"),
-        ({"model": None}, "model must be a mapping (name, options), but null came."),
-        ([], "the whole must be a mapping (model, rule, data,"),
+        ({"model": None}, "model must be a mapping (name, options), got null."),
+        ([], "the file must be a mapping (model, rule, data,"),
         ({"model": model, 3: 4}, "unknown setting '3'."),
         ({"model": {**model, "width": 1}}, "unknown setting 'model.width'. Choose from: model.name, model.options."),
-        ({"model": model, "optimizer": {"lr": [1]}}, "optimizer.lr must be a finite number, but [1] (list) came."),
+        ({"model": model, "optimizer": {"lr": [1]}}, "optimizer.lr must be a finite number, got [1] (list)."),
     ]:
         with pytest.raises(WiringError) as caught:
             from_mapping(mapping)
         assert message in str(caught.value)
-    # However they are made.
-    with pytest.raises(WiringError, match=r"epochs must be a whole number"):
+    # Constructors check as well.
+    with pytest.raises(WiringError, match=r"epochs must be an integer"):
         dataclasses.replace(PLAIN, epochs="many")  # type: ignore[arg-type]
     with pytest.raises(WiringError, match=r"model must be a ModelSettings"):
         Settings("tiny_static")  # type: ignore[arg-type]
-    with pytest.raises(WiringError, match=r"data.options.a must be a plain value"):
+    with pytest.raises(WiringError, match=r"data.options.a must be a string, a finite number"):
         DataSettings(options={"a": Path()})
 
 
 def _rates(make: Any, count: int, every: int = 1) -> list[float]:
-    """What a scheduler of PyTorch does to a learning rate of 1 in ``count`` steps, stepped every so many."""
+    """The learning rates of a PyTorch scheduler that starts from 1, over ``count`` steps."""
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     scheduler, found = make(optimizer), []
     for step in range(count):
@@ -306,7 +306,7 @@ def _ours(schedule: ScheduleSettings, steps: int, epochs: int) -> list[float]:
 
 
 @pytest.mark.parametrize("steps", [1, 7])
-def test_schedules_are_pytorchs(steps: int) -> None:
+def test_schedules_match_pytorch(steps: int) -> None:
     epochs, schedulers = 10, torch.optim.lr_scheduler
     multistep = ScheduleSettings("multistep", milestones=(4, 7), factor=0.2)
     theirs = _rates(lambda o: schedulers.MultiStepLR(o, [4, 7], gamma=0.2), steps * epochs, every=steps)

@@ -1,4 +1,4 @@
-"""Table 3: parameters and multiply-adds counted here are the paper's, rounded as it rounds, or the reason is told."""
+"""Table 3: parameters and multiply-adds match the paper's, rounded as there, or a note says why not."""
 
 import json
 from dataclasses import replace
@@ -14,11 +14,15 @@ from vision import MISSING
 from wirings import WiringError
 from wirings.cli.app import app
 from wirings.profiling import profile
-from wirings.train import loop, recipes, results, tables
+from wirings.train import recipes, results
+from wirings.train.networks import open_network
+from wirings.train.run import loop
 from wirings.train.settings import with_overrides
-from wirings.train.sizes import Size, millions, remarks
-from wirings.train.sizes import size_of as sized
-from wirings.train.untrained import new_model, opened
+from wirings.train.tables import paper as tables
+from wirings.train.tables.format import millions
+from wirings.train.tables.sizes import NetworkSize, remarks
+from wirings.train.tables.sizes import size_of as sized
+from wirings.train.untrained import new_model
 
 needs_torchvision = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 
@@ -31,7 +35,7 @@ def call(*arguments: Any) -> str:
     return result.output
 
 
-def size_of(name: str, *changes: str) -> Size:
+def size_of(name: str, *changes: str) -> NetworkSize:
     recipe = recipes.get(f"table3/{name}")
     settings, _ = with_overrides(recipe.settings, changes)
     return sized(replace(recipe, settings=settings), [])
@@ -41,7 +45,7 @@ SAME = ["mobilenetv1-0.25", "mobilenetv1-0.5", "xception-0.5", "xception-1", "de
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_sizes_that_are_the_papers(name: str) -> None:
+def test_sizes_match_the_paper(name: str) -> None:
     size = size_of(name)
     assert size.same
     assert size.mult_adds is not None
@@ -49,18 +53,18 @@ def test_sizes_that_are_the_papers(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_random_graph_has_the_papers_size_but_for_its_draw() -> None:
+def test_size_of_a_random_graph_matches_the_paper_up_to_its_draw() -> None:
     sizes = [size_of("random-0.225", f"seed={seed}") for seed in (0, 2, 3)]
     mult_adds = np.array([size.mult_adds for size in sizes])
     assert {millions(size.params, size.paper_params) for size in sizes} == {"1.2M"}
     assert mult_adds.min() < 55.7e6 < mult_adds.max() <= 56_550_114
-    # Every input node that no edge leaves saves its own convolution and its channel of the first one.
+    # Every input node without an outgoing edge saves its own convolution and its channel of the first one.
     saved = (56_550_114 - mult_adds) / ((9 + 27) * 112**2)
     assert saved.round().tolist() == [0, 2, 1]
     assert np.abs(saved - saved.round()).max() < 0.2
 
 
-def test_the_settings_of_random_0_49_are_those_of_0_51() -> None:
+def test_random_0_49_has_a_width_of_0_51() -> None:
     size, at_name = size_of("random-0.49"), size_of("random-0.49", "model.options.width=0.49")
     assert millions(size.mult_adds, 170e6) == "170M"
     assert [millions(at_name.mult_adds, 170e6), millions(at_name.params, 1.8e6)] == ["159M", "1.8M"]
@@ -75,7 +79,7 @@ def test_the_settings_of_random_0_49_are_those_of_0_51() -> None:
         ("dnw_small-0.15", 12.1e6, "0.27M"), ("dnw_small-0.225", 27.3e6, "0.4M"),
     ],
 )  # fmt: skip
-def test_the_papers_size_of_a_learned_wiring_is_in_reach(name: str, least: float, params: str) -> None:
+def test_size_of_a_learned_wiring_can_reach_the_papers(name: str, least: float, params: str) -> None:
     size = size_of(name)
     assert size.paper_mult_adds is not None
     assert size.edges == pytest.approx(least, abs=0.06e6)
@@ -84,9 +88,9 @@ def test_the_papers_size_of_a_learned_wiring_is_in_reach(name: str, least: float
 
 
 @needs_torchvision
-def test_shufflenetv2_but_for_what_its_authors_count_and_do_otherwise() -> None:
+def test_shufflenetv2_up_to_what_its_authors_count_differently() -> None:
     pooling = 7 * 7 * 1024
-    # Their first unit of stage 2 passes 24 channels through its shortcut branch and makes the other 92 of 58.
+    # Their first unit of stage 2 passes 24 channels through its shortcut and computes the other 92 from 58.
     unit = 28 * 28 * ((24 * 24 + 58 * 92) - (24 * 58 + 58 * 58))
     half, full = size_of("shufflenetv2-0.5"), size_of("shufflenetv2-1")
     assert (half.mult_adds, full.mult_adds) == (40_476_448, 144_907_992)
@@ -104,18 +108,18 @@ def test_shufflenetv2_but_for_what_its_authors_count_and_do_otherwise() -> None:
     ("name", "size", "millions_"),
     [("0.15", 224, "31M"), ("0.4", 160, "42M"), ("0.6", 224, "151M"), ("0.75", 192, "154M")],
 )
-def test_mobilenetv2_in_torchvisions_rounding(name: str, size: int, millions_: str) -> None:
+def test_mobilenetv2_rounds_as_torchvision(name: str, size: int, millions_: str) -> None:
     recipe = recipes.get(f"table3/mobilenetv2-{name}")
     counted = size_of(f"mobilenetv2-{name}")
     assert millions(counted.mult_adds, counted.paper_mult_adds) == millions_
     assert recipe.settings.data.image_size == recipe.settings.model.options["image_size"] == size
     assert "ShuffleNetV2's authors" in str(recipe.note)
     full = with_overrides(recipe.settings, ["model.options.width=1.0", "model.options.image_size=224"])[0]
-    assert millions(profile(new_model(full)).mult_adds, 300e6) == "301M"  # where nothing is rounded, all have the same
+    assert millions(profile(new_model(full)).mult_adds, 300e6) == "301M"  # the same for all, since nothing is rounded
 
 
 @pytest.mark.slow
-def test_every_row_of_table_3_shows_its_size_or_why_not() -> None:
+def test_every_row_of_table_3_has_a_size_or_a_reason() -> None:
     rows = tables.table(3, Path("none"), count=True)
     assert len(rows) == 23
     text = tables.render(rows)
@@ -126,14 +130,14 @@ def test_every_row_of_table_3_shows_its_size_or_why_not() -> None:
         if MISSING is None:
             assert row.size.mult_adds is not None
     assert "table3/random-0.49: The authors' settings of this row are a width of 0.51" in text
-    assert "at least 27.3M multiply-adds are left, those of the edges." in text
+    assert "those of the edges, 27.3M, remain." in text
     first = [cell for cell in text.splitlines()[2].split("  ") if cell]
     assert [cell.strip() for cell in first[:6]] == ["table3/mobilenetv1-0.25", "0.5M", "0.5M", "41M", "41M", "50.6 %"]
     header = tables.markdown(rows).splitlines()[0]
     assert header.startswith("| recipe | paper's params | params | paper's mult-adds | mult-adds | paper |")
 
 
-def test_sizes_are_those_of_results_where_there_are_any(tmp_path: Path) -> None:
+def test_sizes_come_from_results_if_there_are_any(tmp_path: Path) -> None:
     name = "table3/dnw-0.225"
     for seed, mult_adds in enumerate((42.0e6, 42.2e6)):
         made = make(name, seed=seed, accuracy=60.0, params=1_120_000, mult_adds=int(mult_adds))
@@ -146,7 +150,7 @@ def test_sizes_are_those_of_results_where_there_are_any(tmp_path: Path) -> None:
     assert all(row.size is None for row in tables.table(1, tmp_path, count=True))
 
 
-def test_what_a_run_comes_to(tmp_path: Path) -> None:
+def test_result_counts_the_trained_network(tmp_path: Path) -> None:
     changes = ["data.name=synthetic", "epochs=1", "batch=2", "precision=fp32", "fast=false", "data.image_size=null"]
     changes += ["data.options={shape: [3, 32, 32], examples: 4, test_examples: 2}"]
 
@@ -155,7 +159,7 @@ def test_what_a_run_comes_to(tmp_path: Path) -> None:
         out = tmp_path / name.replace("/", "-")
         result = loop.train(name, settings, out, device="cpu", overrides=overrides)
         assert result is not None
-        return result, profile(opened(str(out)).model)
+        return result, profile(open_network(str(out)).model)
 
     result, counted = run("table2/dnw")
     assert result.params == counted.params < counted.dense_params
@@ -189,7 +193,7 @@ def test_what_a_run_comes_to(tmp_path: Path) -> None:
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
-def test_profile_of_a_recipe_and_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profile_command_on_recipes_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     said = call("profile", "digits/static-dnw")
     assert said.startswith("digits/static-dnw, before training, 1 × 8 × 8 values\nlayer ")
@@ -198,17 +202,17 @@ def test_profile_of_a_recipe_and_of_a_run(tmp_path: Path, monkeypatch: pytest.Mo
     call("train", "digits/static-dnw", "--device", "cpu", "--set", "epochs=1", "--out", "run")
     trained = call("profile", "run")
     assert trained.startswith("run, trained (digits/static-dnw), 1 × 8 × 8 values\n")
-    assert str(profile(opened("run").model)) in trained
+    assert str(profile(open_network("run").model)) in trained
     assert call("profile", "run", "--best") != ""
     stored = json.loads(call("profile", "run", "--json"))
-    assert stored["params"] == profile(opened("run").model).params
+    assert stored["params"] == profile(open_network("run").model).params
     Path("mine.yaml").write_text("base: digits/static-dnw\nmodel: {options: {edges: 50}}\n")
     assert json.loads(call("profile", "mine.yaml", "--json"))["rows"][1]["edges"] == 50
     packaged = call("profile", "table1/static-dnw", "--trained")
     assert packaged.startswith("table1/static-dnw, trained (table1/static-dnw), 3 × 32 × 32 values\n")
 
 
-def test_profile_at_other_sizes_and_classes() -> None:
+def test_profile_command_with_image_size_and_classes() -> None:
     small, large = (json.loads(call("profile", "table2/mobilenetv1-0.25", "--json", *more)) for more in ((), SIZE))
     assert (small["params"], large["params"]) == (small["params"],) * 2
     assert (large["mult_adds"] - 2560) / (small["mult_adds"] - 2560) == 4
@@ -221,24 +225,26 @@ def test_profile_at_other_sizes_and_classes() -> None:
 SIZE = ("--image-size", "64")
 
 
-def test_mistakes(tmp_path: Path) -> None:
+def test_profile_command_rejects_invalid_input(tmp_path: Path) -> None:
     with pytest.raises(WiringError, match=r"Did you mean 'table2/dnw'.* Nor is 'table2/dwn' the folder of a run"):
         call("profile", "table2/dwn")
-    with pytest.raises(WiringError, match="no folder of a run"):
+    with pytest.raises(WiringError, match="is not the folder of a run"):
         call("profile", tmp_path)
     with pytest.raises(WiringError, match="Nor is it a trained network"):
         call("profile", "table2/dnw", "--trained")
-    with pytest.raises(WiringError, match="model 'tiny_static' is for images of one size: drop image_size=64"):
+    with pytest.raises(WiringError, match=r"model 'tiny_static' takes images of one size\. Drop image_size=64"):
         call("profile", "table1/static-dnw", *SIZE)
     own = tmp_path / "mine.yaml"
     own.write_text("base: table2/dnw\ndata: {name: folder}\n")
-    with pytest.raises(WiringError, match="known when the data 'folder' is read: give their number, --classes"):
+    with pytest.raises(
+        WiringError, match=r"classes of data set 'folder' is not known before it is read\. Give it with --classes"
+    ):
         call("profile", own)
     assert "before training" in call("profile", own, "--classes", 4)
     with pytest.raises(WiringError, match="image_size = 8 is too small"):
         call("profile", "table2/dnw", "--image-size", 8)
 
 
-def test_the_table_command_counts_unless_told_not_to() -> None:
+def test_table_command_no_count() -> None:
     assert "paper's mult-adds" not in call("table", 3, "--no-count", "--results", "none")
     assert "paper's mult-adds" not in call("table", 1, "--results", "none")

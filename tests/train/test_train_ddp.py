@@ -1,4 +1,4 @@
-"""Two processes train as one would: the same loss, one wiring, one writer; if one dies, so does the other."""
+"""Two processes train like one: the same loss, one wiring, one writer; if one dies, the other stops."""
 
 import csv
 import os
@@ -14,8 +14,10 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from wirings import choose
-from wirings.train import checkpoint, loop, phases, recipes, results
+from wirings.train import phases, recipes, results
 from wirings.train.distributed import leave
+from wirings.train.run import checkpoint, loop
+from wirings.train.run.log import Log
 from wirings.train.settings import Settings, StartSettings, with_overrides
 
 pytestmark = [
@@ -25,7 +27,7 @@ pytestmark = [
 ]
 RECIPE = "digits/static-dnw"
 CHANGES = {
-    # 20 steps, the last of an epoch on 3 examples: with 2 ranks, 2 and 1
+    # 20 steps; the last one of an epoch has 3 examples, 2 and 1 on the two ranks
     "plain": ["epochs=4", "data.options={shape: [1, 8, 8], examples: 99, test_examples: 41}", "batch=24"],
     "dies": [
         "epochs=3",
@@ -44,7 +46,7 @@ def settings_of(case: str) -> Settings:
 
 
 def work(case: str, folder: Path, death: int) -> None:
-    """What a process does: train, and keep what it found; or die after so many batches, if it is the second."""
+    """Train and save the outcome; the second process dies after ``death`` batches."""
     kept = {}
     build = loop.build
 
@@ -55,7 +57,7 @@ def work(case: str, folder: Path, death: int) -> None:
     loop.build = spy  # type: ignore[assignment]
     rank = int(os.environ["RANK"])
 
-    class Dies(loop.Log):
+    class Dies(Log):
         done = 0
 
         def batch(self, done: int) -> None:
@@ -79,14 +81,14 @@ def work(case: str, folder: Path, death: int) -> None:
 
 
 def start_two(case: str, folder: Path, death: int = -1) -> list[tuple[int, str]]:
-    """The exit status and the errors of both."""
+    """Train on two processes. Returns the exit status and the errors of both."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     shared |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     if not (folder / "run1").is_symlink():
-        (folder / "run1").symlink_to(folder / "run0")  # one folder, as for processes that torchrun starts
+        (folder / "run1").symlink_to(folder / "run0")  # one folder, as with torchrun
     processes = [
         subprocess.Popen(
             [sys.executable, __file__, case, str(folder), str(death)],
@@ -109,7 +111,7 @@ def test_torchrun_starts_the_command_line(tmp_path: Path) -> None:
     done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert results.read(tmp_path / "run" / "result.json").steps == 4
-    assert done.stdout.count("see ") == 1, "one process speaks"
+    assert done.stdout.count("see ") == 1, "only one process prints"
 
 
 def same_log(one: Path, other: Path) -> None:
@@ -137,7 +139,7 @@ def test_two_processes_train_as_one(case: str, tmp_path: Path) -> None:
     for name in ours:
         if name.startswith(("model.", "average.")):
             torch.testing.assert_close(ours[name], theirs[name], rtol=1e-3, atol=1e-5)
-        if name.startswith("seen."):  # the wiring, bit by bit
+        if name.startswith("seen."):  # the wiring, bit for bit
             assert torch.equal(ours[name], theirs[name])
 
 
@@ -147,7 +149,7 @@ def test_two_phases(tmp_path: Path) -> None:
     complete = tmp_path / "complete" / "seed0"
     assert (complete / "last.safetensors").exists()
     assert not (complete / "result.json").exists()
-    start_two("ticket", tmp_path, death=8)  # goes on with 5 of them, then 3 of the second phase
+    start_two("ticket", tmp_path, death=8)  # the other 5, then 3 of the second phase
     assert results.read(complete / "result.json").steps == 10
     assert not (tmp_path / "run0" / "result.json").exists()
     assert [status for status, _ in start_two("ticket", tmp_path)] == [0, 0]
@@ -159,12 +161,12 @@ def test_two_phases(tmp_path: Path) -> None:
     assert torch.equal(first["masks"]["weight"], choose(trained, 200))
 
 
-def test_a_process_that_dies_ends_the_run_which_goes_on_later(tmp_path: Path) -> None:
+def test_stops_if_a_process_dies_and_can_be_resumed(tmp_path: Path) -> None:
     (first, error), (second, _) = start_two("dies", tmp_path, death=5)  # in the second epoch
     assert second == 9
     assert first not in (0, None)
-    assert "process 0 of 2 ends, because another one has ended" in error
-    assert "Start all of them again with --resume" in error
+    assert "process 0 of 2 stops because another process ended" in error
+    assert "Start all processes again with --resume" in error
     tensors, about = checkpoint.read(tmp_path / "run0" / "last.safetensors")
     assert about["progress"]["steps"] == 4
     assert all(value.isfinite().all() for value in tensors.values())

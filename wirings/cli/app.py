@@ -121,9 +121,9 @@ def train(
     """Train a recipe: wirings train table1/static-dnw --seed 1."""
     from wirings.train import recipes as rows
     from wirings.train.distributed import leave
-    from wirings.train.log import Log, Shown
     from wirings.train.phases import train as run
     from wirings.train.results import path_of, write
+    from wirings.train.run.log import ConsoleLog, Log
     from wirings.train.settings import with_overrides
     from wirings.utils.files import check_folder
 
@@ -146,7 +146,7 @@ def train(
     for number in seeds:
         one = replace(settings, seed=number)
         folder = out or Path("runs") / found.name / f"seed{number}"
-        log = Shown(tensorboard) if first else Log()
+        log = ConsoleLog(tensorboard) if first else Log()
         begun = {"device": device, "resume": resume, "max_minutes": max_minutes, "overrides": overrides, "log": log}
         result = run(found.name, one, folder, first_run=start, **begun)  # type: ignore[arg-type]
         if result is not None:
@@ -167,7 +167,7 @@ def evaluate(
     device: Annotated[str | None, typer.Option(help="cuda or cpu.")] = None,
 ) -> None:
     """The accuracy of a trained run on the test set."""
-    from wirings.train.runs import measure
+    from wirings.train.saved_runs import measure
 
     loss, accuracy, top5 = measure(run, best=best, data=data, device=device)
     rich.print(f"{run}: {accuracy:.2f} % (top 5 {top5:.2f} %), loss {loss:.4f}")
@@ -180,7 +180,7 @@ def predict(
     device: Annotated[str | None, typer.Option(help="cuda or cpu.")] = None,
 ) -> None:
     """What a trained run sees in images."""
-    from wirings.train.runs import predict as look
+    from wirings.train.saved_runs import predict as look
 
     for path, guesses in look(run, images, device=device):
         rich.print(f"{path}: " + ", ".join(f"{name} {100 * p:.1f} %" for name, p in guesses))
@@ -194,7 +194,8 @@ def table(
     count: Annotated[bool, typer.Option(help="Count networks whose size the paper has and no result says.")] = True,
 ) -> None:
     """A table of the paper: its figures beside the measured ones. `ste`: every rule at one budget, and its costs."""
-    from wirings.train import leaderboard, tables
+    from wirings.train.tables import leaderboard
+    from wirings.train.tables import paper as tables
 
     if number == leaderboard.TABLE:
         boards = leaderboard.boards(results)
@@ -220,9 +221,9 @@ def profile(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Parameters and multiply-adds of a network, layer by layer: as the paper counts them, and live."""
-    from wirings.train.untrained import opened
+    from wirings.train.networks import open_network
 
-    found = opened(network, trained=trained, best=best, image_size=image_size, classes=classes)
+    found = open_network(network, trained=trained, best=best, image_size=image_size, classes=classes)
     counted = count(found.model, found.shape)
     typer.echo(json.dumps(counted.as_dict(), indent=1) if as_json else f"{found.title}\n{counted}")
 
@@ -239,7 +240,7 @@ def compact(
     """A trained run without dead nodes, norms folded, as a file that runs without wirings."""
     from wirings.compaction import compact as made_compact
     from wirings.compaction.export import check_path, export
-    from wirings.train.runs import open_run
+    from wirings.train.saved_runs import open_run
 
     if out is not None:
         check_path(out)
@@ -274,13 +275,13 @@ def show(
 ) -> None:
     """How a run's wiring looks, and how it came to be."""
     from wirings import draw
-    from wirings.train.run_history import look_at
+    from wirings.train.run_history import load_run_history
 
     if (out is not None or whole) and not html:
         raise WiringError("--out and --whole belong to the page: give --html as well.")
     if svg and pictures is None:
         raise WiringError("--svg belongs to pictures: give --pictures FOLDER as well.")
-    history, title, note = look_at(run)
+    history, title, note = load_run_history(run)
     if not html and pictures is None:
         typer.echo(draw.summary(history, title))
     if note:

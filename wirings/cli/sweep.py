@@ -37,7 +37,7 @@ def sweep(
     dry: Annotated[bool, typer.Option("--dry-run", help="Only list the runs.")] = False,
 ) -> None:
     """Train many runs: wirings sweep table2/dnw table2/random --seed 0,1,2 --out sweeps/first."""
-    from wirings.train.distributed import kind_of
+    from wirings.train.distributed import device_type
     from wirings.train.sweep import folder, plan, schedule, show, work
     from wirings.utils.files import check_folder
     from wirings.utils.locks import held
@@ -48,7 +48,7 @@ def sweep(
             raise WiringError(f"{name} must be at least {least}, but it is {number}.")
     if max_minutes is not None and not max_minutes > 0:
         raise WiringError(f"--max-minutes must be a number of minutes above 0, not {max_minutes:g}.")
-    kind_of(device)
+    device_type(device)
     if on not in PLACES:
         raise unknown("place for runs (--on)", on, PLACES)
     if data is not None and not any(map(work.reads_files, runs)):
@@ -136,8 +136,8 @@ class _terminated_is_interrupted:  # noqa: N801 - it is used as a function
 
 def _keep(runs: Any, out: Path, results: Path, shown: Any) -> None:
     """Copy the results of finished runs that are a recipe as it is, where there is none yet."""
-    from wirings.train.checkpoint import RESULT
     from wirings.train.results import path_of, read, write
+    from wirings.train.run.folder import RESULT
     from wirings.train.sweep.folder import finished
 
     for run in runs:

@@ -1,1 +1,5 @@
-"""Training: settings, results, and the tables made of them."""
+"""Train recipes: settings, data, runs, results and tables.
+
+Imports go one way: `data` → settings, results and the model of a run → `run` (the training loop and its parts) → runs
+that were saved → `recipes` → `phases`, `networks` and `tables` → `sweep`.
+"""

@@ -1,4 +1,4 @@
-"""What a run is made of: the model and the data of its settings."""
+"""Make the model and load the data of a run's settings."""
 
 from __future__ import annotations
 
@@ -13,15 +13,25 @@ from wirings.errors import WiringError
 from wirings.models.norms import draw_norm_scales
 from wirings.train.data.base import Data
 from wirings.train.data.base import load as load_set
-from wirings.train.distributed import Place
+from wirings.train.distributed import ProcessContext
 from wirings.train.settings import Settings
 from wirings.wire.handle import Wiring
 
 
 def build(
-    settings: Settings, classes: int, place: Place, images: Data | None = None
+    settings: Settings, classes: int, context: ProcessContext, images: Data | None = None
 ) -> tuple[nn.Module, Wiring | None]:
-    """The model of the settings, for so many classes, on its device; an error if it cannot take these ``images``."""
+    """Make the model of some settings, on the device of this process.
+
+    Args:
+        settings: the run's settings.
+        classes: the number of classes.
+        context: this process.
+        images: data that the model is checked to accept.
+
+    Returns:
+        The model and its handle, which is None if nothing is wired.
+    """
     rule = rules.get(settings.rule.name, **settings.rule.options)
     options = {"classes": classes, **settings.model.options}
     model = models.get(settings.model.name, rule=rule, **options)
@@ -29,12 +39,12 @@ def build(
         draw_norm_scales(model)
     if images is not None:
         _check_images(model, images, settings.model.name)
-    model = model.to(place.device)
+    model = model.to(context.device)
     if settings.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     wiring: Wiring | None = getattr(model, "wiring", None)
     if wiring is not None:
-        wiring.model = model  # its own may be a part, the graph, and gradients are clipped as a whole
+        wiring.model = model  # its own may be a part, such as a graph, but gradients are clipped over the whole model
     return model, wiring
 
 
@@ -44,24 +54,24 @@ def _check_images(model: nn.Module, data: Data, name: str) -> None:
         with evaluating(model):
             model(torch.zeros(1, *data.shape))
     except RuntimeError as error:
-        what = " × ".join(map(str, data.shape))
+        shape = " × ".join(map(str, data.shape))
         raise WiringError(
-            f"model {name!r} cannot take the images of data set {data.name!r}, which are {what} "
+            f"model {name!r} cannot take the images of data set {data.name!r}, which are {shape} "
             f"(channels, height, width): {error}"
         ) from error
 
 
-def load_data(settings: Settings, place: Place) -> Data:
-    """The data of the settings, this process's share of it."""
+def load_data(settings: Settings, context: ProcessContext) -> Data:
+    """Load this process's share of the data of some settings."""
     wanted = settings.data
     return load_set(
         wanted.name,
         directory=None if wanted.directory is None else Path(wanted.directory),
         batch=settings.batch,
-        device=place.device,
+        device=context.device,
         seed=settings.seed,
-        rank=place.rank,
-        world=place.world,
+        rank=context.rank,
+        world=context.world,
         augment=wanted.augment,
         workers=wanted.workers,
         image_size=wanted.image_size,

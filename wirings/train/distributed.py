@@ -1,4 +1,4 @@
-"""Several processes, one a device, started by torchrun; a single one needs nothing."""
+"""Training on several processes, one for each device, started by torchrun; one process needs no setup."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from wirings.utils.locks import held
 
 
 @dataclass(frozen=True)
-class Place:
-    """Which process this is, of how many, and its device."""
+class ProcessContext:
+    """The rank of this process, the number of processes, and the device of this one."""
 
     rank: int
     world: int
@@ -27,27 +27,28 @@ class Place:
 
     @property
     def first(self) -> bool:
-        """Whether this process writes."""
+        """Whether this is rank 0, which alone writes files."""
         return self.rank == 0
 
-    def total(self, values: Tensor) -> Tensor:
-        """The sum over all processes."""
+    def all_reduce_sum(self, values: Tensor) -> Tensor:
+        """Sum a tensor over all processes, in place."""
         if self.world > 1:
             dist.all_reduce(values)
         return values
 
-    def most(self, value: Tensor) -> Tensor:
-        """The largest over all processes."""
+    def all_reduce_max(self, values: Tensor) -> Tensor:
+        """Take the maximum of a tensor over all processes, in place."""
         if self.world > 1:
-            dist.all_reduce(value, dist.ReduceOp.MAX)
-        return value
+            dist.all_reduce(values, dist.ReduceOp.MAX)
+        return values
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
+        """Wait for all processes."""
         if self.world > 1:
             dist.barrier()
 
-    def same_everywhere(self, flag: bool) -> bool:
-        """The first process's answer, on all of them."""
+    def broadcast_flag(self, flag: bool) -> bool:
+        """The flag of rank 0, on every process."""
         if self.world == 1:
             return flag
         answer = torch.tensor(int(flag), device=self.device)
@@ -56,71 +57,80 @@ class Place:
 
 
 @contextmanager
-def together(place: Place, what_to_do: str) -> Iterator[None]:
-    """Says so if another process has gone: this one cannot do without it."""
+def explain_lost_process(context: ProcessContext, advice: str) -> Iterator[None]:
+    """Turn the errors of collectives that follow when another process has ended into one that says so.
+
+    Args:
+        context: this process.
+        advice: what the user can do, a sentence for the message.
+    """
     try:
         yield
     except WiringError:
         raise
     except RuntimeError as error:
         signs = ("gloo", "nccl", "peer", "process group")
-        if place.world == 1 or not any(sign in str(error).lower() for sign in signs):
+        if context.world == 1 or not any(sign in str(error).lower() for sign in signs):
             raise
         raise WiringError(
-            f"process {place.rank} of {place.world} ends, because another one has ended; see its own message. "
-            f"{what_to_do} ({str(error).splitlines()[0]})"
+            f"process {context.rank} of {context.world} stops because another process ended; see that one's message. "
+            f"{advice} ({str(error).splitlines()[0]})"
         ) from error
 
 
 @contextmanager
-def alone(place: Place, folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Keep a run's folder for these processes: the first one locks it, and all of them end if it cannot."""
+def lock_folder(context: ProcessContext, folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Lock a run's folder for this group of processes. Rank 0 takes the lock; if it cannot, all processes raise."""
     with ExitStack() as stack:
         failed: WiringError | None = None
-        if place.first:
+        if context.first:
             try:
                 stack.enter_context(held(folder, say))
             except WiringError as error:
                 failed = error
-        if not place.same_everywhere(failed is None):
+        if not context.broadcast_flag(failed is None):
             leave()
             raise failed or WiringError(
-                f"process {place.rank} of {place.world} ends: the first one cannot use {folder}."
+                f"process {context.rank} of {context.world} stops because rank 0 cannot use {folder}."
             )
         yield
 
 
-def kind_of(device: str | None) -> str | None:
-    """``"cuda"``, ``"cpu"``, or None for whatever there is; raises for anything else."""
+def device_type(device: str | None) -> str | None:
+    """``"cuda"``, ``"cpu"``, or None if the device is not given; raises for any other device."""
     kind = None if device is None else str(device).partition(":")[0]
     if kind not in (None, "cuda", "cpu"):
-        raise WiringError(f"device must be cuda or cpu, not {device!r}; left out, it is a GPU where there is one.")
+        raise WiringError(f"device must be cuda or cpu, got {device!r}. By default, a GPU is used if there is one.")
     return kind
 
 
-def start(device: str | None = None) -> Place:
-    """Take part in what torchrun started, or be alone."""
+def start(device: str | None = None) -> ProcessContext:
+    """Join the processes that torchrun started, or work alone.
+
+    Args:
+        device: such as ``"cuda"`` or ``"cpu"``; by default a GPU, if there is one.
+    """
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    kind = kind_of(device)
+    kind = device_type(device)
     on_gpu = torch.cuda.is_available() if kind is None else kind == "cuda"
     if on_gpu and not torch.cuda.is_available():
-        raise WiringError("device cuda was asked for, but PyTorch finds no CUDA device here; leave --device out.")
+        raise WiringError("device is cuda, but PyTorch finds no CUDA device. Leave --device out to use the CPU.")
     if on_gpu:
         local = int(os.environ.get("LOCAL_RANK", torch.device(device or "cuda").index or 0))
-        place = torch.device("cuda", local)
-        torch.cuda.set_device(place)
+        chosen = torch.device("cuda", local)
+        torch.cuda.set_device(chosen)
     else:
-        place = torch.device("cpu")
+        chosen = torch.device("cpu")
     if world > 1 and not dist.is_initialized():
         dist.init_process_group("nccl" if on_gpu else "gloo")
-    return Place(rank, world, place)
+    return ProcessContext(rank, world, chosen)
 
 
 def leave() -> None:
-    """Leave what `start` took part in, as the last thing that a process does.
+    """Destroy the process group that `start` joined; call it last.
 
-    Gloo's threads let go of their tensors a moment after a collective has ended, and need Python for it: where Python
-    has ended before, they abort the process. NCCL warns where nobody leaves.
+    Gloo's threads release their tensors shortly after a collective has finished and need the interpreter for it: if
+    that has ended, they abort the process. NCCL warns if the group is not destroyed.
     """
     if dist.is_initialized():
         time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""What there is to see of a run: its history, or at least the wiring that it ended with."""
+"""Load the history of a run's wiring, or the wiring that it ended with if there is none."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ from typing import NamedTuple
 
 from wirings.errors import WiringError
 from wirings.history import History, snapshot_of
-from wirings.train import bundled, checkpoint
-from wirings.train.recording import HISTORY
-from wirings.train.runs import open_run
+from wirings.train import bundled
+from wirings.train.run import checkpoint
+from wirings.train.run.folder import HISTORY, LAST
+from wirings.train.saved_runs import open_run
 
 
-class Shown(NamedTuple):
-    """A history, what to call it, and what a reader must be told of it."""
+class RunHistory(NamedTuple):
+    """A history and its title."""
 
     history: History
     title: str
     note: str = ""
+    """What the reader should know, such as that the history is damaged; may be empty."""
 
 
-def look_at(run: str | Path) -> Shown:
-    """The history of a run.
+def load_run_history(run: str | Path) -> RunHistory:
+    """Load the history of a run.
 
     Args:
         run: a run's folder, a history's file, or the name of a trained network that comes with the package.
@@ -36,26 +38,26 @@ def look_at(run: str | Path) -> Shown:
         return _load(kept)
     model, settings, name, _ = open_run(run, device="cpu")
     note = (
-        f"{run} comes without a history: what you see is its wiring at the end."
+        f"{run} comes without a history: this is its wiring at the end."
         if known
-        else f"{run} has no history ({HISTORY}): what you see is its wiring at the end. Runs record one unless "
+        else f"{run} has no history ({HISTORY}): this is its wiring at the end. Runs record a history unless "
         "history_every is 0."
     )
     about = {"rule": settings.rule.name, "recipe": name, "seed": settings.seed}
-    if (last := path / checkpoint.LAST).is_file():
+    if (last := path / LAST).is_file():
         step = int(checkpoint.read(last)[1]["progress"]["steps"])
-        return Shown(snapshot_of(model, about, step), _title(about), note)
-    return Shown(snapshot_of(model, about), _title(about), note)
+        return RunHistory(snapshot_of(model, about, step), _title(about), note)
+    return RunHistory(snapshot_of(model, about), _title(about), note)
 
 
-def _load(path: Path) -> Shown:
+def _load(path: Path) -> RunHistory:
     history = History.load(path, whole=False)
     if not len(history):
-        raise WiringError(f"{path} has no record" + (f": {history.damage}." if history.damage else " yet. Train on."))
+        raise WiringError(f"{path} has no records" + (f": {history.damage}." if history.damage else " yet. Train on."))
     note = ""
     if history.damage is not None:
-        note = f"{path} is damaged: {history.damage}. What you see is good, up to step {history.steps[-1]:,}."
-    return Shown(history, _title(history.about, path), note)
+        note = f"{path} is damaged: {history.damage}. It is shown up to step {history.steps[-1]:,}, which is intact."
+    return RunHistory(history, _title(history.about, path), note)
 
 
 def _title(about: dict[str, object], path: Path | None = None) -> str:

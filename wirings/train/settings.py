@@ -1,4 +1,4 @@
-"""The settings of a training run: typed, checked, and documented by the texts below their fields."""
+"""The settings of a training run: typed and checked. The docstrings below the fields are their help texts."""
 
 from __future__ import annotations
 
@@ -10,64 +10,64 @@ from typing import Any, ClassVar, Literal
 
 from wirings import models, rules
 from wirings.errors import WiringError, unknown
-from wirings.train import typed
-from wirings.train.text import parse_yaml
-from wirings.train.typed import Typed
+from wirings.train import typed_dataclasses as typed
+from wirings.train.typed_dataclasses import TypedDataclass
+from wirings.train.yaml_io import parse_yaml
 
 NEUTRAL = frozenset(
     {"seed", "data.directory", "data.workers", "checkpoint_every", "checkpoint_epochs", "history_every"}
 )
-"""Settings that leave a recipe what it is: with other values of these, a run is still the recipe's."""
+"""Settings that do not change a recipe: a run with other values of these still counts as the recipe's."""
 
 
 @dataclass(frozen=True)
-class ModelSettings(Typed):
-    """Which model, and how it is made."""
+class ModelSettings(TypedDataclass):
+    """The model and its options."""
 
     prefix: ClassVar[str] = "model."
     name: str
-    """A model's name: one of `wirings.models.names()`."""
+    """The name of the model, one of `wirings.models.names()`."""
     options: dict[str, Any] = field(default_factory=dict)
-    """What the model is made with, such as edges or steps."""
+    """Arguments of the model, such as edges or steps."""
 
     def check(self) -> None:
         if self.name not in models.names():
             raise unknown("model", self.name, models.names())
         if taken := {"rule", "name"} & self.options.keys():
-            raise WiringError(f"model.options cannot hold {min(taken)!r}: set rule.name and model.name instead.")
+            raise WiringError(f"model.options cannot have {min(taken)!r}. Set rule.name and model.name instead.")
 
 
 @dataclass(frozen=True)
-class RuleSettings(Typed):
-    """Which rule chooses the wiring, and how it is made."""
+class RuleSettings(TypedDataclass):
+    """The rule that chooses the wiring, and its options."""
 
     prefix: ClassVar[str] = "rule."
     name: str = "dnw"
-    """A rule's name: one of `wirings.rules.names()`."""
+    """The name of the rule, one of `wirings.rules.names()`."""
     options: dict[str, Any] = field(default_factory=dict)
-    """What the rule is made with."""
+    """Arguments of the rule."""
 
     def check(self) -> None:
-        rules.get(self.name, **self.options)  # an error for a name or an option that there is not
+        rules.get(self.name, **self.options)  # raises for an unknown name or option
 
 
 @dataclass(frozen=True)
-class DataSettings(Typed):
-    """Which images, and how they are read."""
+class DataSettings(TypedDataclass):
+    """The data set, and how its images are read."""
 
     prefix: ClassVar[str] = "data."
     name: str = "cifar10"
-    """A data set's name."""
+    """The name of the data set."""
     directory: str | None = None
-    """The folder that holds the data; null for the data set's usual one."""
+    """The folder that holds the data; null for the data set's default."""
     augment: bool = True
     """Whether training images are cropped and flipped at random."""
     workers: int = 4
-    """Processes that read images, for data that does not fit in memory."""
+    """The number of processes that read images, for data that does not fit in memory."""
     image_size: int | None = None
     """Height and width of an image in pixels; null for the data set's own."""
     skip_corrupt: bool = False
-    """Whether images that cannot be read are left out; otherwise they end the run."""
+    """Whether to skip images that cannot be decoded; otherwise they raise an error."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further options of the data set."""
 
@@ -78,24 +78,24 @@ class DataSettings(Typed):
 
 
 @dataclass(frozen=True)
-class OptimizerSettings(Typed):
+class OptimizerSettings(TypedDataclass):
     """Stochastic gradient descent."""
 
     prefix: ClassVar[str] = "optimizer."
     lr: float = 0.1
-    """The learning rate that the schedule is a multiple of."""
+    """The base learning rate, which the schedule multiplies."""
     momentum: float = 0.9
-    """The part of the last step that is taken again."""
+    """The momentum factor."""
     nesterov: bool = False
-    """Whether the momentum is Nesterov's."""
+    """Whether to use Nesterov momentum."""
     weight_decay: float = 1e-4
-    """The multiple of a weight that is added to its gradient."""
+    """The weight decay (L2 penalty)."""
     weight_decay_edges: float | None = None
-    """The same for edges, hallucinated ones included; null: as the rest."""
+    """The weight decay of edges, including hallucinated ones; null for the same as other weights."""
     weight_decay_norms: bool = True
-    """Whether norms and biases decay as well."""
+    """Whether weight decay applies to norms and biases."""
     no_decay: tuple[str, ...] = ()
-    """Patterns of parameters and modules that do not decay, such as ``*.bn?``; as in ``skip`` of `wirings.wire_`."""
+    """Patterns of parameters and modules without weight decay, such as ``*.bn?``; see ``skip`` of `wirings.wire_`."""
 
     def check(self) -> None:
         self.need("lr", self.lr > 0, "above 0")
@@ -107,33 +107,33 @@ class OptimizerSettings(Typed):
 
 
 @dataclass(frozen=True)
-class ScheduleSettings(Typed):
-    """How the learning rate changes."""
+class ScheduleSettings(TypedDataclass):
+    """How the learning rate changes during training."""
 
     prefix: ClassVar[str] = "schedule."
     kind: Literal["constant", "multistep", "cosine"] = "constant"
-    """Constant; multistep, multiplied by the factor at milestones; or cosine, down to 0 at the end."""
+    """Constant; multistep, which multiplies by the factor at each milestone; or cosine, which decays to 0."""
     milestones: tuple[int, ...] = ()
-    """The epochs before which a multistep schedule multiplies, counted from 0."""
+    """The epochs, counted from 0, at whose start a multistep schedule multiplies."""
     factor: float = 0.1
-    """What a multistep schedule multiplies by."""
+    """The factor of a multistep schedule."""
     warmup_epochs: float = 0.0
-    """Epochs at the start in which the learning rate rises in a straight line from 0."""
+    """The number of epochs in which the learning rate rises linearly from 0 at the start."""
     per: Literal["step", "epoch"] = "step"
-    """Whether cosine and warm-up move every step, or once an epoch."""
+    """Whether cosine and warm-up change the learning rate every step or every epoch."""
 
     def check(self) -> None:
         increasing = all(a < b for a, b in zip((0, *self.milestones), self.milestones, strict=False))
-        self.need("milestones", increasing, "epochs from 1 on, each later than the one before")
+        self.need("milestones", increasing, "increasing epochs from 1 on")
         self.need("factor", self.factor > 0, "above 0")
         self.need("warmup_epochs", self.warmup_epochs >= 0, "0 or more")
         if self.kind == "multistep" and not self.milestones:
             raise WiringError("schedule.kind is 'multistep', which needs schedule.milestones, such as [80, 120].")
         if self.per == "epoch":
-            self.need("warmup_epochs", self.warmup_epochs.is_integer(), "whole where schedule.per is 'epoch'")
+            self.need("warmup_epochs", self.warmup_epochs.is_integer(), "an integer if schedule.per is 'epoch'")
 
     def factor_at(self, step: int, steps_per_epoch: int, epochs: int) -> float:
-        """The multiple of the base learning rate at optimizer step ``step`` (from 0) of ``epochs`` epochs."""
+        """The factor of the base learning rate at optimizer step ``step``, counted from 0."""
         unit = steps_per_epoch if self.per == "epoch" else 1
         at, end = step // unit, epochs * steps_per_epoch // unit
         warm = round(self.warmup_epochs * steps_per_epoch / unit)
@@ -147,22 +147,22 @@ class ScheduleSettings(Typed):
 
 
 @dataclass(frozen=True)
-class StartSettings(Typed):
-    """What training starts from: a new network, or one that another recipe has trained."""
+class StartSettings(TypedDataclass):
+    """What training starts from: a new network, or one trained by another recipe."""
 
     prefix: ClassVar[str] = "start."
     recipe: str | None = None
-    """The recipe that is trained first, with the same seed; its weights decide the wiring. Null: a new network."""
+    """The recipe to train first, with the same seed; its weights choose the wiring. Null for a new network."""
     weights: Literal["initial", "trained"] = "trained"
-    """Which of that network's weights training then starts from: those it had at first, or at the end."""
+    """Which weights of that network training starts from: those before its first step, or the trained ones."""
 
     def check(self) -> None:
-        self.need("recipe", bool(self.recipe), "a recipe's name, or a YAML file")
+        self.need("recipe", bool(self.recipe), "a recipe's name or a YAML file")
 
 
 @dataclass(frozen=True)
-class Settings(Typed):
-    """Everything that a training run depends on."""
+class Settings(TypedDataclass):
+    """All settings of a training run."""
 
     model: ModelSettings
     rule: RuleSettings = field(default_factory=RuleSettings)
@@ -171,37 +171,37 @@ class Settings(Typed):
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     start: StartSettings = field(default_factory=StartSettings)
     epochs: int = 160
-    """How often all training images are seen."""
+    """The number of passes over the training images."""
     batch: int = 512
-    """Images an optimizer step, over all processes together."""
+    """The number of images per optimizer step, over all processes."""
     accumulate: int = 1
-    """Parts that a batch is taken in, one after the other, to save memory."""
+    """The number of parts that a batch is split into to save memory; their gradients are accumulated."""
     label_smoothing: float = 0.0
-    """The part of a label that is spread over all classes."""
+    """The amount of label smoothing, between 0 and 1."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """What the model computes in; weights are float32 in all."""
+    """The precision of the forward and backward pass; weights are always float32."""
     norm_scales: Literal["ones", "uniform"] = "ones"
-    """What learned scales of batch and instance norms start from: 1, or uniform between 0 and 1, as in PyTorch before
-    1.2 and so in the paper's experiments."""
+    """The initial scales of batch and instance norms: 1, or uniform between 0 and 1, as in PyTorch before 1.2 and so in
+    the paper's experiments."""
     channels_last: bool = False
-    """Whether maps lie in memory pixel by pixel, which convolutions on a GPU may be faster with."""
+    """Whether to use the channels-last memory format, which can make convolutions on a GPU faster."""
     fast: bool = False
-    """Whether the whole step is compiled and captured in a CUDA graph, where possible."""
+    """Whether to compile the whole step and capture it in a CUDA graph, if possible."""
     ema: float | None = None
-    """The part of a running average of the weights that stays at a step; the average is evaluated. Null: no average."""
+    """The decay of an exponential moving average of the weights, which is then evaluated. Null for no average."""
     clip: float | None = None
-    """The largest norm of the gradient; null: as it comes."""
+    """The norm that gradients are clipped to; null for no clipping."""
     seed: int = 0
-    """Of all that is random."""
+    """The random seed."""
     evaluate_every: int = 1
-    """Epochs from one evaluation on the test images to the next; the last epoch always has one."""
+    """The number of epochs between evaluations on the test images; the last epoch is always evaluated."""
     checkpoint_epochs: int = 1
-    """Epochs from one checkpoint to the next; the last epoch always has one."""
+    """The number of epochs between checkpoints; the last epoch always has one."""
     checkpoint_every: int | None = None
-    """Steps from one checkpoint to the next within an epoch; null: none but at the ends of epochs."""
+    """The number of steps between checkpoints within an epoch; null for checkpoints at the end of epochs only."""
     history_every: int | None = None
-    """Steps from one record of the wiring to the next in history.wirings; 0: no history; null: 200 records, or fewer
-    of a large wiring."""
+    """The number of steps between records of the wiring in history.wirings; 0 for no history; null for 200 records, or
+    fewer if the wiring is large."""
 
     def check(self) -> None:
         for name in ("epochs", "batch", "accumulate", "evaluate_every", "checkpoint_epochs", "checkpoint_every"):
@@ -215,37 +215,41 @@ class Settings(Typed):
         self.need("seed", 0 <= self.seed < 2**63, "at least 0 and below 2**63")
         if self.schedule.warmup_epochs > self.epochs:
             raise WiringError(
-                f"schedule.warmup_epochs must fit into the run, but it is {self.schedule.warmup_epochs:g} "
-                f"and epochs is {self.epochs}."
+                f"schedule.warmup_epochs must be at most epochs ({self.epochs}), got {self.schedule.warmup_epochs:g}."
             )
 
 
 def from_mapping(mapping: Any) -> Settings:
-    """Settings from what a YAML file holds; what it leaves out has its default."""
+    """Make settings from a mapping, such as a YAML file holds; those left out get their defaults."""
     return typed.build(Settings, mapping)
 
 
 def to_mapping(settings: Settings) -> dict[str, Any]:
-    """All settings as plain values, for YAML and JSON; `from_mapping` gives the same settings back."""
+    """All settings as plain values, for YAML and JSON; `from_mapping` restores them."""
     mapping: dict[str, Any] = typed.to_plain(settings)
     return mapping
 
 
 def documented() -> dict[str, str]:
-    """The help text of every setting, by its dotted name."""
+    """The help texts of all settings, by their dotted names."""
     return typed.documented(Settings)
 
 
 def with_overrides(settings: Settings, overrides: Iterable[str]) -> tuple[Settings, dict[str, Any]]:
-    """Settings changed by texts such as ``"optimizer.lr=0.2"``, whose values are YAML.
+    """Change settings.
 
-    Also gives, by dotted name, what is now different from before; without the `NEUTRAL` settings.
+    Args:
+        settings: the settings to change.
+        overrides: such as ``"optimizer.lr=0.2"``; the values are YAML.
+
+    Returns:
+        The new settings, and the values that differ from before, by their dotted names, without `NEUTRAL` ones.
     """
     before, after, keys = to_mapping(settings), to_mapping(settings), []
     for text in overrides:
         key, equals, value = (part.strip() for part in text.partition("="))
         if not equals or not key:
-            raise WiringError(f"{text!r} changes no setting: write name=value, such as optimizer.lr=0.2.")
+            raise WiringError(f"{text!r} is not an override. Expected name=value, such as optimizer.lr=0.2.")
         typed.put(after, key, parse_yaml(value, f"the value of {key}"), Settings)
         keys.append(key)
     changed = from_mapping(after)
@@ -255,7 +259,7 @@ def with_overrides(settings: Settings, overrides: Iterable[str]) -> tuple[Settin
 
 
 def first_difference(then: Settings, now: Settings) -> tuple[str, Any, Any] | None:
-    """The first setting in which two runs are not the same one, with both its values; None if there is none."""
+    """The first setting in which two runs differ, with both values; None if they are the same run."""
     before, after = to_mapping(then), to_mapping(now)
     for key in typed.leaves(Settings):
         if key not in NEUTRAL - {"seed"} and typed.at(before, key) != typed.at(after, key):
@@ -264,6 +268,6 @@ def first_difference(then: Settings, now: Settings) -> tuple[str, Any, Any] | No
 
 
 def _text(mapping: dict[str, Any], key: str) -> str:
-    """The value of a key as text, in which 1 and true are not equal; empty if there is none."""
+    """The value of a key as JSON, in which 1 and true differ; empty if it is missing."""
     value = typed.at(mapping, key, absent=...)
     return "" if value is ... else json.dumps(value, sort_keys=True)

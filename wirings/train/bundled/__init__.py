@@ -1,7 +1,7 @@
-"""Trained networks that come with the package, by the name of their recipe: small files, real edges alone.
+"""Trained networks that come with the package, named after their recipes.
 
-A file is safetensors: a tensor that is mostly zeros, as the weights of a finalized graph are, is kept as places and
-values; the header says which recipe, seed and settings it is of, and what it reached.
+Each is a small safetensors file. A tensor that is mostly zeros, such as the weights of a finalized graph, is stored as
+positions and values. The header says which recipe, seed and settings the network was trained with, and its accuracy.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from wirings.errors import unknown
-from wirings.train import checkpoint
+from wirings.train.run import checkpoint
 from wirings.wire.finalize import finalize_
 
 FOLDER = Path(__file__).parent
 
 
 def names() -> list[str]:
-    """The trained networks that there are."""
+    """The names of the trained networks."""
     return sorted(str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.glob("*/*.safetensors"))
 
 
@@ -31,8 +31,14 @@ def path_of(name: str) -> Path:
     return FOLDER / f"{name}.safetensors"
 
 
-def keep(model: nn.Module, path: Path, about: dict[str, Any]) -> Path:
-    """Finalize a trained model, in place, and write it to ``path``; ``about`` is whatever JSON can hold."""
+def save_sparse(model: nn.Module, path: Path, about: dict[str, Any]) -> Path:
+    """Finalize a trained model, in place, and write it to a small file.
+
+    Args:
+        model: the model; it is moved to the CPU.
+        path: the file.
+        about: the header; anything that JSON can hold.
+    """
     tensors: dict[str, Tensor] = {}
     shapes: dict[str, list[int]] = {}
     for name, value in finalize_(model.cpu()).state_dict().items():
@@ -48,18 +54,26 @@ def keep(model: nn.Module, path: Path, about: dict[str, Any]) -> Path:
 
 
 def load_into(model: nn.Module, path: Path) -> dict[str, Any]:
-    """Give a model of the same settings a trained network's weights, finalized; what the file says of itself."""
+    """Finalize a model and load a trained network's weights into it.
+
+    Args:
+        model: a model of the same settings.
+        path: a file that `save_sparse` wrote.
+
+    Returns:
+        The header of the file.
+    """
     tensors, about = checkpoint.read(path)
     own = finalize_(model).state_dict()
     for name, shape in checkpoint.field(about, "sparse", dict, path).items():
         places, values = tensors.pop(f"{name}.places", None), tensors.pop(f"{name}.values", None)
         if name not in own or list(own[name].shape) != shape or places is None or values is None:
-            raise checkpoint.damaged(path, f"it has another {name[:60]!r}")
+            raise checkpoint.damaged(path, f"{name[:60]!r} does not fit the model")
         dense = values.new_zeros(own[name].numel())
         if places.dtype != torch.int32 or places.shape != values.shape or values.dim() != 1:
-            raise checkpoint.damaged(path, f"the places of {name!r} are none")
+            raise checkpoint.damaged(path, f"the positions of {name!r} do not fit its values")
         if len(places) and not 0 <= int(places.min()) <= int(places.max()) < len(dense):
-            raise checkpoint.damaged(path, f"the places of {name!r} are out of range")
+            raise checkpoint.damaged(path, f"the positions of {name!r} are out of range")
         dense[places.long()] = values
         tensors[name] = dense.view(shape)
     checkpoint.load_model(model, tensors, path, "")

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from wirings.errors import WiringError, unknown
-from wirings.train import typed
+from wirings.train import typed_dataclasses as typed
 from wirings.train.settings import Settings, from_mapping
-from wirings.train.text import parse_yaml
+from wirings.train.yaml_io import parse_yaml
 
 PAPER = ("accuracy", "std", "top5", "params", "mult_adds", "published")
 """What `paper` may hold: percent, its standard deviation over runs, percent, two numbers, and the percentage that the

@@ -9,11 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from wirings.errors import WiringError
-from wirings.train.checkpoint import LAST, RESULT
 from wirings.train.results import load_settings
+from wirings.train.run.folder import LAST, RESULT
 from wirings.train.settings import first_difference
 from wirings.train.sweep.plan import Run
-from wirings.train.text import dump_yaml, parse_yaml
+from wirings.train.yaml_io import dump_yaml, parse_yaml
 from wirings.utils.files import check_folder, whole_file
 from wirings.utils.locks import LOCK
 

@@ -20,7 +20,7 @@ from wirings.errors import WiringError, unknown
 from wirings.train import recipes
 from wirings.train.phases import first_settings
 from wirings.train.settings import Settings, with_overrides
-from wirings.train.text import parse_yaml
+from wirings.train.yaml_io import parse_yaml
 
 KEYS = ("recipes", "seeds", "settings", "variants")
 _LONGEST = 100

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from wirings.train.checkpoint import RESULT
 from wirings.train.results import Result, read
+from wirings.train.run.folder import RESULT
 from wirings.train.sweep import folder as place
 from wirings.train.sweep import work
 from wirings.train.sweep.plan import Run

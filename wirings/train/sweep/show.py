@@ -11,7 +11,7 @@ from rich.table import Table
 
 from wirings.cli.console import output
 from wirings.train.sweep.schedule import FAILED, FINISHED, RUNNING, STOPPED, WAITING, Line, State
-from wirings.train.tables import with_std
+from wirings.train.tables.format import with_std
 
 MOST = 30
 """Runs in the live table, those that run first."""

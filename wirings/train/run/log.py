@@ -1,4 +1,4 @@
-"""What a run tells while it goes: a progress bar, a CSV file, TensorBoard."""
+"""What a run reports while it trains: a progress bar, a CSV file, TensorBoard."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from wirings.errors import WiringError
 from wirings.history import History, snapshot_of
-from wirings.train.checkpoint import write
+from wirings.train import files
 from wirings.train.data.base import Data
-from wirings.train.recording import HISTORY
+from wirings.train.run.folder import HISTORY, LOG
 from wirings.train.settings import Settings
 from wirings.wire.handle import Wiring
 
@@ -21,51 +21,67 @@ if TYPE_CHECKING:
 
 
 class Log:
-    """Writes ``log.csv``, one line an epoch, and says nothing."""
+    """Writes ``log.csv``, one line for each epoch, and prints nothing."""
 
     def say(self, text: str) -> None:
-        """Something that the user should know."""
+        """Report something that the user should know."""
 
     def begin(self, name: str, settings: Settings, batches: int, epoch: int) -> None:
-        """A run begins, or goes on at ``epoch`` (from 0), with ``batches`` batches an epoch."""
+        """A run begins, or resumes after ``epoch`` finished epochs, of ``batches`` batches each."""
 
     def batch(self, done: int) -> None:
-        """So many batches of the epoch are done."""
+        """``done`` batches of the epoch are finished."""
 
     def epoch(self, line: dict[str, Any], out: Path, history: list[dict[str, Any]], wiring: Wiring | None) -> None:
-        """An epoch is over; ``history`` has the lines of all."""
+        """An epoch is finished.
+
+        Args:
+            line: what was measured.
+            out: the run's folder.
+            history: the lines of all epochs up to this one.
+            wiring: the handle, or None if nothing is wired.
+        """
         text = io.StringIO()
         writer = csv.DictWriter(text, fieldnames=list(line))
         writer.writeheader()
         writer.writerows(history)
-        # Whole, each time: a run that goes on from a checkpoint has no line twice.
-        write(out / "log.csv", lambda part: Path(part).write_text(text.getvalue()))
+        # The whole file each time, so that a resumed run has no duplicate lines.
+        files.write_text(out / LOG, text.getvalue())
 
     def end(self) -> None:
-        """The run is over, for now."""
+        """The run is finished, or stops for now."""
 
 
-def tell_skipped(found: Data, log: Log, told: int) -> int:
-    """Say how many images were left out, and which, where there are more than before."""
-    names = [name for loader in (found.train, found.test) for name in getattr(loader, "skipped", ())]
-    if len(names) > told:
+def report_skipped_images(data: Data, log: Log, reported: int) -> int:
+    """Report images that could not be decoded, if there are more than before.
+
+    Args:
+        data: whose loaders skip images.
+        log: where they are reported.
+        reported: how many were reported before.
+
+    Returns:
+        How many there are now.
+    """
+    names = [name for loader in (data.train, data.test) for name in getattr(loader, "skipped", ())]
+    if len(names) > reported:
         rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        log.say(f"{len(names)} images cannot be decoded and were left out: {', '.join(names[:3])}{rest}")
+        log.say(f"Skipped {len(names)} images that cannot be decoded: {', '.join(names[:3])}{rest}.")
     return len(names)
 
 
-class Shown(Log):
-    """A progress bar with images a second, loss, accuracy, edges swapped and the time that is left; a line an epoch.
+class ConsoleLog(Log):
+    """Prints a progress bar and a line for each epoch: loss, accuracy, learning rate, swapped edges, images per second.
 
     Args:
-        tensorboard: whether scalars and pictures of the wiring go to ``tensorboard/`` in the run's folder as well.
+        tensorboard: whether to write scalars and pictures of the wiring to ``tensorboard/`` in the run's folder.
     """
 
     def __init__(self, tensorboard: bool = False) -> None:
         from rich.console import Console
 
         if tensorboard and importlib.util.find_spec("tensorboard") is None:
-            raise WiringError("TensorBoard files need a package of their own: pip install tensorboard")
+            raise WiringError("TensorBoard files need the package tensorboard: pip install tensorboard")
         self.console, self.tensorboard = Console(), tensorboard
         self.bar: Any = None
         self.writer: Any = None
@@ -93,10 +109,10 @@ class Shown(Log):
         self._epoch = line["epoch"]
         seconds, images = line["seconds"] - (history[-2]["seconds"] if len(history) > 1 else 0.0), line["images"]
         test = "" if line["accuracy"] is None else f", test {line['accuracy']:.2f} % ({line['loss']:.4f})"
-        per_step = "" if line["swapped"] is None else f", {line['swapped'] / self._batches:.1f} edges swapped a step"
+        swapped = "" if line["swapped"] is None else f", {line['swapped'] / self._batches:.1f} edges swapped per step"
         self.say(
             f"epoch {line['epoch']:3}/{self._epochs}: loss {line['train_loss']:.4f}, train "
-            f"{line['train_accuracy']:.2f} %{test}, lr {line['lr']:.4g}{per_step}, {images / max(seconds, 1e-9):,.0f} "
+            f"{line['train_accuracy']:.2f} %{test}, lr {line['lr']:.4g}{swapped}, {images / max(seconds, 1e-9):,.0f} "
             "images/s"
         )
         if self.tensorboard:
@@ -110,7 +126,7 @@ class Shown(Log):
         for name, value in line.items():
             if isinstance(value, (int, float)) and name not in ("epoch", "steps", "images"):
                 self.writer.add_scalar(name, value, line["epoch"])
-        # Pictures take longer than an epoch may: those of epochs 1, 2, 4, 8, … and the last show how it goes.
+        # Drawing may take longer than an epoch, so there are pictures of epochs 1, 2, 4, 8, … and the last only.
         epoch = line["epoch"]
         if wiring is not None and (epoch & (epoch - 1) == 0 or epoch == self._epochs):
             for name, figure in figures(wiring, out / HISTORY).items():
@@ -122,11 +138,11 @@ class Shown(Log):
             self.bar.stop()
         if self.writer is not None:
             self.writer.close()
-            self.writer = None  # the next phase has a folder of its own
+            self.writer = None  # the next phase has its own folder
 
 
 def figures(wiring: Wiring, recorded: Path) -> dict[str, Figure]:
-    """The pictures that `wirings show --pictures` makes: of a wiring as it is now, and of what is recorded of it."""
+    """The pictures of `wirings show --pictures`: of the wiring as it is now, and of its history if there is a file."""
     from wirings.draw.gallery import over_time, pictures
 
     found = pictures(snapshot_of(wiring.model))

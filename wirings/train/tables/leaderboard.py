@@ -1,4 +1,4 @@
-"""The leaderboard: every rule at one budget on the same networks, with what it reached and what it cost."""
+"""The leaderboard: every rule on the same networks and budgets, with its accuracy and its cost."""
 
 from __future__ import annotations
 
@@ -11,70 +11,72 @@ import torch
 from torch import nn
 
 from wirings import rules
-from wirings.train import recipes, tables
+from wirings.train import recipes
 from wirings.train.recipes import Recipe
+from wirings.train.tables.format import duration, with_commas, with_std
+from wirings.train.tables.paper import TableRow, braced, in_columns, in_markdown, links, row_of
 from wirings.wire.wire import wire_
 
 TABLE = "ste"
 HEADER = (
-    *("recipe", "accuracy", "seeds", "above dnw", "edges", "mult-adds", "training", "a step"),
-    *("edges at first", "gradient", "remembers", "results"),
+    *("recipe", "accuracy", "seeds", "above dnw", "edges", "mult-adds", "training", "step"),
+    *("first edges", "gradient", "memory", "results"),
 )
 NOTE = (
-    "Training: the time of training steps, with that of the network that a row starts from; several runs may have "
-    "shared a GPU. A step: its time over `dnw`'s, measured side by side by `benchmarks.rules`. Edges at first: those "
-    "that the first step uses. Gradient: which edges training needs it of. Remembers: bytes an allowed edge, beside "
-    "the weight and the optimizer's."
+    "Training: the time of all training steps, including those of the network that a row starts from; several runs may "
+    "have shared a GPU. Step: the time of a step relative to `dnw`, measured side by side by `benchmarks.rules`. First "
+    "edges: those that the first step uses. Gradient: the edges whose gradients training needs. Memory: bytes per "
+    "allowed edge, besides the weight and the optimizer's state."
 )
 NOT_YET = "not measured yet"
 
 
 @dataclass(frozen=True)
-class Needs:
-    """What training with a rule takes."""
+class RuleNeeds:
+    """What training with a rule needs."""
 
     first: str
-    """The edges that the first step uses: ``"all"``, ``"k"``, the budget's number, or a percentage of all."""
+    """The edges that the first step uses: ``"all"``, ``"k"`` (the budget), or a percentage of all."""
     gradient: str
-    """Of which edges: see `wirings.rules.Rule.reaches`."""
+    """The edges whose gradients it needs, see `wirings.rules.Rule.reaches`."""
     remembered: int
-    """Bytes an allowed edge, beside the weight and the optimizer's memory."""
+    """Bytes per allowed edge, besides the weight and the optimizer's state."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """One row."""
+    """One row of the leaderboard."""
 
-    row: tables.Row
+    row: TableRow
     rule: str
     above: float | None
-    """Points of accuracy above ``dnw``'s mean on the same network; None where either was not measured."""
+    """Percentage points above the mean accuracy of ``dnw`` on the same network; None if either was not measured."""
     seconds: float | None
-    """Of training; with those of the network that it starts from, where it does."""
+    """The duration of training, including that of the network that the row starts from."""
     ratio: float | None
-    """Of a step's time over ``dnw``'s, where the two were measured side by side."""
-    needs: Needs
+    """The time of a step relative to ``dnw``, if the two were measured side by side."""
+    needs: RuleNeeds
 
 
 @dataclass(frozen=True)
-class Board:
-    """All rules on one network with one budget, the best first, those without results last."""
+class Leaderboard:
+    """All rules on one network with one budget, best first; those without results are last."""
 
     title: str
     standings: tuple[Standing, ...]
 
 
-def boards(folder: Path) -> list[Board]:
-    """The leaderboard of the results in a folder, one a network and budget."""
+def boards(folder: Path) -> list[Leaderboard]:
+    """The leaderboards of the results in a folder, one for each network and budget."""
     groups: dict[str, list[Recipe]] = {}
     for recipe in recipes.table(TABLE):
         groups.setdefault(_title(recipe), []).append(recipe)
     costs = step_costs(Path(folder))
-    return [Board(title, _ranked(rows, Path(folder), costs)) for title, rows in groups.items()]
+    return [Leaderboard(title, _ranked(rows, Path(folder), costs)) for title, rows in groups.items()]
 
 
 def step_costs(folder: Path) -> dict[str, float]:
-    """By recipe: the time of a step over ``dnw``'s, as `benchmarks.rules` measured it; the latest record counts."""
+    """For each recipe, the time of a step relative to ``dnw``, from the latest record of `benchmarks.rules`."""
     found = (folder / "benchmarks").glob("rules-*.json")
     records = sorted((json.loads(path.read_text(encoding="utf-8")) for path in found), key=lambda one: one["date"])
     rows = (row for record in records for network in record["networks"] for row in network["rows"])
@@ -82,7 +84,7 @@ def step_costs(folder: Path) -> dict[str, float]:
 
 
 def _title(recipe: Recipe) -> str:
-    """What rows that can be compared have in common: network, budget and epochs. Names end with the percentage."""
+    """What comparable rows share: network, budget and epochs. Names end with the percentage of weights."""
     s = recipe.settings
     width = s.model.options.get("width", 1)
     if s.model.name == "mobilenetv1_dnw":
@@ -91,7 +93,7 @@ def _title(recipe: Recipe) -> str:
 
 
 def _ranked(rows: Sequence[Recipe], folder: Path, costs: Mapping[str, float]) -> tuple[Standing, ...]:
-    found = {recipe.name: tables.row_of(recipe, folder) for recipe in rows}
+    found = {recipe.name: row_of(recipe, folder) for recipe in rows}
     dnw = next(found[recipe.name] for recipe in rows if recipe.name.split("/")[1].split("-")[0] == "dnw")
     density = next((r.settings.model.options["density"] for r in rows if "density" in r.settings.model.options), 0.02)
     standings = [_standing(recipe, found[recipe.name], dnw, folder, density, costs.get(recipe.name)) for recipe in rows]
@@ -99,11 +101,11 @@ def _ranked(rows: Sequence[Recipe], folder: Path, costs: Mapping[str, float]) ->
 
 
 def _standing(
-    recipe: Recipe, row: tables.Row, dnw: tables.Row, folder: Path, density: float, ratio: float | None
+    recipe: Recipe, row: TableRow, dnw: TableRow, folder: Path, density: float, ratio: float | None
 ) -> Standing:
     seconds = row.train_s
     if recipe.settings.start.recipe is not None:
-        first = tables.row_of(recipes.get(recipe.settings.start.recipe), folder).train_s
+        first = row_of(recipes.get(recipe.settings.start.recipe), folder).train_s
         seconds = None if seconds is None or first is None else seconds + first
     return Standing(
         row=row,
@@ -115,11 +117,11 @@ def _standing(
     )
 
 
-def needs(rule: rules.Rule, density: float) -> Needs:
-    """What training with a rule takes, as a small layer tells.
+def needs(rule: rules.Rule, density: float) -> RuleNeeds:
+    """What training with a rule needs, measured on a small layer.
 
     >>> needs(rules.GMP(), 0.1)
-    Needs(first='all', gradient='some', remembered=1)
+    RuleNeeds(first='all', gradient='some', remembered=1)
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -129,7 +131,7 @@ def needs(rule: rules.Rule, density: float) -> Needs:
     edges, count = wiring.layers[0].edges, int(used.count_nonzero())
     memory = edges.memory().values()
     percent = f"{100 * count / used.numel():.0f} %"
-    return Needs(
+    return RuleNeeds(
         first="all" if count == used.numel() else "k" if count == int(edges.k) else percent,
         gradient=rule.reaches,
         remembered=sum(kept.element_size() for kept in memory if kept.shape == used.shape),
@@ -140,12 +142,12 @@ def _cells(one: Standing, files: str) -> tuple[str, ...]:
     row, needs = one.row, one.needs
     return (
         row.recipe,
-        tables.with_std(row.mean, row.std, 2) or NOT_YET,
+        with_std(row.mean, row.std, 2) or NOT_YET,
         str(len(row.seeds)),
         "" if one.above is None else f"{one.above:+.2f}",
-        tables.number(row.edges),
+        with_commas(row.edges),
         "" if row.mult_adds is None else f"{row.mult_adds / 1e6:.1f}M",
-        tables.duration(one.seconds),
+        duration(one.seconds),
         "" if one.ratio is None else f"{one.ratio:.2f} ×",
         needs.first,
         needs.gradient,
@@ -154,19 +156,19 @@ def _cells(one: Standing, files: str) -> tuple[str, ...]:
     )
 
 
-def render(found: Sequence[Board]) -> str:
-    """The boards as plain text."""
+def render(found: Sequence[Leaderboard]) -> str:
+    """Format leaderboards as plain text."""
     text = []
     for board in found:
-        rows = [_cells(one, tables.braced(one.row)) for one in board.standings]
-        text += [board.title, "", *tables.in_columns(HEADER, rows, ruled=False), ""]
+        rows = [_cells(one, braced(one.row)) for one in board.standings]
+        text += [board.title, "", *in_columns(HEADER, rows, rule=False), ""]
     return "\n".join([*text, NOTE]) + "\n"
 
 
-def markdown(found: Sequence[Board]) -> str:
-    """The boards as Markdown; results are links, as in `wirings.train.tables.markdown`."""
+def markdown(found: Sequence[Leaderboard]) -> str:
+    """Format leaderboards as Markdown, in which results are links as in `wirings.train.tables.paper.markdown`."""
     text = []
     for board in found:
-        rows = [_cells(one, tables.links(one.row)) for one in board.standings]
-        text += [f"### {board.title}", "", *tables.in_markdown(HEADER, rows), ""]
+        rows = [_cells(one, links(one.row)) for one in board.standings]
+        text += [f"### {board.title}", "", *in_markdown(HEADER, rows), ""]
     return "\n".join([*text, NOTE]) + "\n"

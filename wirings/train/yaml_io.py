@@ -1,4 +1,4 @@
-"""YAML, read and written as the project means it."""
+"""Read and write YAML."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from wirings.errors import WiringError
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """The plain value that a YAML text holds. ``where`` is what messages call it."""
+    """Parse YAML. ``where`` is what messages call the text."""
     try:
         return yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # the last two: a 13th month, brackets without end
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # the last two: a 13th month, deep nesting
         raise WiringError(f"{where} is not YAML: {' '.join(str(error).split())}") from error
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Safe YAML in which 1e-4 is a number (PyYAML wants 1.0e-4), and a key that stands twice is an error."""
+    """Safe YAML that reads 1e-4 as a number (PyYAML needs 1.0e-4) and rejects duplicate keys."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         keys = [key for key, _ in node.value if isinstance(key.value, str)]
         for place, key in enumerate(keys):
             if key.value in {other.value for other in keys[:place]}:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} twice", key.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"found the key {key.value!r} twice", key.start_mark
+                )
         return super().construct_mapping(node, deep)
 
 
@@ -35,6 +37,6 @@ _Loader.add_implicit_resolver(
 
 
 def dump_yaml(value: Any) -> str:
-    """A plain value as YAML, keys in their order."""
+    """Format a plain value as YAML; keys keep their order."""
     text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
     return text

@@ -1,4 +1,4 @@
-"""Plain values (what YAML and JSON hold) into typed dataclasses and back, with errors that name the key."""
+"""TypedDataclass dataclasses from plain values, such as YAML and JSON hold, and back; errors name the key."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin,
 from wirings.errors import WiringError, unknown
 
 
-class Typed:
-    """Base of frozen dataclasses whose values are checked against their annotations, however they are made.
+class TypedDataclass:
+    """Base class of frozen dataclasses that check their values against the fields' annotations.
 
-    A whole number is fine where a number is expected, and so is a text such as "1e-4"; a list becomes a tuple. All else
-    that is not what the annotation says is a `WiringError` that names the key.
+    Where a float is expected, an integer or a string such as "1e-4" is accepted; where a tuple is expected, a list. Any
+    other value that does not match the annotation raises a `WiringError` that names the key.
     """
 
     prefix: ClassVar[str] = ""
-    """What stands before the fields' names in messages."""
+    """Prefix of the fields' names in messages, such as ``"optimizer."``."""
 
     def __post_init__(self) -> None:
         for name, annotation in typed_fields(type(self)).items():
@@ -32,26 +32,32 @@ class Typed:
         self.check()
 
     def check(self) -> None:
-        """Raise a `WiringError` if values that are of the right type make no sense."""
+        """Raise a `WiringError` if a value has the right type but is invalid."""
 
     def need(self, name: str, right: bool, expected: str) -> None:
-        """Raise unless the value of field ``name`` is ``right``; None is."""
+        """Raise unless the field ``name`` is None or ``right`` is true; ``expected`` completes "must be …"."""
         value = getattr(self, name)
         if value is not None and not right:
-            raise WiringError(f"{self.prefix + name} must be {expected}, but it is {to_plain(value)}.")
+            raise WiringError(f"{self.prefix + name} must be {expected}, got {to_plain(value)}.")
 
 
-T = TypeVar("T", bound=Typed)
+T = TypeVar("T", bound=TypedDataclass)
 
 
 def build(cls: type[T], mapping: Any, what: str = "setting") -> T:
-    """The dataclass that ``mapping`` describes. ``what`` is what messages call its fields."""
+    """Build a dataclass, and the dataclasses inside it, from a mapping of plain values.
+
+    Args:
+        cls: the dataclass.
+        mapping: its fields; those left out get their defaults.
+        what: what messages call a field.
+    """
     return _build(cls, mapping, "", cls, what)
 
 
 def _build(cls: type[T], mapping: Any, key: str, root: type, what: str) -> T:
     if not isinstance(mapping, Mapping):
-        raise _wrong(key or "the whole", f"a mapping ({', '.join(typed_fields(cls))})", mapping)
+        raise _wrong(key or "the file", f"a mapping ({', '.join(typed_fields(cls))})", mapping)
     prefix = f"{key}." if key else ""
     values: dict[str, Any] = {}
     for name, value in mapping.items():
@@ -64,29 +70,29 @@ def _build(cls: type[T], mapping: Any, key: str, root: type, what: str) -> T:
             continue
         annotation = typed_fields(cls)[field.name]
         if not _is_group(annotation):
-            raise WiringError(f"the {what} {prefix + field.name!r} is missing: it must be {_expected(annotation)}.")
+            raise WiringError(f"the {what} {prefix + field.name!r} is missing. It must be {_expected(annotation)}.")
         values[field.name] = _build(annotation, {}, prefix + field.name, root, what)
     return cls(**values)
 
 
 def to_plain(value: Any, key: str = "the value") -> Any:
-    """A copy of ``value`` that YAML and JSON can hold; dataclasses become mappings, tuples lists."""
-    if isinstance(value, Typed):
+    """Copy ``value`` to plain values that YAML and JSON can hold: dataclasses become mappings, tuples become lists."""
+    if isinstance(value, TypedDataclass):
         prefix = "" if key == "the value" else f"{key}."
         return {name: to_plain(getattr(value, name), prefix + name) for name in typed_fields(type(value))}
     if isinstance(value, Mapping):
         if wrong := [name for name in value if not isinstance(name, str)]:
-            raise WiringError(f"{key} must have texts as keys, but has {wrong[0]!r}.")
+            raise WiringError(f"{key} must have strings as keys, got {wrong[0]!r}.")
         return {name: to_plain(item, f"{key}.{name}") for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [to_plain(item, key) for item in value]
     if value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value)):
         return value
-    raise _wrong(key, "a plain value (text, finite number, true or false, null, a list or mapping of these)", value)
+    raise _wrong(key, "a string, a finite number, true, false, null, or a list or mapping of these", value)
 
 
 def typed_fields(cls: type) -> dict[str, Any]:
-    """Each field of a dataclass with its type."""
+    """The fields of a dataclass and their types."""
     return _typed_fields(cls)
 
 
@@ -97,7 +103,7 @@ def _typed_fields(cls: type) -> dict[str, Any]:
 
 
 def leaves(cls: type, prefix: str = "") -> dict[str, Any]:
-    """The dotted name of every field that is not a dataclass itself, with its type."""
+    """The dotted names of all fields that are not dataclasses themselves, and their types."""
     found: dict[str, Any] = {}
     for name, annotation in typed_fields(cls).items():
         found.update(
@@ -107,7 +113,7 @@ def leaves(cls: type, prefix: str = "") -> dict[str, Any]:
 
 
 def documented(cls: type, prefix: str = "") -> dict[str, str]:
-    """The dotted name of every field with the text that stands below it in the source: the help text."""
+    """The dotted names of all fields and their help texts: the docstrings below them in the source."""
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     assert isinstance(body, ast.ClassDef)
     found: dict[str, str] = {}
@@ -123,7 +129,7 @@ def documented(cls: type, prefix: str = "") -> dict[str, str]:
 
 
 def unknown_key(key: str, root: type, what: str = "setting") -> WiringError:
-    """The error for a dotted key that ``root`` does not have: names the nearest one, and the choices beside it."""
+    """The error for a dotted key that ``root`` does not have: it suggests the nearest key and lists its group."""
     group, _, last = key.rpartition(".")
     cls: Any = root
     for part in group.split(".") if group else []:
@@ -131,7 +137,7 @@ def unknown_key(key: str, root: type, what: str = "setting") -> WiringError:
     if not _is_group(cls):
         cls, group = root, ""
     choices = [f"{group}.{name}" if group else name for name in typed_fields(cls)]
-    # Compared by their last parts, since a group's name before them makes all its keys look alike.
+    # Only the last parts are compared: with the same group in front, all keys look alike.
     by_last = {name.rpartition(".")[2]: name for name in [*leaves(root), *choices]}
     near = difflib.get_close_matches(last, by_last, n=1)
     hint = f" Did you mean {by_last[near[0]]!r}?" if near else ""
@@ -139,7 +145,7 @@ def unknown_key(key: str, root: type, what: str = "setting") -> WiringError:
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """``below`` with what ``above`` says instead, mapping by mapping; lists are replaced whole."""
+    """``below`` updated by ``above``, mapping by mapping; lists are replaced."""
     both = dict(below)
     for key, value in above.items():
         under = both.get(key)
@@ -148,12 +154,15 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 def put(mapping: dict[str, Any], key: str, value: Any, root: type) -> None:
-    """Set the value of a dotted key in what `to_plain` gave of a ``root``; fields that are mappings take any key."""
+    """Set the value of a dotted key in the mapping that `to_plain` made of a ``root``.
+
+    Fields that are mappings accept any key.
+    """
     known = leaves(root)
     free = [name for name, annotation in known.items() if get_origin(annotation) is dict]
     if key not in known and not any(key.startswith(f"{name}.") for name in free):
         if below := [name for name in known if name.startswith(f"{key}.")]:
-            raise WiringError(f"{key!r} is a group: set one of {', '.join(below)}.")
+            raise WiringError(f"{key!r} is a group. Set one of {', '.join(below)}.")
         raise unknown_key(key, root)
     *path, last = key.split(".")
     for part in path:
@@ -164,7 +173,7 @@ def put(mapping: dict[str, Any], key: str, value: Any, root: type) -> None:
 
 
 def at(mapping: Any, key: str, absent: Any = None) -> Any:
-    """The value of a dotted key in mappings of mappings."""
+    """The value of a dotted key in nested mappings, or ``absent``."""
     for part in key.split("."):
         if not isinstance(mapping, Mapping) or part not in mapping:
             return absent
@@ -173,7 +182,7 @@ def at(mapping: Any, key: str, absent: Any = None) -> Any:
 
 
 def _is_group(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, Typed)
+    return isinstance(annotation, type) and issubclass(annotation, TypedDataclass)
 
 
 def _required(field: dataclasses.Field[Any]) -> bool:
@@ -181,20 +190,20 @@ def _required(field: dataclasses.Field[Any]) -> bool:
 
 
 def _wrong(key: str, expected: str, value: Any) -> WiringError:
-    came = "null" if value is None else f"{value!r} ({type(value).__name__})"
-    return WiringError(f"{key} must be {expected}, but {came} came.")
+    got = "null" if value is None else f"{value!r} ({type(value).__name__})"
+    return WiringError(f"{key} must be {expected}, got {got}.")
 
 
 _NAMES: dict[Any, tuple[str, str]] = {
     bool: ("true or false", "true or false values"),
-    int: ("a whole number", "whole numbers"),
+    int: ("an integer", "integers"),
     float: ("a finite number", "finite numbers"),
-    str: ("a text", "texts"),
+    str: ("a string", "strings"),
 }
 
 
 def _expected(annotation: Any) -> str:
-    """What a value of this type is called in messages."""
+    """What messages call a value of this type."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
         return " or ".join("null" if option is types.NoneType else _expected(option) for option in inner)
@@ -212,7 +221,7 @@ def _listed(names: Iterable[Any]) -> str:
 
 
 def _checked(value: Any, annotation: Any, key: str) -> Any:
-    """``value`` as the annotated type."""
+    """``value``, converted to the annotated type."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
         if value is None and types.NoneType in inner:

@@ -1,4 +1,4 @@
-"""The paper's tables, with its figures beside the measured ones."""
+"""The paper's tables: its figures beside the measured ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from wirings.errors import WiringError
 from wirings.train import data as data_sets
 from wirings.train import recipes, results
 from wirings.train.settings import first_difference, from_mapping
-from wirings.train.sizes import Size, millions, remarks, size_of
+from wirings.train.tables.format import duration, millions, with_commas, with_std
+from wirings.train.tables.sizes import NetworkSize, remarks, size_of
+from wirings.utils.tables import markdown_table, text_table
 
 HEADER = (
     "recipe",
@@ -27,76 +29,80 @@ HEADER = (
     "results",
 )
 TOP5 = ("paper's top 5", "top 5")
-"""Columns of tables that the paper has both accuracies in, after the difference."""
+"""Columns after the best epoch, in tables in which the paper reports top-5 accuracies."""
 LEGENDS = {
-    "table4": "The number in a name is the percentage of weights that is kept. `all`: of every convolution, the "
-    "classifier too; `first_dense`: of all but the first, which keeps all. `sparse_momentum`: Sparse Networks from "
-    "Scratch, by that rule; `dense`: all weights."
+    "table4": "The number in a name is the percentage of weights that are kept. `all`: in every convolution and the "
+    "classifier. `first_dense`: the same, but the first convolution keeps all its weights. `sparse_momentum`: Sparse "
+    "Networks from Scratch, with that rule. `dense`: all weights are kept."
 }
-"""What the names of a table's rows mean, where they do not say it."""
+"""What the names of a table's rows mean."""
 SIZES = ("paper's params", "params", "paper's mult-adds", "mult-adds")
-"""Columns of tables that are about how large networks are, after the first."""
+"""Columns after the first, in tables in which the paper reports sizes."""
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """One row of a table: a recipe, what the paper reports and what was measured. Accuracies are in percent."""
 
     recipe: str
     paper: float | None
     paper_std: float | None
     mean: float | None
-    """Over seeds; None if nothing was measured."""
+    """The mean accuracy over seeds; None if nothing was measured."""
     std: float | None
-    """The sample's, over seeds; None if there are fewer than two."""
+    """The sample standard deviation over seeds; None for fewer than two."""
     seeds: tuple[int, ...]
     edges: float | None
-    """Real edges; this and what follows are means over seeds, None if not known for all."""
+    """Real edges. This and the following counts are means over seeds, None if not known for all of them."""
     usable_edges: float | None
     dead_nodes: float | None
     train_s: float | None
     files: tuple[Path, ...]
     left_out: int
-    """Results that do not count: they have overrides, or the recipe was another then."""
-    size: Size | None = None
-    """In tables that the paper has sizes in, where they are asked for."""
+    """The number of results that do not count: they have overrides, or the recipe has changed since."""
+    size: NetworkSize | None = None
+    """The size of the network, if asked for."""
     note: str | None = None
-    """The recipe's."""
+    """The recipe's note."""
     published: bool = False
-    """Whether ``paper`` is what the authors published with their code, of a row that the paper does not have."""
+    """Whether ``paper`` was published by the authors with their code, since the paper does not have the row."""
     paper_top5: float | None = None
     top5: float | None = None
-    """A mean over seeds, as ``mean`` is."""
+    """The mean top-5 accuracy over seeds."""
     data: str = ""
     """The name of the data set."""
     mult_adds: float | None = None
-    """For an image; a mean over seeds."""
+    """Multiply-adds for one image; a mean over seeds."""
     best: float | None = None
-    """The accuracy of each run's best epoch, which the test set itself picked; a mean over seeds."""
+    """The mean over seeds of the accuracy in the best epoch, which is selected on the test set."""
 
     @property
     def difference(self) -> float | None:
-        """By how much the measured accuracy is above the paper's, in points."""
+        """The measured accuracy minus the paper's, in percentage points."""
         return None if self.mean is None or self.paper is None else self.mean - self.paper
 
 
-def table(number: int | str, results_folder: Path, count: bool = False) -> list[Row]:
-    """The rows of one of the paper's tables, in its order, with the results in a folder.
+def table(number: int | str, results_folder: Path, count: bool = False) -> list[TableRow]:
+    """The rows of a table, in the paper's order.
 
-    With ``count``, where the paper says how large networks are: those without results are made and counted now.
+    Args:
+        number: the table, such as ``1`` or ``"table1"``.
+        results_folder: the folder of results.
+        count: whether to include the sizes of networks, in tables in which the paper reports them. Networks without
+            results are built and counted.
     """
     found = recipes.table(number)
     sizes = count and any({"params", "mult_adds"} & (recipe.paper or {}).keys() for recipe in found)
     return [row_of(recipe, Path(results_folder), sizes) for recipe in found]
 
 
-def row_of(recipe: recipes.Recipe, folder: Path, sizes: bool = False) -> Row:
-    """What the results in a folder say of a recipe; ``sizes``: how large its network is, too."""
+def row_of(recipe: recipes.Recipe, folder: Path, sizes: bool = False) -> TableRow:
+    """The row of a recipe, from the results in a folder; with ``sizes``, it includes the size of the network."""
     found = results.find(folder, recipe.name)
     ours = [result for result in found if _counts(result, recipe)]
     paper = recipe.paper or {}
     accuracies = [result.accuracy for result in ours]
-    return Row(
+    return TableRow(
         recipe=recipe.name,
         paper=paper.get("accuracy", paper.get("published")),
         paper_std=paper.get("std"),
@@ -121,59 +127,56 @@ def row_of(recipe: recipes.Recipe, folder: Path, sizes: bool = False) -> Row:
 
 
 def _counts(result: results.Result, recipe: recipes.Recipe) -> bool:
-    """Whether a result is the recipe's as it is now: nothing was changed for the run, nor in the recipe since."""
+    """Whether a result counts for a recipe: it has no overrides, and the recipe has not changed since."""
     if result.overrides:
         return False
     try:
         then = from_mapping(result.settings)
-    except WiringError:  # settings that are no more
+    except WiringError:  # settings that no longer exist
         return False
     return first_difference(replace(then, seed=recipe.settings.seed), recipe.settings) is None
 
 
-def render(rows: Sequence[Row]) -> str:
-    """The rows as plain text."""
+def render(rows: Sequence[TableRow]) -> str:
+    """Format rows as plain text."""
     top5 = _has_top5(rows)
     text = in_columns(_header(rows), [_cells(row, braced(row), top5) for row in rows])
     return "\n".join([*text, *_footnotes(rows)]) + "\n"
 
 
-def markdown(rows: Sequence[Row]) -> str:
-    """The rows as a Markdown table; results are links, from the folder that the results' folder was named in."""
+def markdown(rows: Sequence[TableRow]) -> str:
+    """Format rows as a Markdown table, in which results are links relative to the working directory."""
     top5 = _has_top5(rows)
     text = in_markdown(_header(rows), [_cells(row, links(row), top5) for row in rows])
     notes = _footnotes(rows)
     return "\n".join([*text, *(line for note in notes for line in ("", note))]) + "\n"
 
 
-def in_columns(header: Sequence[str], rows: Sequence[Sequence[str]], *, ruled: bool = True) -> list[str]:
-    """Lines of plain text: a header, a rule if wanted, and rows; the first and the last column to the left."""
-    lines = [header, *rows]
-    widths = [max(len(line[place]) for line in lines) for place in range(len(header))]
-    text = []
-    for line in lines:
-        first, *middle, last = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-        text.append("  ".join([first.strip().ljust(widths[0]), *middle, last.strip()]).rstrip())
-    return [text[0], *(["  ".join("-" * width for width in widths)] if ruled else []), *text[1:]]
+def in_columns(header: Sequence[str], rows: Sequence[Sequence[str]], *, rule: bool = True) -> list[str]:
+    """Lines of plain text, in which the first and the last column are aligned to the left, all others to the right."""
+    return text_table(header, rows, align=_align(header), rule=rule)
 
 
 def in_markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The same as a Markdown table, the first cell of a row as code."""
-    lines = [header, ("---", *("---:" for _ in header[2:]), "---"), *((f"`{row[0]}`", *row[1:]) for row in rows)]
-    return ["| " + " | ".join(line) + " |" for line in lines]
+    """Lines of Markdown with the same alignment, in which the first cell of each row is code."""
+    return markdown_table(header, [(f"`{first}`", *rest) for first, *rest in rows], align=_align(header))
 
 
-def _header(rows: Sequence[Row]) -> tuple[str, ...]:
+def _align(header: Sequence[str]) -> str:
+    return "l" + "r" * (len(header) - 2) + "l"
+
+
+def _header(rows: Sequence[TableRow]) -> tuple[str, ...]:
     before, after = HEADER[1:6], HEADER[6:]
     sizes = SIZES if any(row.size is not None for row in rows) else ()
     return (HEADER[0], *sizes, *before, *(TOP5 if _has_top5(rows) else ()), *after)
 
 
-def _has_top5(rows: Sequence[Row]) -> bool:
+def _has_top5(rows: Sequence[TableRow]) -> bool:
     return any(row.paper_top5 is not None for row in rows)
 
 
-def _cells(row: Row, files: str, top5: bool) -> tuple[str, ...]:
+def _cells(row: TableRow, files: str, top5: bool) -> tuple[str, ...]:
     size = row.size
     sizes = () if size is None else (
         millions(size.paper_params), millions(size.params, size.paper_params), millions(size.paper_mult_adds),
@@ -188,29 +191,31 @@ def _cells(row: Row, files: str, top5: bool) -> tuple[str, ...]:
         "" if row.difference is None else f"{row.difference:+.2f}",
         with_std(row.best, None, 2),
         *((with_std(row.paper_top5, None, 1), with_std(row.top5, None, 2)) if top5 else ()),
-        number(row.edges),
-        number(row.usable_edges),
-        number(row.dead_nodes),
+        with_commas(row.edges),
+        with_commas(row.usable_edges),
+        with_commas(row.dead_nodes),
         duration(row.train_s),
         files,
     )
 
 
-def _footnotes(rows: Sequence[Row]) -> list[str]:
+def _footnotes(rows: Sequence[TableRow]) -> list[str]:
     left_out = [
-        f"{row.recipe}: {row.left_out} more with settings that are not the recipe's, which do not count."
+        f"{row.recipe}: {row.left_out} more with settings that differ from the recipe, which do not count."
         for row in rows
         if row.left_out
     ]
     told = [f"{row.recipe}: {remark}" for row in rows for remark in remarks(row.size, row.note)]
-    published = ["With a star: published by the authors with their code; the paper's table does not have the row."]
+    published = [
+        "Figures with a star were published by the authors with their code; the paper's table does not have these rows."
+    ]
     legends = [text for name, text in LEGENDS.items() if any(row.recipe.startswith(f"{name}/") for row in rows)]
     starred = published if any(row.published for row in rows) else []
     return [*legends, *starred, *left_out, *told, *_not_at_hand(rows)]
 
 
-def _not_at_hand(rows: Sequence[Row]) -> list[str]:
-    """Say plainly where nothing was measured since there was nothing to measure it on."""
+def _not_at_hand(rows: Sequence[TableRow]) -> list[str]:
+    """Say which rows were not trained because their data was not available."""
     lines = []
     for name in sorted({row.data for row in rows if row.data}):
         dataset = data_sets.get(name)
@@ -220,19 +225,19 @@ def _not_at_hand(rows: Sequence[Row]) -> list[str]:
         if missing:
             which = "no row of this table was" if len(missing) == len(rows) else f"{len(missing)} rows were not"
             lines.append(
-                f"{dataset.title} was not at hand: {which} trained here. `wirings train {missing[0]} --data DIR "
+                f"{dataset.title} was not available: {which} trained here. `wirings train {missing[0]} --data DIR "
                 "--results results` trains one on yours."
             )
     return lines
 
 
-def links(row: Row) -> str:
-    """All files as links in Markdown, by their seeds."""
+def links(row: TableRow) -> str:
+    """Links to all files in Markdown, named after their seeds."""
     return ", ".join(f"[{seed}]({path.as_posix()})" for seed, path in zip(row.seeds, row.files, strict=True))
 
 
-def braced(row: Row) -> str:
-    """All files in one word, as a shell takes it."""
+def braced(row: TableRow) -> str:
+    """All files as one word with braces, as a shell expands it."""
     if len(row.files) < 2:
         return "".join(path.as_posix() for path in row.files)
     seeds = ",".join(str(seed) for seed in row.seeds)
@@ -242,24 +247,3 @@ def braced(row: Row) -> str:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known and len(known) == len(values) else None
-
-
-def with_std(mean: float | None, std: float | None, digits: int) -> str:
-    """A percentage, with its deviation where there is one; empty if there is none."""
-    if mean is None:
-        return ""
-    return f"{mean:.{digits}f} %" if std is None else f"{mean:.{digits}f} ± {std:.{digits}f} %"
-
-
-def number(value: float | None) -> str:
-    """A whole number with commas; empty if there is none."""
-    return "" if value is None else f"{value:,.0f}"
-
-
-def duration(seconds: float | None) -> str:
-    """In the unit that suits it; empty if it is not known."""
-    if seconds is None:
-        return ""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

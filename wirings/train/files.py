@@ -1,0 +1,41 @@
+"""Write the files of a run: each is complete, or not there at all."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+
+from wirings.errors import WiringError
+from wirings.utils.files import whole_file
+
+
+def write_file(path: Path, write: Callable[[str], object]) -> None:
+    """Call ``write`` with a temporary path, then rename that file to ``path``.
+
+    Raises:
+        WiringError: if the file cannot be written, such as on a full disk. An earlier file at ``path`` is kept.
+    """
+    try:
+        with whole_file(path) as part:
+            write(str(part))
+    except Exception as error:
+        full = (isinstance(error, OSError) and error.errno == errno.ENOSPC) or "No space left" in str(error)
+        if full or isinstance(error, OSError):
+            reason = "the disk is full" if full else str(error)
+            raise WiringError(
+                f"{path} could not be written: {reason}. The earlier file is unchanged. Free some space or give "
+                "another --out, then continue with --resume."
+            ) from error
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, complete or not at all."""
+    write_file(path, lambda part: Path(part).write_text(text, encoding="utf-8"))
+
+
+def remove_partial_files(folder: Path) -> None:
+    """Remove the temporary files that a killed process left behind, ours and those of safetensors."""
+    for part in [*folder.glob(".*.part"), *folder.glob(".tmp??????")]:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,84 @@
+"""Where a run stands: saved in every checkpoint, and checked when it is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from wirings.errors import WiringError
+from wirings.train.run.checkpoint import is_number
+
+
+@dataclass
+class Progress:
+    """Where a run stands."""
+
+    epoch: int = 0
+    """Finished epochs."""
+    batch: int = 0
+    """Finished batches of the current epoch."""
+    steps: int = 0
+    """Optimizer steps made."""
+    best: float = -1.0
+    """The best accuracy so far, in percent; -1 before the first evaluation."""
+    seconds: float = 0.0
+    """Time spent on training steps, without evaluation."""
+    wall: float = 0.0
+    """Time spent in all."""
+    started: str = ""
+    """Date and time of the start, ISO 8601."""
+    totals: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+    """The summed loss, correct predictions and examples of the current epoch."""
+    history: list[dict[str, Any]] = field(default_factory=list)
+    """The log's line of each finished epoch."""
+    records: int = 0
+    """Records and notes in the history of the wiring, from which a resumed run sees whether some are lost."""
+
+
+LINE = (
+    "epoch",
+    "steps",
+    "lr",
+    "train_loss",
+    "train_accuracy",
+    "loss",
+    "accuracy",
+    "top5",
+    "swapped",
+    "seconds",
+    "images",
+)
+"""The columns of an epoch's line: numbers, or None for what was not measured."""
+
+
+def read_progress(saved: dict[str, Any], epochs: int, per_epoch: int) -> Progress:
+    """Read a run's progress from its checkpoint.
+
+    Args:
+        saved: what the checkpoint holds.
+        epochs: the number of epochs of the run.
+        per_epoch: the number of batches in an epoch.
+
+    Raises:
+        WiringError: if no such run can have this progress.
+    """
+    new = Progress()
+    if saved.keys() != vars(new).keys():
+        raise WiringError("its progress has unexpected or missing entries")
+    for key, value in saved.items():
+        expected = type(getattr(new, key))
+        if not (is_number(value) if expected is float else type(value) is expected):
+            raise WiringError(f"its progress has an invalid {key!r}")
+    found = Progress(**saved)
+    consistent = found.epoch * per_epoch + found.batch == found.steps
+    in_range = 0 <= found.epoch <= epochs and 0 <= found.batch < per_epoch and found.steps <= epochs * per_epoch
+    if not consistent or not in_range:
+        raise WiringError(f"its progress is impossible: epoch {found.epoch}, batch {found.batch}, step {found.steps}")
+    lines = [tuple(line) if isinstance(line, dict) else () for line in found.history]
+    if lines != [LINE] * found.epoch or not all(
+        value is None or is_number(value) for line in found.history for value in line.values()
+    ):
+        raise WiringError("its progress has invalid lines of the log")
+    if len(found.totals) != 3 or not all(map(is_number, found.totals)):
+        raise WiringError("its progress has an invalid 'totals'")
+    return found

@@ -1,0 +1,129 @@
+"""Use a trained run: open its model, evaluate it again, classify images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from wirings.errors import WiringError
+from wirings.train import bundled
+from wirings.train import data as data_sets
+from wirings.train.build import build, load_data
+from wirings.train.data.augment import read_image
+from wirings.train.distributed import ProcessContext, start
+from wirings.train.results import load_settings
+from wirings.train.run import checkpoint
+from wirings.train.run.evaluate import evaluate
+from wirings.train.run.folder import BEST, LAST, SETTINGS
+from wirings.train.run.step import autocast
+from wirings.train.settings import Settings, from_mapping
+
+
+class OpenedRun(NamedTuple):
+    """A trained run."""
+
+    model: nn.Module
+    """The model that was evaluated, in evaluation mode."""
+    settings: Settings
+    recipe: str
+    """The recipe's name."""
+    context: ProcessContext
+    """This process, with the device of the model."""
+
+
+def open_run(run: str | Path, best: bool = False, device: str | None = None) -> OpenedRun:
+    """Open a trained run.
+
+    Args:
+        run: a run's folder, or the name of a trained network that comes with the package.
+        best: open the best epoch's checkpoint instead of the last.
+        device: such as ``"cuda"`` or ``"cpu"``; by default a GPU, if there is one.
+    """
+    return _open(run, best, device)[0]
+
+
+def _open(run: str | Path, best: bool, device: str | None) -> tuple[OpenedRun, dict[str, Any]]:
+    """The run, and the header of its checkpoint."""
+    folder = Path(run)
+    if not folder.exists() and str(run) in bundled.names():
+        return _open_bundled(str(run), start(device))
+    path = folder / (BEST if best else LAST)
+    if not folder.is_dir() or not path.exists():
+        raise WiringError(
+            f"{run} is not the folder of a run: expected {path.name} and {SETTINGS} in it. Nor is it a trained network "
+            f"that comes with the package ({', '.join(bundled.names())})."
+        )
+    name, settings, _ = load_settings(folder / SETTINGS)
+    context = start(device)
+    tensors, about = checkpoint.read(path)
+    model, _ = build(settings, checkpoint.field(about, "classes", int, path), context)
+    checkpoint.load_model(model, tensors, path, checkpoint.evaluated(tensors))
+    if about.get("names") is not None and len(checkpoint.field(about, "names", list, path)) != about["classes"]:
+        raise checkpoint.damaged(path, "it does not name every class")
+    return OpenedRun(model.eval(), settings, name, context), about
+
+
+def _open_bundled(name: str, context: ProcessContext) -> tuple[OpenedRun, dict[str, Any]]:
+    path = bundled.path_of(name)
+    _, about = checkpoint.read(path)
+    settings = from_mapping(checkpoint.field(about, "settings", dict, path))
+    model, _ = build(settings, checkpoint.field(about, "classes", int, path), context)
+    bundled.load_into(model, path)
+    return OpenedRun(model.eval(), settings, checkpoint.field(about, "recipe", str, path), context), about
+
+
+def measure(
+    run: str | Path, *, best: bool = False, data: Path | None = None, device: str | None = None
+) -> tuple[float, float, float]:
+    """Evaluate a run on its test set.
+
+    Args:
+        run: see `open_run`.
+        best: see `open_run`.
+        data: the folder that holds the data, instead of the run's own.
+        device: see `open_run`.
+
+    Returns:
+        The mean loss, the accuracy and the top-5 accuracy, both in percent.
+    """
+    model, settings, _, context = open_run(run, best, device)
+    if data is not None:
+        settings = replace(settings, data=replace(settings.data, directory=str(data)))
+    found = load_data(settings, context)
+    return evaluate(model, found.test, lambda: autocast(settings.precision, context.device), context)
+
+
+@torch.no_grad()
+def predict(
+    run: str | Path, images: Sequence[Path], *, device: str | None = None
+) -> Iterator[tuple[Path, list[tuple[str, float]]]]:
+    """Classify images.
+
+    Args:
+        run: see `open_run`.
+        images: files to read.
+        device: see `open_run`.
+
+    Yields:
+        Each file with its three most likely classes and their probabilities.
+    """
+    (model, settings, _, context), about = _open(run, best=False, device=device)
+    dataset = data_sets.get(settings.data.name)
+    names = dataset.class_names or about.get("names")
+    for path in images:
+        x = dataset.prepare_image(read_image(path), settings.data.image_size)
+        with autocast(settings.precision, context.device):
+            scores = model(x[None].to(context.device)).float().softmax(1)[0]
+        top = scores.topk(min(3, len(scores)))
+        yield (
+            path,
+            [
+                (names[i] if names else f"class {i}", p)
+                for p, i in zip(top.values.tolist(), top.indices.tolist(), strict=True)
+            ],
+        )
