@@ -39,7 +39,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "no edge": (lambda: DiscreteGraph(4, inputs=1, outputs=1, steps=1, edges=0), r"DiscreteGraph: edges = 0.*1 to 16"),
     "a density above 1": (
         lambda: StaticGraph([2, 3], edges=1.5),
-        r"StaticGraph: edges must lie in \(0, 1\].*is an int",
+        r"StaticGraph: edges must be in \(0, 1\].*is an int",
     ),
     "whole numbers": (lambda: StaticGraph([2, 3])(torch.ones(1, 2, dtype=torch.long)), r"floating-point.*int64 came"),
     "a number of blocks": (lambda: StaticGraph(5), r"Blocks takes a list with the size of each block, not 5"),

@@ -135,11 +135,11 @@ def test_states_that_cannot_be() -> None:
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(WiringError, match=r"own tensor, which has changed with it\. Copy .*deepcopy"):
         wirings.rewind_(model, own)
-    with pytest.raises(WiringError, match=r"0\.weight is missing \(1 missing, 0 too many\)"):
+    with pytest.raises(WiringError, match=r"0\.weight is missing \(1 missing, 0 unexpected\)"):
         wirings.rewind_(model, {name: value for name, value in initial.items() if name != "0.weight"})
-    with pytest.raises(WiringError, match=r"0\.weight is missing, model is of no use"):
+    with pytest.raises(WiringError, match=r"0\.weight is missing, model is unexpected"):
         wirings.rewind_(model, {"model": initial})
-    with pytest.raises(WiringError, match=r"3\.bias is \(2,\) in the model, but \(5,\) in the state"):
+    with pytest.raises(WiringError, match=r"3\.bias has shape \(2,\) in the model, but \(5,\) in the state"):
         wirings.rewind_(model, {**initial, "3.bias": torch.zeros(5)})
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items()), "nothing was changed"
 
