@@ -26,14 +26,14 @@ def test_a_density_is_rounded_down_in_every_layer() -> None:
     assert Budget(density=ConstantSchedule(0.5)).counts(sizes((4, 4)), step=9) == [8]
 
 
-def test_k_is_the_number_in_all() -> None:
+def test_k_is_the_total_number() -> None:
     assert Budget(k=10).counts(sizes((10, 10))) == [10]
     assert Budget(k=50).counts(sizes((10, 10), (5, 20), (10, 5))) == [20, 20, 10]
     assert Budget(k=7).counts(sizes((10, 10), (5, 20), (10, 5))) == [3, 3, 1]
     assert Budget(k=4).counts(sizes((100, 100), (2, 2), (2, 2))) == [2, 1, 1], "no layer is cut off"
 
 
-def test_a_mapping_by_patterns_the_first_match_counts() -> None:
+def test_mapping_uses_the_first_matching_pattern() -> None:
     budget = Budget(mapping={"layer0": 7, "layer1*": 0.5, "*": 0.1})
     assert budget.counts(sizes((10, 10), (4, 4), (10, 10))) == [7, 8, 10]
     assert budget.amount_for(["layer1.weight"]) == 0.5
@@ -78,7 +78,7 @@ def test_no_layer_is_left_without_edges(share: str) -> None:
     assert Budget(k=2, share="global").counts(layers) == [2], "a ranking of all may leave a layer without any"
 
 
-def test_numbers_of_numpy_are_numbers() -> None:
+def test_accepts_numpy_numbers() -> None:
     layers = [LayerSize(("a",), (4, 4), 16, cost=4), LayerSize(("b",), (8, 4), 32, cost=2)]
     for params in (np.int64(29), np.int32(29), np.float64(29.0)):
         assert Budget(params=params).of_network(layers, 5) == Budget(k=24)

@@ -138,7 +138,7 @@ def test_by_hand() -> None:
     assert profile(model, example=torch.zeros(2, 2, 4, 4)).mult_adds == 500, "of both examples"
 
 
-def test_numbers_of_numpy() -> None:
+def test_accepts_numpy_scalars() -> None:
     budgets: list[tuple[dict[str, Any], int]] = [({"params": np.int64(37)}, 34), ({"params": np.float32(0.5)}, 32)]
     for budget, edges in [*budgets, ({"k": np.int64(20)}, 20)]:
         model = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.Flatten(), nn.Linear(32, 1))
@@ -161,7 +161,7 @@ def test_by_erk() -> None:
     assert [r.edges for r in wiring.look()] == [5, 16], "5 : 16.5, and 96 in all"
 
 
-def test_what_is_not_wired_counts() -> None:
+def test_unwired_layers_count() -> None:
     model = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.Flatten(), nn.Linear(32, 1))
     wiring = wire_(model, mult_adds=36 * 16 + 9, example_input=(2, 4, 4), skip=["0"])
     assert [r.edges for r in wiring.look()] == [9]
@@ -248,7 +248,7 @@ def test_recurrent_layers_attention_and_tied_weights() -> None:
     )
 
 
-def test_layers_are_ranked_again_for_rules_that_choose_anew() -> None:
+def test_layers_are_ranked_again_only_if_the_rule_follows_the_weights() -> None:
     """All edges of both layers by magnitude: when wired, then every 100 steps; the count of multiply-adds stays."""
     for rule, moves in (("dnw", True), ("random", False)):
         torch.manual_seed(0)
@@ -315,7 +315,7 @@ def test_mistakes(settings: dict[str, Any], says: str) -> None:
     assert list(model.state_dict()) == ["0.weight", "0.bias", "2.weight", "2.bias"]
 
 
-def test_layers_whose_edges_have_no_one_cost() -> None:
+def test_rejects_layers_without_a_single_edge_cost() -> None:
     class Crossed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -335,7 +335,7 @@ def test_layers_whose_edges_have_no_one_cost() -> None:
         wire_(unused, mult_adds=20, example_input=torch.zeros(1, 4))
 
 
-def test_the_model_is_left_as_it_was() -> None:
+def test_counting_leaves_the_model_unchanged() -> None:
     model = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(32, 1))
     model[1].eval()
     model.input_shape = (2, 4, 4)  # type: ignore[assignment]
@@ -367,7 +367,7 @@ def reachable(most: list[int], price: list[int]) -> set[int]:
 
 @settings(max_examples=300)
 @given(layers_of_prices, st.data())
-def test_spending_is_as_near_as_any_numbers_come(layers: list[tuple[int, int, int]], data: st.DataObject) -> None:
+def test_spending_is_as_close_as_possible(layers: list[tuple[int, int, int]], data: st.DataObject) -> None:
     most, price, share = (list(column) for column in zip(*layers, strict=True))
     total = data.draw(st.integers(sum(price), costs_of(most, price)))
     counts = spend(total, share, most, price)
@@ -439,7 +439,7 @@ def test_a_hundred_layers_with_millions_of_edges() -> None:
     assert time.process_time() - began < 5
 
 
-def test_the_handle_tells_what_is_left_of_multiply_adds() -> None:
+def test_handle_shows_unspent_multiply_adds() -> None:
     def table(mult_adds: int) -> str:
         model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.Conv2d(4, 4, 3, padding=1, bias=False))
         return str(wirings.wire_(model, mult_adds=mult_adds, example_input=(1, 5, 5)))

@@ -24,7 +24,7 @@ def linear(values: Tensor = FIRST) -> nn.Linear:
 
 
 @pytest.mark.parametrize("rule", ["lottery", "fine_tune"])
-def test_trained_weights_decide_and_first_ones_come_back(rule: str) -> None:
+def test_trained_weights_decide_and_initial_weights_are_restored(rule: str) -> None:
     layer = linear()
     initial = copy.deepcopy(layer.state_dict())
     with torch.no_grad():
@@ -104,7 +104,7 @@ def test_all_parameters_and_buffers_are_rewound() -> None:
     assert int(wirings.finalize_(model)[0].weight.count_nonzero()) == 32
 
 
-def test_a_state_of_the_wired_model_leaves_the_wiring_of_now() -> None:
+def test_state_of_a_wired_model_keeps_the_current_wiring() -> None:
     model = normed()
     first = wirings.wire_(model, "random", density=0.25)
     state = copy.deepcopy(model.state_dict())
@@ -127,7 +127,7 @@ def test_a_plain_model_is_rewound_too() -> None:
     assert all(torch.equal(value, initial[name]) for name, value in model.state_dict().items())
 
 
-def test_states_that_cannot_be() -> None:
+def test_rejects_states_of_other_models() -> None:
     model = normed()
     own = model.state_dict()
     initial = copy.deepcopy(own)

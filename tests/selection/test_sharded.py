@@ -168,7 +168,7 @@ def checkpoints(rank: int, folder: str) -> None:
     leave()
 
 
-def test_a_checkpoint_of_one_loads_in_the_other(tmp_path: Path) -> None:
+def test_checkpoints_load_across_layouts(tmp_path: Path) -> None:
     mp.spawn(checkpoints, (str(tmp_path),), nprocs=2)
 
 
@@ -315,5 +315,5 @@ def layouts(rank: int, folder: str) -> None:
     leave()
 
 
-def test_layouts_that_are_refused_and_others(tmp_path: Path) -> None:
+def test_supported_and_rejected_layouts(tmp_path: Path) -> None:
     mp.spawn(layouts, (str(tmp_path),), nprocs=2)

@@ -186,7 +186,7 @@ def test_the_older_weight_norm_has_no_weight_to_wire() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
-def test_what_a_hook_computes_is_not_left_dense_silently() -> None:
+def test_weights_computed_by_hooks_are_rejected() -> None:
     model = nn.Sequential(
         nn.Linear(4, 4), weight_norm(nn.Linear(4, 4)), prune.l1_unstructured(nn.Linear(4, 4), "weight", 3)
     )
@@ -258,7 +258,7 @@ def test_a_broken_total_is_found_when_finalizing() -> None:
         finalize_(model)
 
 
-def test_failure_half_way_leaves_the_model_as_it_was() -> None:
+def test_failure_half_way_restores_the_model() -> None:
     class Fails(wirings.rules.DNW):
         name = "fails"
 
@@ -274,7 +274,7 @@ def test_failure_half_way_leaves_the_model_as_it_was() -> None:
     assert not model._forward_pre_hooks
 
 
-def test_a_scripted_model_is_wired_before() -> None:
+def test_rejects_scripted_models() -> None:
     with pytest.raises(WiringError, match=r"wire a model before scripting or tracing it \(torch\.jit\)"):
         wire_(torch.jit.script(nn.Sequential(nn.Linear(2, 2))), density=0.5)
 
@@ -300,7 +300,7 @@ def test_mistakes_around_rules() -> None:
         wirings.rules.register(type("Other", (wirings.rules.DNW,), {}))
 
 
-def test_a_state_of_another_rule() -> None:
+def test_rejects_states_of_other_wirings() -> None:
     wiring = wire_(network(), density=0.1)
     with pytest.raises(WiringError, match="saved with rule 'random', but the model is wired with 'dnw'"):
         wiring.load_state_dict({"rule": "random", "steps": 3, "edges": [21, 3]})
@@ -316,7 +316,7 @@ def test_a_state_of_another_rule() -> None:
     assert wiring.steps == 0
 
 
-def test_an_optimizer_that_is_none_or_has_no_rate() -> None:
+def test_rejects_optimizers_without_learning_rate() -> None:
     with pytest.raises(WiringError, match=r"wiring.step\(\) expects an optimizer or None, got str"):
         wire_(network(), density=0.1).step("adam")  # type: ignore[arg-type]
     model = network()
@@ -327,7 +327,7 @@ def test_an_optimizer_that_is_none_or_has_no_rate() -> None:
         wiring.step(optimizer)
 
 
-def test_a_schedule_of_no_kind() -> None:
+def test_rejects_unknown_schedules() -> None:
     with pytest.raises(WiringError, match="unknown kind of schedule"):
         wire_(network(), wirings.rules.get("dnw", schedule={"kind": ["cubic"]}), density=0.1)
 

@@ -80,9 +80,8 @@ def _spend(total: int, shares: tuple[float, ...], most: tuple[int, ...], costs: 
     for cost in set(costs):
         layers = tuple(i for i, c in enumerate(costs) if c == cost)
         prices.append(_Price(cost, layers, sum(wanted[i] for i in layers), sum(most[i] for i in layers)))
-    prices.sort(
-        key=lambda price: (-price.wanted, -price.cost)
-    )  # small groups choose first (last in the list): they tolerate the least deviation
+    # The last in the list choose first: small groups, which tolerate the least deviation.
+    prices.sort(key=lambda price: (-price.wanted, -price.cost))
     counts = [0] * len(costs)
     for price, edges in zip(prices, _nearest(total, prices), strict=True):
         here = [most[i] for i in price.layers]

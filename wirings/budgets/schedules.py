@@ -176,8 +176,7 @@ class Ramp:
 def check_density(density: object, where: str, else_: str = "") -> None:
     """Raise unless ``density`` is a number in (0, 1]; ``where`` is its name in the message."""
     if not is_number(density) or not 0 < density <= 1:
-        percent = is_number(density) and 1 < density <= 100
-        hint = f" For {density} % write {density / 100}." if percent else ""
+        hint = f" For {density} % write {density / 100}." if is_number(density) and 1 < density <= 100 else ""
         raise WiringError(
             f"{where} must be in (0, 1], the fraction of edges that is real, not {density!r}.{hint}{else_}"
         )
