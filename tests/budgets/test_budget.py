@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wirings import ConstantSchedule, CubicSchedule, LinearSchedule, WiringError
-from wirings.budgets.budget import Budget, Ramp, Size, matches
+from wirings.budgets.budget import Budget, LayerSize, Ramp, matches
 
 
-def sizes(*shapes: tuple[int, ...]) -> list[Size]:
-    return [Size((f"layer{i}.weight",), shape, math.prod(shape)) for i, shape in enumerate(shapes)]
+def sizes(*shapes: tuple[int, ...]) -> list[LayerSize]:
+    return [LayerSize((f"layer{i}.weight",), shape, math.prod(shape)) for i, shape in enumerate(shapes)]
 
 
 def test_a_density_is_rounded_down_in_every_layer() -> None:
@@ -26,14 +26,14 @@ def test_a_density_is_rounded_down_in_every_layer() -> None:
     assert Budget(density=ConstantSchedule(0.5)).counts(sizes((4, 4)), step=9) == [8]
 
 
-def test_k_is_the_number_in_all() -> None:
+def test_k_is_the_total_number() -> None:
     assert Budget(k=10).counts(sizes((10, 10))) == [10]
     assert Budget(k=50).counts(sizes((10, 10), (5, 20), (10, 5))) == [20, 20, 10]
     assert Budget(k=7).counts(sizes((10, 10), (5, 20), (10, 5))) == [3, 3, 1]
     assert Budget(k=4).counts(sizes((100, 100), (2, 2), (2, 2))) == [2, 1, 1], "no layer is cut off"
 
 
-def test_a_mapping_by_patterns_the_first_match_counts() -> None:
+def test_mapping_uses_the_first_matching_pattern() -> None:
     budget = Budget(mapping={"layer0": 7, "layer1*": 0.5, "*": 0.1})
     assert budget.counts(sizes((10, 10), (4, 4), (10, 10))) == [7, 8, 10]
     assert budget.amount_for(["layer1.weight"]) == 0.5
@@ -78,13 +78,13 @@ def test_no_layer_is_left_without_edges(share: str) -> None:
     assert Budget(k=2, share="global").counts(layers) == [2], "a ranking of all may leave a layer without any"
 
 
-def test_numbers_of_numpy_are_numbers() -> None:
-    layers = [Size(("a",), (4, 4), 16, cost=4), Size(("b",), (8, 4), 32, cost=2)]
+def test_accepts_numpy_numbers() -> None:
+    layers = [LayerSize(("a",), (4, 4), 16, cost=4), LayerSize(("b",), (8, 4), 32, cost=2)]
     for params in (np.int64(29), np.int32(29), np.float64(29.0)):
         assert Budget(params=params).of_network(layers, 5) == Budget(k=24)
     assert Budget(mult_adds=np.int64(64)).of_network(layers, 0) == Budget(spent=64)
     assert Budget(mult_adds=np.float32(0.5)).of_network(layers, 0) == Budget(spent=64)
-    with pytest.raises(WiringError, match=r"it is (np\.)?True_?"):
+    with pytest.raises(WiringError, match=r"not (np\.)?True_?"):
         Budget(params=np.bool_(True))
 
 
@@ -103,7 +103,7 @@ def test_schedules_in_fractions_of_training() -> None:
     cubic = CubicSchedule.over(1.0, 0.2, begin=0.25, end=0.75)
     assert cubic.relative
     assert cubic(0) == 1.0
-    with pytest.raises(WiringError, match=r"not told how long that is: call wiring\.plan\(steps\)"):
+    with pytest.raises(WiringError, match=r"does not know how long that is: call wiring\.plan\(steps\)"):
         cubic(1)
     assert cubic.planned(8) == CubicSchedule(1.0, 0.2, steps=4, begin=2)
     assert CubicSchedule(1.0, 0.2, steps=4, begin=2).planned(100).steps == 4, "what is in steps stays"
@@ -136,20 +136,20 @@ def test_the_ramp_of_a_rule() -> None:
         [25],
     ]
     assert Budget(density=0.6, ramp=linear).counts(sizes((10, 10))) == [60], "more than where it would start"
-    with pytest.raises(WiringError, match="drop either"):
+    with pytest.raises(WiringError, match="drop one of them"):
         Budget(density=LinearSchedule(1.0, 0.5, steps=2), ramp=linear)
 
 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (0.5, 'a rule\'s schedule is "cubic", "linear", or a mapping'),
+        (0.5, 'a rule\'s schedule must be "cubic", "linear", or a mapping'),
         ("quadratic", "unknown kind of schedule 'quadratic'.*cubic, linear"),
         ({"knd": "cubic"}, "unknown setting of a rule's schedule 'knd'. Did you mean 'kind'"),
-        ({"start": 0}, r"CubicSchedule.start must lie in \(0, 1\]"),
-        ({"end": 1.5}, "end is a fraction of the training, from 0 to 1, not 1.5"),
+        ({"start": 0}, r"CubicSchedule.start must be in \(0, 1\]"),
+        ({"end": 1.5}, "end must be a fraction of training, from 0 to 1, not 1.5"),
         ({"begin": 0.9}, "begin = 0.9 must not be after end = 0.5"),
-        ({"begin": "early"}, "begin is a fraction of the training"),
+        ({"begin": "early"}, "begin must be a fraction of training"),
         ({"every": 0}, "needs every >= 1"),
     ],
 )
@@ -168,25 +168,25 @@ def test_patterns() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({}, "none came"),
-        ({"density": 0.1, "k": 3}, "density and k came"),
-        ({"density": 0.0}, r"\(0, 1\].*It is 0.0"),
-        ({"density": -0.1}, r"\(0, 1\].*It is -0.1"),
+        ({}, "got none"),
+        ({"density": 0.1, "k": 3}, "got density and k"),
+        ({"density": 0.0}, r"\(0, 1\].*not 0.0"),
+        ({"density": -0.1}, r"\(0, 1\].*not -0.1"),
         ({"density": 1.5}, "For 1.5 % write 0.015"),
         ({"density": 10.0}, "For 10.0 % write 0.1"),
-        ({"density": float("nan")}, "It is nan"),
-        ({"density": 2}, "For a number of edges use k"),
+        ({"density": float("nan")}, "not nan"),
+        ({"density": 2}, "Use k for a number of edges"),
         ({"density": "0.1"}, "'0.1'"),
         ({"k": 0}, "at least 1, not 0"),
         ({"k": 2.5}, "a whole number of edges, at least 1, not 2.5"),
         ({"k": True}, "a whole number of edges, at least 1, not True"),
         ({"mapping": 0.1}, "for one number for all layers use density= or k="),
-        ({"mapping": {0: 0.5}}, "a pattern is a string; write '0'"),
-        ({"mapping": {"layer0": 0}}, "at least 1 edge, but it is 0"),
+        ({"mapping": {0: 0.5}}, "a pattern must be a string; write '0'"),
+        ({"mapping": {"layer0": 0}}, "at least 1 edge, not 0"),
         ({"k": 10**6}, "allow only 125; lower k"),
-        ({"mapping": {"layer0": 101}}, "101 edges were asked for in layer0.weight.*only 100"),
+        ({"mapping": {"layer0": 101}}, "101 edges were requested in layer0.weight.*only 100"),
         ({"mapping": {}}, "empty mapping"),
-        ({"mapping": {"layer0": True}}, r"budget\['layer0'\] must lie in .* A number of edges is an int"),
+        ({"mapping": {"layer0": True}}, r"budget\['layer0'\] must be in .* Use an int for a number of edges"),
         ({"mapping": {"*": 0.5}, "share": "erk"}, "drop share='erk'"),
         ({"density": 0.1, "share": "erks"}, "unknown share 'erks'. Did you mean 'erk'"),
     ],

@@ -202,7 +202,7 @@ def test_backward_flows_through_real_edges_alone(rule: str, layer: str, dtype: t
 
 
 @each_rule
-def test_the_gradient_reaches_whom_the_rule_says(rule: str) -> None:
+def test_gradient_reaches_the_declared_edges(rule: str) -> None:
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(12, 10)), torch.randn(6, 12)
     wiring = wire(model, rule)
@@ -337,6 +337,6 @@ def test_a_schedule_of_the_rule_leads_to_the_budget(rule: str, share: str) -> No
 
 @pytest.mark.parametrize("name", ["random", "expander", "set", "rigl", "sparse_momentum"])
 @pytest.mark.parametrize("seed", ["abc", 1.5, True, 2**64])
-def test_seeds_that_are_none(name: str, seed: object) -> None:
+def test_rejects_invalid_seeds(name: str, seed: object) -> None:
     with pytest.raises(wirings.WiringError, match=f"{name}: seed must be a whole number, or left out, not {seed!r}"):
         rules.get(name, seed=seed)

@@ -28,13 +28,13 @@ def gradient(model: nn.Linear, wiring: wirings.Wiring) -> Tensor:
     return wiring.layers[0].weight.grad
 
 
-def test_hallucinated_edges_get_a_part_of_it() -> None:
+def test_hallucinated_edges_get_a_fraction_of_the_gradient() -> None:
     model, wiring = wired(DecayedGradient(0.5))
     assert model.weight.tolist() == [[3, 0], [2, 0]]
     torch.testing.assert_close(gradient(model, wiring), torch.tensor([[0.2, -0.2], [0.6, 0.4]]))
 
 
-def test_edges_that_are_not_allowed_get_none() -> None:
+def test_disallowed_edges_get_no_gradient() -> None:
     allowed = torch.tensor([[True, True], [True, False]])
     model, wiring = wired(DecayedGradient(0.5), allowed={"weight": allowed})
     torch.testing.assert_close(gradient(model, wiring), torch.tensor([[0.2, -0.2], [0.6, 0.0]]))
@@ -55,7 +55,7 @@ def test_the_factor_falls_over_training(kind: str, factors: list[float]) -> None
     assert seen == pytest.approx(factors, abs=1e-4)
 
 
-def test_one_that_stays_needs_no_plan() -> None:
+def test_constant_factor_needs_no_plan() -> None:
     model, wiring = wired(DecayedGradient(0.25, end=None))
     for _ in range(3):
         wiring.step()
@@ -63,7 +63,7 @@ def test_one_that_stays_needs_no_plan() -> None:
 
 
 @pytest.mark.parametrize(("factor", "same"), [(1.0, "dnw"), (0.0, "no_update")])
-def test_its_ends_are_two_other_rules(factor: float, same: str) -> None:
+def test_factors_of_one_and_zero_are_dnw_and_no_update(factor: float, same: str) -> None:
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
     x, states = torch.randn(32, 8), []

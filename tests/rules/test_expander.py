@@ -59,13 +59,13 @@ def test_the_seed() -> None:
     assert not torch.equal(mask(None), mask(None))
 
 
-def test_which_edges_is_a_matter_of_chance() -> None:
+def test_edges_are_uniformly_random() -> None:
     count = sum(wirings.wire_(nn.Linear(4, 3), Expander(seed), k=4).masks()["weight"].int() for seed in range(600))
     assert ((count > 140) & (count < 260)).all(), "each edge, one time in three"
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 2**30), st.data())
-def test_exactly_k_and_as_equal_as_can_be(nodes: int, sends: int, seed: int, data: st.DataObject) -> None:
+def test_exactly_k_and_as_equal_as_possible(nodes: int, sends: int, seed: int, data: st.DataObject) -> None:
     allowed = torch.rand(nodes, sends, generator=torch.Generator().manual_seed(seed)) < 0.7
     allowed[0, 0] = True
     k = data.draw(st.integers(1, int(allowed.sum())))

@@ -30,7 +30,7 @@ def wired(rule: GMP, steps: int, k: int = 2) -> tuple[nn.Linear, wirings.Wiring]
         ({}, [10, 10, 10, 2, 2]),  # every 100 steps, but at the end of its schedule in any case
     ],
 )
-def test_how_many_are_used(settings: dict[str, object], expected: list[int]) -> None:
+def test_number_of_edges_used_in_training(settings: dict[str, object], expected: list[int]) -> None:
     model, wiring = wired(GMP(**settings), steps=4)  # type: ignore[arg-type]
     used = []
     for _ in expected:
@@ -40,7 +40,7 @@ def test_how_many_are_used(settings: dict[str, object], expected: list[int]) -> 
     assert used == expected
 
 
-def test_gone_for_good_and_without_a_gradient() -> None:
+def test_removed_edges_stay_removed_and_get_no_gradient() -> None:
     model, wiring = wired(GMP(every=1, kind="linear", end=1.0), steps=4)
     wiring.step()
     assert model.weight.detach()[0].tolist() == [0, 0, *range(3, 11)], "the weakest"
@@ -54,7 +54,7 @@ def test_gone_for_good_and_without_a_gradient() -> None:
 
 @pytest.mark.parametrize("rule", [GMP(every=10), L1Anneal(coefficient=0, every=10)], ids=str)
 @pytest.mark.parametrize("settings", [{"k": 100}, {"k": 100, "share": "global"}], ids=str)
-def test_a_plan_that_is_made_shorter_past_its_end_still_leads_to_k(rule: GMP, settings: dict[str, object]) -> None:
+def test_plan_shortened_past_its_end_still_leads_to_k(rule: GMP, settings: dict[str, object]) -> None:
     models = [nn.Sequential(nn.Linear(10, 100, bias=False)) for _ in range(2)]
     wirings_of = [wirings.wire_(model, rule, **settings) for model in models]  # type: ignore[arg-type]
     for wiring in wirings_of:
@@ -69,7 +69,7 @@ def test_a_plan_that_is_made_shorter_past_its_end_still_leads_to_k(rule: GMP, se
             assert step != 40 or used == 100 + int(900 * (1 - 40 / 75) ** 3)
 
 
-def test_a_plan_that_is_said_again_removes_nothing_before_its_time() -> None:
+def test_repeating_a_plan_removes_nothing_early() -> None:
     model, wiring = wired(GMP(every=2, kind="linear", end=1.0), steps=4)
     wiring.step()
     wiring.plan(4)
@@ -101,7 +101,7 @@ def test_it_is_l1_anneal_without_the_term() -> None:
 
 
 @pytest.mark.parametrize("share", ["uniform", "global"])
-def test_finalized_before_all_were_removed_it_warns(share: str) -> None:
+def test_warns_if_finalized_before_all_edges_were_removed(share: str) -> None:
     def trained(steps: int) -> nn.Module:
         model = nn.Sequential(nn.Linear(10, 10, bias=False), nn.Linear(10, 10, bias=False))
         wiring = wirings.wire_(model, GMP(every=1, kind="linear", end=1.0), k=40, share=share)

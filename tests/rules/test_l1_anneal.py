@@ -70,7 +70,7 @@ def test_all_at_once() -> None:
     assert counts == [8, 2, 2]
 
 
-def test_removed_is_removed_for_good() -> None:
+def test_removed_edges_stay_removed() -> None:
     model, wiring, optimizer = layer(L1Anneal(coefficient=0, end=0.6, kind="linear", every=2, steps=10))
     for _ in range(2):
         wiring.step(optimizer)
@@ -96,7 +96,7 @@ def test_the_l1_term() -> None:
 
 
 @pytest.mark.parametrize("lr", [0.2, torch.tensor(0.2)], ids=["float", "tensor"])
-def test_the_l1_term_goes_by_the_groups_learning_rate_and_spares_what_is_gone(lr: object) -> None:
+def test_l1_term_uses_the_groups_learning_rate_and_skips_removed_edges(lr: object) -> None:
     model, wiring, _ = layer(L1Anneal(coefficient=0.5, end=0.0, steps=10))  # k edges from the first step on
     optimizer = torch.optim.SGD([{"params": [nn.Parameter(torch.zeros(1))]}, {"params": model.parameters(), "lr": lr}])
     wiring.step(optimizer)
@@ -106,7 +106,7 @@ def test_the_l1_term_goes_by_the_groups_learning_rate_and_spares_what_is_gone(lr
 
 
 @pytest.mark.parametrize("how", ["plain", "scaled", "accumulated"])
-def test_the_l1_term_is_the_same_however_gradients_are_made(how: str) -> None:
+def test_l1_term_does_not_depend_on_how_gradients_are_computed(how: str) -> None:
     model, wiring, optimizer = layer(L1Anneal(coefficient=0.3, steps=10))
     x = torch.tensor([[1.0, 2.0, 0.0, -1.0]])
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=how == "scaled")
@@ -119,7 +119,7 @@ def test_the_l1_term_is_the_same_however_gradients_are_made(how: str) -> None:
     torch.testing.assert_close(wiring.layers[0].weight.detach(), after - 0.03 * after.sign())
 
 
-def test_gradients_are_clipped_by_the_norm_of_all_edges_that_are_there() -> None:
+def test_gradients_are_clipped_by_the_norm_over_the_edges_left() -> None:
     model, wiring, optimizer = layer(L1Anneal(coefficient=0, end=0.6, kind="linear", every=2, steps=10))
     model(torch.ones(1, 4)).sum().backward()
     assert wiring.clip_grad_norm_(1.0) == pytest.approx(8**0.5)
@@ -143,7 +143,7 @@ def test_a_global_budget_is_annealed_over_all_layers() -> None:
     assert [report.edges for report in wiring.look()] == [3, 1]
 
 
-def test_saved_half_way_it_goes_on_the_same() -> None:
+def test_resumed_training_continues_identically() -> None:
     def run(model: nn.Module, wiring: wirings.Wiring, optimizer: torch.optim.SGD, start: int, stop: int) -> None:
         for step in range(start, stop):
             optimizer.zero_grad()
@@ -191,7 +191,7 @@ def test_with_a_schedule_of_the_budget() -> None:
         layer(L1Anneal(coefficient=0, end=0.0, steps=10), density=rising)
 
 
-def test_a_plan_that_was_made_longer_would_bring_edges_back() -> None:
+def test_rejects_a_longer_plan_that_would_bring_edges_back() -> None:
     falling = wirings.LinearSchedule.over(1.0, 0.25)
     _, wiring, optimizer = layer(L1Anneal(coefficient=0, end=0.0, steps=10, every=1), density=falling)
     wiring.plan(3)
@@ -221,7 +221,7 @@ def test_bad_settings(settings: dict[str, object], match: str) -> None:
         L1Anneal(**settings)
 
 
-def test_the_optimizer_is_needed_for_the_l1_term_alone() -> None:
+def test_optimizer_is_needed_only_for_the_l1_term() -> None:
     _, wiring, _ = layer(L1Anneal(steps=10))
     with pytest.raises(WiringError, match=r"call wiring.step\(optimizer\), or make the rule with coefficient=0"):
         wiring.step()

@@ -47,7 +47,7 @@ def test_convolutions_are_grouped_along_channels() -> None:
     assert mask.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_settings_decide() -> None:
+def test_settings_change_the_number_of_edges() -> None:
     counts = {}
     for n, m in ((1, 4), (2, 4), (2, 8)):
         counts[n, m] = wirings.wire_(nn.Linear(16, 4), NM(n, m)).look()[0].edges
@@ -70,14 +70,14 @@ def test_settings_decide() -> None:
         (nn.Linear(8, 4), {"density": 0.5}, "fixes the number of edges itself; drop density=0.5"),
     ],
 )
-def test_weights_that_do_not_fit(model: nn.Module, settings: dict[str, object], says: str) -> None:
+def test_rejects_weights_that_do_not_fit(model: nn.Module, settings: dict[str, object], says: str) -> None:
     keys, kind = list(model.state_dict()), type(model)
     with pytest.raises(WiringError, match=says):
         wirings.wire_(model, "nm", **settings)
     assert (list(model.state_dict()), type(model)) == (keys, kind), "left as it was"
 
 
-def test_the_remedy() -> None:
+def test_skipping_the_named_layer_works() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8, 4))
     wiring = wirings.wire_(model, "nm", skip=["0"])
     assert [layer.name for layer in wiring.layers] == ["2.weight"]

@@ -19,12 +19,12 @@ def wired(rule: str | rules.Rule) -> tuple[wirings.Wiring, torch.optim.Optimizer
     return wiring, optimizer
 
 
-def test_which() -> None:
+def test_which_rules_are_planned() -> None:
     assert PLANNED == ["decayed_gradient", "gmp", "l1_anneal", "rigl", "set", "sparse_momentum"]
 
 
 @pytest.mark.parametrize("rule", PLANNED)
-def test_neither_plan_nor_steps(rule: str) -> None:
+def test_rejects_a_missing_plan(rule: str) -> None:
     wiring, optimizer = wired(rule)
     with pytest.raises(WiringError, match=rf"'{rule}' follows a schedule.*call wiring.plan\(steps\).*or give.*steps="):
         wiring.step(optimizer)
@@ -33,7 +33,7 @@ def test_neither_plan_nor_steps(rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", PLANNED)
-def test_steps_of_the_constructor_stay(rule: str) -> None:
+def test_steps_of_the_constructor_take_precedence(rule: str) -> None:
     wiring, optimizer = wired(rules.get(rule, steps=7))
     wiring.step(optimizer)
     wiring.plan(100)
@@ -54,7 +54,7 @@ def test_one_rule_for_two_models() -> None:
 
 
 @pytest.mark.parametrize("steps", [0, -1, 2.5, "10", True, None])
-def test_what_plan_takes(steps: object) -> None:
+def test_plan_rejects_invalid_steps(steps: object) -> None:
     wiring, _ = wired("dnw")
     wiring.plan(3)  # of no use to this rule, and no mistake
     with pytest.raises(WiringError, match=r"Wiring.plan: steps must be a whole number, at least 1, not"):
@@ -80,7 +80,7 @@ def test_a_second_plan_moves_schedules_of_the_density() -> None:
 
 
 @pytest.mark.parametrize("first", ["plan", "load"])
-def test_a_training_that_goes_on_for_longer(first: str) -> None:
+def test_resuming_with_a_longer_plan(first: str) -> None:
     model, wiring = scheduled()
     wiring.plan(100)
     for _ in range(30):
@@ -102,7 +102,7 @@ def test_a_training_that_goes_on_for_longer(first: str) -> None:
     assert number(again) == number(meant)
 
 
-def test_a_state_that_is_refused_changes_nothing() -> None:
+def test_rejected_state_changes_nothing() -> None:
     model, wiring = scheduled()
     wiring.plan(100)
     state = {**wiring.state_dict(), "steps": 30, "edges": [7]}
@@ -127,7 +127,7 @@ def test_a_step_that_raises_does_not_count() -> None:
     assert number(wiring) < before
 
 
-def test_what_is_removed_for_good_cannot_rise() -> None:
+def test_rejects_a_rising_schedule_for_permanent_removal() -> None:
     model = nn.Linear(16, 32)
     before = model.weight.detach().clone()
     with pytest.raises(WiringError, match=r"permanently, but the budget's schedule rises from 51 to 256"):
@@ -136,7 +136,7 @@ def test_what_is_removed_for_good_cannot_rise() -> None:
     assert list(model.state_dict()) == ["weight", "bias"]
 
 
-def test_settings_beside_a_rule_that_is_made() -> None:
+def test_rejects_settings_beside_a_rule_object() -> None:
     rule = rules.GMP()
     assert rules.get(rule) is rule
     with pytest.raises(WiringError, match=r"settings \(schedule, every\) go with a rule's name, but got the rule GMP"):

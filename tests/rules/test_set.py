@@ -217,7 +217,7 @@ def test_nothing_is_left_of_the_gradient_when_nothing_is_exchanged(optimizer: st
 
 
 @pytest.mark.parametrize("steps", [3, 12])
-def test_a_plan_that_changes_while_it_listens(steps: int) -> None:
+def test_plan_changed_while_the_gradient_reaches_all_edges(steps: int) -> None:
     """After step 3 of 8 it listens for a change after step 4. With 3 steps in all there is none; with 12 there is."""
     model, wiring = wired(RigL(0.5, "constant", every=4, end=0.75))
     wiring.plan(8)
@@ -234,7 +234,7 @@ def test_a_plan_that_changes_while_it_listens(steps: int) -> None:
 
 
 @pytest.mark.parametrize("make", [OPTIMIZERS["sgd"], OPTIMIZERS["momentum"]])
-def test_grows_by_gradient_in_a_step_that_has_fewer_edges_too(make: object) -> None:
+def test_grows_by_gradient_when_the_budget_shrinks_in_the_same_step(make: object) -> None:
     """The schedule takes the weakest of 4 edges, −1, which had most momentum; the exchange 2, for that of −0.9."""
     rule = RigL(0.4, "constant", every=2, end=1.0, steps=9)
     model, wiring = wired(rule, k=None, density=wirings.LinearSchedule(0.5, 0.375, steps=1, begin=1))
@@ -249,7 +249,7 @@ def test_grows_by_gradient_in_a_step_that_has_fewer_edges_too(make: object) -> N
     assert not optimizer.state[weight].get("momentum_buffer", torch.zeros(2, 4))[weight == 0].any()
 
 
-def test_a_schedule_takes_the_weakest_and_brings_others() -> None:
+def test_schedule_removes_the_weakest_and_grows_others() -> None:
     _, wiring = wired(SET(0.0, steps=9), k=None, density=wirings.LinearSchedule(0.5, 0.25, steps=2))
     wiring.step()
     assert wiring.masks()["weight"].tolist() == [[True, False, False, False], [True, True, False, False]]
@@ -278,7 +278,7 @@ def test_layers_that_share_a_budget_keep_their_numbers() -> None:
     assert sum(report.swapped for report in reports) > 0
 
 
-def test_goes_on_the_same_when_it_was_saved_between_listening_and_changing() -> None:
+def test_resumes_identically_between_gradient_and_change() -> None:
     model, wiring = wired(RigL(0.5, every=3, steps=9, seed=1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     train(model, wiring, optimizer, 2)
@@ -293,7 +293,7 @@ def test_goes_on_the_same_when_it_was_saved_between_listening_and_changing() -> 
 
 
 @pytest.mark.parametrize("make", [torch.optim.Adagrad, torch.optim.Rprop, torch.optim.Adafactor])
-def test_an_optimizer_that_hides_the_gradient_is_refused_at_once(make: type) -> None:
+def test_optimizers_that_hide_the_gradient_are_rejected_at_once(make: type) -> None:
     model, wiring = wired(RigL(0.5, every=4, steps=9))
     says = rf"'rigl' grows edges by their gradient, .* {make.__name__} keeps for weight \(.*: use SGD, .* rule 'set'"
     with pytest.raises(WiringError, match=says):
@@ -319,7 +319,7 @@ class Divided(Signs):
 
 
 @pytest.mark.parametrize(("make", "step"), [(Signs, 2), (Divided, 1)])
-def test_so_are_optimizers_of_ones_own(make: type, step: int) -> None:
+def test_custom_optimizers_that_hide_the_gradient_are_rejected(make: type, step: int) -> None:
     model, wiring = wired(RigL(0.5, every=2, end=1.0, steps=9))
     optimizer = make(model.parameters(), {"lr": 1e-3})
     train(model, wiring, optimizer, step - 1)

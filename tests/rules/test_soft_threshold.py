@@ -46,7 +46,7 @@ def test_hallucinated_edges_get_a_part_of_the_gradient() -> None:
     assert wiring.layers[0].weight.grad.tolist() == [[1, 1], [0.25, 0.25]]
 
 
-def test_rescale_is_yes_or_no() -> None:
+def test_rescale_must_be_a_bool() -> None:
     with pytest.raises(WiringError, match="rescale must be true or false, not 'no'"):
         SoftThreshold(rescale="no")
 
@@ -69,12 +69,12 @@ def test_an_edge_comes_in_from_zero(shape: str) -> None:
     assert 0 < seen[2] < seen[3] < (0.011 if shape == "soft" else 0.7)
 
 
-def test_all_edges_are_as_they_are() -> None:
+def test_full_density_leaves_weights_unchanged() -> None:
     model, _ = wired(SoftThreshold(), k=4)
     torch.testing.assert_close(model.weight.detach(), WEIGHT)
 
 
-def test_edges_that_are_not_allowed_are_no_threshold() -> None:
+def test_disallowed_edges_do_not_set_the_threshold() -> None:
     allowed = torch.tensor([[True, True], [False, True]])
     model, wiring = wired(SoftThreshold("soft"), allowed={"weight": allowed})
     assert model.weight.tolist() == [[3.5, -2.5], [0, 0]]

@@ -85,7 +85,7 @@ def test_prunes_moves_and_grows(make: object) -> None:
     )
 
 
-def test_every_layer_keeps_its_number_if_nothing_is_shared_out() -> None:
+def test_layers_keep_their_numbers_without_redistribution() -> None:
     """Both lose 2 of their 4 edges and grow 2, whatever the momentum of the other is."""
     _, wiring = two_layers(SparseMomentum(prune_rate=1.0, every=2, steps=4, redistribute=False))
     optimizer = sgd(wiring)
@@ -99,7 +99,7 @@ def test_every_layer_keeps_its_number_if_nothing_is_shared_out() -> None:
     assert [int(layer.edges.k) for layer in wiring.layers] == [4, 4]
 
 
-def test_a_schedule_sets_every_layers_number_if_nothing_is_shared_out() -> None:
+def test_schedule_sets_the_numbers_without_redistribution() -> None:
     model = nn.ModuleList([nn.Linear(10, 7), nn.Linear(7, 3)])
     density = wirings.LinearSchedule(1.0, 0.3, steps=3)
     wiring = wirings.wire_(model, SparseMomentum(every=1, steps=8, redistribute=False), density=density)
@@ -109,7 +109,7 @@ def test_a_schedule_sets_every_layers_number_if_nothing_is_shared_out() -> None:
         assert [int(mask.sum()) for mask in wiring.masks().values()] == expected
 
 
-def test_multiply_adds_are_kept_if_nothing_is_shared_out() -> None:
+def test_multiply_adds_are_kept_without_redistribution() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, stride=4))
     budget = {"mult_adds": 0.5, "example_input": torch.randn(1, 3, 8, 8)}
     with pytest.raises(WiringError, match="sparse_momentum"):
@@ -231,7 +231,7 @@ def network(seed: int, density: object = 0.3) -> tuple[nn.Module, wirings.Wiring
 
 
 @pytest.mark.parametrize("density", [0.3, wirings.LinearSchedule(0.6, 0.2, steps=12)], ids=["constant", "schedule"])
-def test_saved_half_way_it_goes_on_the_same(density: object) -> None:
+def test_resumed_training_continues_identically(density: object) -> None:
     model, wiring, optimizer = network(0, density)
     train(model, wiring, optimizer, 0, 8)
     counts = [int(layer.edges.k) for layer in wiring.layers]
@@ -301,7 +301,7 @@ def test_options_change_something() -> None:
         assert not torch.equal(usual, result(**settings)), settings
 
 
-def test_what_has_no_room_grows_elsewhere_in_equal_parts() -> None:
+def test_surplus_grows_elsewhere_in_equal_parts() -> None:
     assert _grown(10, [7.0, 2.0, 1.0], [1, 20, 20]) == [1, 5, 4]  # 7, 2 and 1; 6 are over, 3 for each of the others
     assert _grown(10, [7.0, 2.0, 1.0], [1, 4, 20]) == [1, 4, 5]  # one of which takes 2 alone
     assert _grown(10, [7.0, 2.0, 1.0], [9, 9, 9]) == [7, 2, 1]
@@ -333,7 +333,7 @@ def test_the_optimizer() -> None:
     wiring.step(torch.optim.SGD(weights[:1], lr=0.1, momentum=0.9))
 
 
-def test_half_precision_and_numbers_that_are_none() -> None:
+def test_half_precision_and_non_finite_momentum() -> None:
     """Of edges whose running mean of squares is below float16's least number, and of a training that has diverged."""
     _, wiring = two_layers(SparseMomentum(every=1, steps=10))
     wiring.model.half()
@@ -366,7 +366,7 @@ def test_bad_settings(settings: dict[str, object], match: str) -> None:
         SparseMomentum(**settings)
 
 
-def test_a_broken_total_is_told() -> None:
+def test_detects_a_broken_total() -> None:
     _, wiring = two_layers(SparseMomentum(steps=10))
     wiring.layers[0].edges.k.fill_(5)
     with pytest.raises(WiringError, match=r"should have 8 real edges over all layers, but it has 9"):

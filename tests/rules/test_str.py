@@ -46,7 +46,7 @@ def test_real_edges_are_shrunk_by_the_threshold() -> None:
     assert layer.edges.threshold.grad.tolist() == pytest.approx([-0.4, 0.4])
 
 
-def test_a_threshold_that_has_risen_gives_edges_to_the_other_layer() -> None:
+def test_a_higher_threshold_gives_edges_to_the_other_layer() -> None:
     """In multiples of their thresholds: 4, 2, 1, 0.5 and 1.75, 1.5, 1, 0.75. The first threshold grows by 2.5."""
     model, wiring = wired()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -112,7 +112,7 @@ def test_the_gradient_is_that_of_the_rule_itself() -> None:
     assert learned.grad.sum().item() == pytest.approx(0.0, abs=1e-3 * abs(slope)), "a common scale is the budget's"
 
 
-def test_no_jump() -> None:
+def test_large_gradients_move_a_threshold_by_one_percent() -> None:
     """A gradient hundreds of times too large moves a threshold by 1 %, and that is all that comes of it."""
     for make in (torch.optim.SGD, torch.optim.AdamW):
         settings = {"momentum": 0.9} if make is torch.optim.SGD else {}
@@ -126,7 +126,7 @@ def test_no_jump() -> None:
         assert learned.tolist() == pytest.approx([0.02, -0.02], abs=1e-4)
 
 
-def test_thresholds_that_have_not_been_limited_yet_move_nothing() -> None:
+def test_unlimited_thresholds_move_no_edges() -> None:
     """A schedule changes the budget in steps between rankings, too."""
     model = nn.ModuleList([nn.Linear(40, 40, bias=False) for _ in "ab"])
     wiring = wirings.wire_(model, STR(every=10), density=wirings.LinearSchedule(0.5, 0.1, steps=100))

@@ -35,7 +35,7 @@ def test_which_edges_may_be_dropped(regular: bool, real: Tensor) -> None:
 
 
 @pytest.mark.parametrize(("rho", "there"), [(0.0, ALL), (1.0, TOGETHER)])
-def test_never_and_always(rho: float, there: Tensor) -> None:
+def test_probabilities_of_zero_and_one(rho: float, there: Tensor) -> None:
     model, _ = layer(TargetedDropout(rho=rho))
     for _ in range(20):
         assert torch.equal(model.weight, torch.where(there, W, 0.0))
@@ -53,7 +53,7 @@ def test_dropped_edges_get_no_gradient_and_spared_ones_do() -> None:
     assert 20 < spared < 60  # 40 of 80 are expected
 
 
-def test_gradients_are_clipped_by_the_norm_of_all_that_were_spared() -> None:
+def test_gradients_are_clipped_by_the_norm_over_spared_edges() -> None:
     model, wiring = layer(TargetedDropout(rho=0.0))
     model(torch.ones(1, 4)).sum().backward()
     assert wiring.clip_grad_norm_(1.0) == pytest.approx(8**0.5)
@@ -63,7 +63,7 @@ def test_gradients_are_clipped_by_the_norm_of_all_that_were_spared() -> None:
 @pytest.mark.parametrize(
     ("rho", "density", "dropped"), [(0.9, 0.5, 0.9), (0.99, 0.1, 0.99), ("gamma", 0.25, 0.75), ("gamma", 0.1, 0.9)]
 )
-def test_how_often(rho: float | str, density: float, dropped: float, dtype: torch.dtype) -> None:
+def test_drop_frequency(rho: float | str, density: float, dropped: float, dtype: torch.dtype) -> None:
     weight = torch.randn(400, 500).to(dtype)
     model, wiring = layer(TargetedDropout(rho=rho), weight, density=density)
     weak = ~wiring.masks()["weight"]

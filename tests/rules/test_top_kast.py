@@ -38,7 +38,7 @@ def test_a_superset_of_the_real_edges_gets_the_gradient(reach: float, k: int, re
 
 
 @pytest.mark.filterwarnings("ignore:share=.global. leaves no edges")
-def test_over_all_layers() -> None:
+def test_superset_over_all_layers() -> None:
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 1, bias=False))
     with torch.no_grad():
         model[0].weight.copy_(torch.tensor([[6.0, 5.0], [4.0, 1.0]]))
@@ -82,13 +82,13 @@ def test_recipes_shrink_real_edges_as_weight_decay_does(name: str) -> None:
     assert left[1] < 0.95, "long enough to tell"
 
 
-def test_exploration_takes_off_no_more_than_there_is() -> None:
+def test_exploration_never_changes_a_sign() -> None:
     _, wiring = wired(TopKAST(0.6, exploration=100.0))
     wiring.step(torch.optim.SGD([wiring.layers[0].weight], lr=0.1))
     assert wiring.layers[0].weight.tolist() == [[0, -1, 0, 2, 0]]
 
 
-def test_exploration_of_several_layers_is_that_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exploration_of_several_layers_equals_that_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chosen all at once, or one by one where weights are not alike: a layer of another precision among them."""
 
     def shrunk(*dtypes: torch.dtype) -> list[torch.Tensor]:

@@ -24,7 +24,7 @@ def linear(values: Tensor = FIRST) -> nn.Linear:
 
 
 @pytest.mark.parametrize("rule", ["lottery", "fine_tune"])
-def test_trained_weights_decide_and_first_ones_come_back(rule: str) -> None:
+def test_trained_weights_decide_and_initial_weights_are_restored(rule: str) -> None:
     layer = linear()
     initial = copy.deepcopy(layer.state_dict())
     with torch.no_grad():
@@ -104,7 +104,7 @@ def test_all_parameters_and_buffers_are_rewound() -> None:
     assert int(wirings.finalize_(model)[0].weight.count_nonzero()) == 32
 
 
-def test_a_state_of_the_wired_model_leaves_the_wiring_of_now() -> None:
+def test_state_of_a_wired_model_keeps_the_current_wiring() -> None:
     model = normed()
     first = wirings.wire_(model, "random", density=0.25)
     state = copy.deepcopy(model.state_dict())
@@ -127,7 +127,7 @@ def test_a_plain_model_is_rewound_too() -> None:
     assert all(torch.equal(value, initial[name]) for name, value in model.state_dict().items())
 
 
-def test_states_that_cannot_be() -> None:
+def test_rejects_states_of_other_models() -> None:
     model = normed()
     own = model.state_dict()
     initial = copy.deepcopy(own)
@@ -135,11 +135,11 @@ def test_states_that_cannot_be() -> None:
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(WiringError, match=r"own tensor, which has changed with it\. Copy .*deepcopy"):
         wirings.rewind_(model, own)
-    with pytest.raises(WiringError, match=r"0\.weight is missing \(1 missing, 0 too many\)"):
+    with pytest.raises(WiringError, match=r"0\.weight is missing \(1 missing, 0 unexpected\)"):
         wirings.rewind_(model, {name: value for name, value in initial.items() if name != "0.weight"})
-    with pytest.raises(WiringError, match=r"0\.weight is missing, model is of no use"):
+    with pytest.raises(WiringError, match=r"0\.weight is missing, model is unexpected"):
         wirings.rewind_(model, {"model": initial})
-    with pytest.raises(WiringError, match=r"3\.bias is \(2,\) in the model, but \(5,\) in the state"):
+    with pytest.raises(WiringError, match=r"3\.bias has shape \(2,\) in the model, but \(5,\) in the state"):
         wirings.rewind_(model, {**initial, "3.bias": torch.zeros(5)})
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items()), "nothing was changed"
 

@@ -210,7 +210,7 @@ def test_a_wrong_guess(tiny: pytest.MonkeyPatch) -> None:
 
 
 @interpreted
-def test_too_many_edges_asked_for(tiny: pytest.MonkeyPatch) -> None:
+def test_rejects_too_many_edges(tiny: pytest.MonkeyPatch) -> None:
     for n, guess_from in ((60, 10**9), (600, 10**9), (600, 257)):
         tiny.setattr(select, "_GUESS_FROM", guess_from)
         weight, allowed = make("normal", (n,), torch.float32), torch.arange(n) % 3 == 0

@@ -1,7 +1,8 @@
 """A model that is sharded over processes (FSDP2) has the wiring that it has in one process, after every step.
 
 Both processes see the same batches here, so that the mean of their gradients is what one process computes, to the last
-bit; `test_other_data_on_each` has different ones. Processes are started once for all cases, since that takes longest.
+bit; `test_processes_with_different_data` has different ones. Processes are started once for all cases, since that takes
+longest.
 """
 
 import os
@@ -140,7 +141,7 @@ def sharded_runs(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str
 
 
 @pytest.mark.parametrize("case", CASES, ids=["-".join(case) for case in CASES])
-def test_the_wiring_is_that_of_one_process(case: tuple[str, str, str, str], sharded_runs: list[Any]) -> None:
+def test_wiring_equals_that_of_one_process(case: tuple[str, str, str, str], sharded_runs: list[Any]) -> None:
     alone = trained(*wired(*case[:2]))
     for run in (runs[CASES.index(case)] for runs in sharded_runs):
         assert len(run["history"]) == STEPS
@@ -173,7 +174,7 @@ def train_on_own_data(rank: int, folder: str) -> None:
     leave()
 
 
-def test_other_data_on_each(tmp_path: Path) -> None:
+def test_processes_with_different_data(tmp_path: Path) -> None:
     mp.spawn(train_on_own_data, (str(tmp_path),), nprocs=2)
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     model, wiring = wired("dnw", "global")
@@ -184,7 +185,7 @@ def test_other_data_on_each(tmp_path: Path) -> None:
         assert all(torch.equal(ours[name], one[name]) for name in one)
 
 
-def test_the_example_goes_on_with_another_number_of_processes(tmp_path: Path) -> None:
+def test_example_resumes_with_another_number_of_processes(tmp_path: Path) -> None:
     def run(processes: int, steps: int) -> str:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
         command += [str(Path(__file__).parents[2] / "examples" / "sharded.py"), "--steps", str(steps)]

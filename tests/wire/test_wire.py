@@ -337,7 +337,7 @@ def test_finalizing_before_a_schedule_has_ended(share: str, relative: bool) -> N
 
 
 @pytest.mark.filterwarnings("ignore:share=.global. leaves no edges")
-def test_a_global_budget_is_ranked_anew_after_optimizers_that_leave_no_trace() -> None:
+def test_global_budget_sees_changes_that_no_version_counts() -> None:
     class Holder(nn.Module):  # it has parts, and is never called itself
         def __init__(self) -> None:
             super().__init__()
@@ -585,7 +585,7 @@ def test_resuming_keeps_what_a_rule_remembers() -> None:
     assert torch.equal(other.weight, model.weight)
 
 
-def test_a_handle_says_when_its_model_is_no_longer_wired() -> None:
+def test_handle_rejects_a_model_that_is_no_longer_wired() -> None:
     model = mlp()
     wiring = wire_(model, density=0.2)
     finalize_(model)
@@ -657,7 +657,7 @@ def test_a_schedule_needs_no_recompilation(rule: str, share: str) -> None:
     assert abs(sum(report.edges for report in wiring.look()) - 0.2 * total) < 3
 
 
-def test_the_order_of_keys_is_the_plain_model_s() -> None:
+def test_state_dict_keeps_the_order_of_keys() -> None:
     for kind in ("conv2d", "lstm", "encoder", "attention of other widths"):
         model = MODELS[kind][0]()
         keys = list(model.state_dict())

@@ -1,10 +1,10 @@
-"""Whole numbers of edges whose costs add up to a given sum, where an edge costs more in one layer than in another.
+"""Sharing out whole numbers: in proportion to shares (`share_out`), or so that their costs add up to a sum (`spend`).
 
-An edge of a layer costs a multiply-add for every pixel that it carries, so a sum is met by edges of different price.
-Shares say how many edges each layer should have. What is found is as near to them as it can be: first the real numbers
-that keep the proportions and spend the sum, then whole numbers around these whose cost is exactly the sum. Layers of
-one price are taken together, and looked at ever farther from their shares, all by the same fraction, until the sum
-comes out. Where no numbers of edges cost it, it is the largest sum below.
+An edge costs one multiply-add for every pixel that it carries, so a budget of multiply-adds (``mult_adds=``) is met by
+edges of different prices. Shares say how many edges each layer should have. `spend` stays as close to them as possible:
+first it finds real numbers that keep the proportions and cost the sum, then whole numbers around these whose cost is
+exactly the sum. Layers with the same price are treated together. The search moves away from the shares, in all layers
+by the same fraction, until the sum is met. If no numbers of edges cost exactly the sum, the largest sum below is met.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from functools import lru_cache
 import numpy as np
 
 REACH = 1 << 22
-"""Sums that are looked at, in multiples of what divides all prices: so far edges are moved from their shares at most.
+"""How far the search goes: the largest sum, in units of the greatest common divisor of all prices, that edges are moved
+by.
 
-Where the edges of no price cost more than its part of that, every combination is looked at.
+If the edges of every price cost less than its part of that, every combination is considered.
 """
 CLOSEST = 2.0**-16
-"""The first fraction of its share that a price's number is moved by; then twice that, and so on."""
+"""The first fraction of its share by which the number of a price is moved; it doubles from there."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class _Price:
     cost: int
     layers: tuple[int, ...]
     wanted: float
-    """Edges in all of them."""
+    """The number of edges in all of them, by their shares."""
     most: int
 
     @property
@@ -40,18 +41,24 @@ class _Price:
         return len(self.layers)
 
     def within(self, fraction: float, reach: int) -> tuple[int, int]:
-        """The lowest and the highest number that is at most a fraction of what is wanted away from it, or ``reach``."""
+        """The lowest and highest number that differ from what is wanted by at most a fraction of it or ``reach``."""
         window = max(math.ceil(min(fraction * self.wanted, reach // self.cost + 1)), 1)
         middle = math.floor(self.wanted + 1e-9)
         return max(middle - window + 1, self.least), min(middle + window, self.most)
 
 
 def spend(total: int, shares: Sequence[float], most: Sequence[int], costs: Sequence[int]) -> list[int]:
-    """Numbers of edges, from 1 to ``most`` each, in proportion to ``shares``, that cost ``total`` or little less.
+    """Numbers of edges in proportion to ``shares`` that cost ``total``, or slightly less.
 
-    ``total`` must lie between the cost of one edge in every layer and that of all edges. It is met where whole numbers
-    near the shares meet it, else what is left of it is less than the cost of the cheapest edge that could still be
-    added.
+    ``total`` must be between the cost of one edge in every layer and that of all edges. It is met exactly if whole
+    numbers near the shares meet it; otherwise the remainder is less than the cost of the cheapest edge that could still
+    be added.
+
+    Args:
+        total: the cost of all edges.
+        shares: the shares of the layers, in any unit.
+        most: the largest number of edges of each layer; the smallest is 1.
+        costs: the cost of one edge of each layer.
 
     >>> spend(100, [10, 10, 10], [30, 30, 30], [16, 4, 1])
     [5, 4, 4]
@@ -63,7 +70,7 @@ def spend(total: int, shares: Sequence[float], most: Sequence[int], costs: Seque
     return list(_spend(total, tuple(shares), tuple(most), tuple(costs)))
 
 
-@lru_cache(maxsize=64)  # schedules ask for the same again after every step
+@lru_cache(maxsize=64)  # schedules ask for the same numbers after every step
 def _spend(total: int, shares: tuple[float, ...], most: tuple[int, ...], costs: tuple[int, ...]) -> tuple[int, ...]:
     unit = math.gcd(*costs)
     total //= unit
@@ -73,7 +80,8 @@ def _spend(total: int, shares: tuple[float, ...], most: tuple[int, ...], costs: 
     for cost in set(costs):
         layers = tuple(i for i, c in enumerate(costs) if c == cost)
         prices.append(_Price(cost, layers, sum(wanted[i] for i in layers), sum(most[i] for i in layers)))
-    prices.sort(key=lambda price: (-price.wanted, -price.cost))  # the last has the first choice: few edges mind most
+    # The last in the list choose first: small groups, which tolerate the least deviation.
+    prices.sort(key=lambda price: (-price.wanted, -price.cost))
     counts = [0] * len(costs)
     for price, edges in zip(prices, _nearest(total, prices), strict=True):
         here = [most[i] for i in price.layers]
@@ -84,7 +92,7 @@ def _spend(total: int, shares: tuple[float, ...], most: tuple[int, ...], costs: 
 
 
 def _nearest(total: int, prices: Sequence[_Price]) -> list[int]:
-    """For every price a number of edges; together they cost ``total``, or as little less as can be."""
+    """A number of edges for every price, that together cost ``total`` or as little less as possible."""
     reach = max(REACH // len(prices), *(price.cost for price in prices))
     widest = [price.within(math.inf, reach) for price in prices]
     windows, fraction = [price.within(0.0, reach) for price in prices], CLOSEST
@@ -99,18 +107,18 @@ def _nearest(total: int, prices: Sequence[_Price]) -> list[int]:
 
 
 def _within(total: int, windows: Sequence[tuple[int, int]], prices: Sequence[_Price]) -> tuple[list[int], int]:
-    """The costliest numbers up to ``total`` within windows, near to what is wanted; and what is left of ``total``.
+    """The numbers within the windows that cost the most up to ``total``, near what is wanted; and the remainder.
 
-    Which sums can be reached is one long integer, a bit for every sum: a price's edges shift it.
+    The reachable sums are the bits of one long integer, one bit for every sum; the edges of a price shift it.
     """
     counts = [low for low, _ in windows]
-    while (spare := total - _cost(counts, prices)) < 0:  # only where rounding has gone wrong: take a way back
+    while (spare := total - _cost(counts, prices)) < 0:  # only if rounding went wrong: step back
         counts = [max(count - 1, price.least) for count, price in zip(counts, prices, strict=True)]
     upto = (1 << (spare + 1)) - 1
     reached = [1]
     for low, (_, high), price in zip(counts, windows, prices, strict=True):
         sums, more = reached[-1], 0
-        while more < high - low:  # any number up to this, then up to twice that and one
+        while more < high - low:  # covers any number up to `more`, then up to twice that plus one
             step = min(more + 1, high - low - more)
             sums |= (sums << (step * price.cost)) & upto
             more += step
@@ -134,7 +142,7 @@ def _cost(counts: Sequence[int], prices: Sequence[_Price]) -> int:
 
 
 def _in_proportion(total: int, shares: Sequence[float], most: Sequence[int], costs: Sequence[int]) -> list[float]:
-    """Real numbers between 1 and ``most`` that go with ``shares`` and cost ``total``: found by halving an interval."""
+    """Real numbers from 1 to ``most``, proportional to ``shares``, that cost ``total``; found by bisection."""
     least = [max(share, 1e-12) for share in shares]
 
     def numbers(scale: float) -> list[float]:

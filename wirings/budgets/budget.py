@@ -1,22 +1,21 @@
-"""Budgets: how many edges, how they are shared out over layers, and how that changes over training.
+"""Budgets: how many edges there are, how they are shared out over layers, and how that changes over training.
 
-A budget is a density (a float: the fraction of allowed edges that is real), a number of edges k (an int), a mapping
-from layer patterns to either, or what the whole network comes to: its parameters, or its multiply-adds for an example.
-It is shared out
+A budget is a density (a float, the fraction of allowed edges that is real), a number of edges k (an int), a mapping
+from layer patterns to either, or a property of the whole network: its parameters, or its multiply-adds for an example
+input. It is shared out in one of three ways:
 
-- ``uniform``: the same density everywhere;
-- ``erk``: the Erdős–Rényi kernel rule: a layer's density goes with (sum of its dimensions) / (product of them), so
-  that small layers stay denser; no layer above 1;
-- ``global``: one number for all, and the edges of all layers are ranked together.
+- ``uniform``: the same density in every layer;
+- ``erk``: the Erdős–Rényi kernel rule (`_erk`): a layer's density is proportional to the sum of its dimensions divided
+  by their product, so that small layers stay denser; at most 1;
+- ``global``: one number for all layers, whose edges are ranked together.
 
-Multiply-adds are counted by `wirings.budgets.edge_costs`, and spent by `wirings.budgets.apportion`.
+Multiply-adds are counted by `wirings.budgets.edge_costs` and shared out by `wirings.budgets.apportion`.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import math
-import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -31,9 +30,9 @@ from wirings.budgets.schedules import (
     at,
     check_density,
     floor_of,
-    is_whole,
 )
 from wirings.errors import WiringError, unknown
+from wirings.utils.checks import is_int, is_number
 
 __all__ = [
     "Amount",
@@ -41,30 +40,30 @@ __all__ = [
     "ConstantSchedule",
     "CubicSchedule",
     "Density",
+    "LayerSize",
     "LinearSchedule",
     "Ramp",
     "Schedule",
-    "Size",
     "check_density",
     "matches",
 ]
 
 SHARES = ("uniform", "erk", "global")
 WHOLE = {"params": "parameters", "mult_adds": "multiply-adds"}
-"""What a budget may be given for the whole network, and what that is called."""
+"""The budgets of the whole network, and what they count."""
 Amount = int | Density
 
 
 @dataclass(frozen=True)
-class Size:
-    """What a budget needs to know of a layer: its name, its weight's shape, how many edges are allowed."""
+class LayerSize:
+    """What a budget needs to know about a layer: its name, the shape of its weight, its number of allowed edges."""
 
     names: tuple[str, ...]
-    """All names of the weight: more than one if it is tied."""
+    """All names of the weight; several if it is tied."""
     shape: tuple[int, ...]
     allowed: int
     cost: int = 1
-    """Multiply-adds of one edge, where they were counted."""
+    """The multiply-adds of one edge, if they were counted."""
 
     @property
     def name(self) -> str:
@@ -73,29 +72,29 @@ class Size:
 
 @dataclass(frozen=True)
 class Budget:
-    """A number of edges, shared out over layers. Exactly one of density, k, mapping, params and mult_adds."""
+    """A number of edges, shared out over layers. Exactly one of density, k, mapping, params and mult_adds is given."""
 
     density: Density | None = None
     k: int | None = None
     mapping: Mapping[str, Amount] | None = None
     share: str = "uniform"
     params: float | None = None
-    """Of the whole network: a number, or as a float up to 1.0 a share of what it has with all edges."""
+    """The parameters of the whole network: an integer, or a float up to 1.0, a fraction of those with all edges."""
     mult_adds: float | None = None
-    """The same in multiply-adds."""
+    """The multiply-adds of the whole network, in the same two ways."""
     ramp: Ramp | None = None
-    """How the numbers come to what the budget says."""
+    """How the numbers come down to the budget over training."""
     spent: int | None = None
-    """Multiply-adds that the edges may cost; `of_network` finds it."""
+    """The multiply-adds that the edges may cost, as computed by `of_network`."""
 
     def __post_init__(self) -> None:
         given = {"density": self.density, "k": self.k, "budget": self.mapping}
         given |= {"params": self.params, "mult_adds": self.mult_adds}
-        came = " and ".join(name for name, value in given.items() if value is not None) or "none"
-        if came not in given and (came != "none" or self.spent is None):
+        got = " and ".join(name for name, value in given.items() if value is not None) or "none"
+        if got not in given and (got != "none" or self.spent is None):
             raise WiringError(
-                "a budget is one of density=, k= or budget= (a mapping from layer patterns), or for the whole network "
-                f"params= or mult_adds=, but {came} came."
+                "a budget is exactly one of density=, k= or budget= (a mapping from layer patterns), or for the whole "
+                f"network params= or mult_adds=; got {got}."
             )
         if self.share not in SHARES:
             raise unknown("share", str(self.share), SHARES)
@@ -103,43 +102,41 @@ class Budget:
             self._check_mapping(self.mapping)
         elif self.density is not None:
             if not isinstance(self.density, (Schedule, ConstantSchedule)):
-                check_density(self.density, "density", " For a number of edges use k.")
+                check_density(self.density, "density", " Use k for a number of edges.")
         elif self.k is not None:
-            if not is_whole(self.k) or self.k < 1:
+            if not is_int(self.k) or self.k < 1:
                 raise WiringError(
-                    f"k must be a whole number of edges, at least 1, not {self.k!r}. A fraction is density=…."
+                    f"k must be a whole number of edges, at least 1, not {self.k!r}. Use density= for a fraction."
                 )
         elif self.spent is None:
-            _check_whole_network(came, given[came])
+            _check_whole_network(got, given[got])
         if self.ramp is not None and self._schedules():
-            raise WiringError("the rule has a schedule of its own (schedule=…), and so has the budget; drop either.")
+            raise WiringError("both the rule (schedule=…) and the budget have a schedule; drop one of them.")
 
     def _check_mapping(self, mapping: object) -> None:
         if not isinstance(mapping, Mapping):
             raise WiringError(
-                f"budget= is a mapping from layer patterns to densities or numbers of edges, not {mapping!r}; for one "
-                "number for all layers use density= or k=."
+                f"budget= expects a mapping from layer patterns to densities or numbers of edges, got {mapping!r}; for "
+                "one number for all layers use density= or k=."
             )
         if self.share != "uniform":
             raise WiringError(
-                f"a budget by layer patterns says itself how edges are shared out; drop share={self.share!r}, "
-                "or give one density= or k= for all layers."
+                f"budget= already determines how edges are shared out; drop share={self.share!r}, or use one density= "
+                "or k= for all layers."
             )
         if not mapping:
-            raise WiringError("budget= is an empty mapping; give at least one layer pattern with a density or k.")
+            raise WiringError("budget= is an empty mapping; it needs at least one layer pattern with a density or k.")
         for pattern, amount in mapping.items():
             where = f"budget[{pattern!r}]"
             if not isinstance(pattern, str):
-                raise WiringError(f"{where}: a pattern is a string; write {str(pattern)!r}.")
+                raise WiringError(f"{where}: a pattern must be a string; write {str(pattern)!r}.")
             if isinstance(amount, (Schedule, ConstantSchedule)):
                 continue
-            if is_whole(amount):
+            if is_int(amount):
                 if amount < 1:
-                    raise WiringError(
-                        f"{where} must be at least 1 edge, but it is {amount}; leave the layer out instead."
-                    )
+                    raise WiringError(f"{where} must be at least 1 edge, not {amount}; leave the layer out instead.")
             else:
-                check_density(amount, where, " A number of edges is an int.")
+                check_density(amount, where, " Use an int for a number of edges.")
 
     def _schedules(self) -> list[Schedule]:
         amounts = self.mapping.values() if self.mapping is not None else [self.density]
@@ -152,14 +149,14 @@ class Budget:
 
     @property
     def ranks_layers(self) -> bool:
-        """Whether each layer's number comes from one ranking of all edges, made now and then: see `Wiring`.
+        """Whether each layer's number comes from a ranking of all edges that is made every so many steps.
 
-        One number of edges for all needs no such numbers; the layers share it and rank their edges in every pass.
+        A global number of edges does not need that: layers share it, and are ranked together in every pass.
         """
         return self.spent is not None and self.share == "global"
 
     def planned(self, steps: int) -> Budget:
-        """The same for a training of ``steps`` optimizer steps: schedules in fractions of it become steps."""
+        """The budget for a training of ``steps`` optimizer steps: fractions of training become steps."""
 
         def plan(amount: Amount) -> Amount:
             return amount.planned(steps) if isinstance(amount, Schedule) else amount
@@ -171,10 +168,14 @@ class Budget:
             ramp=None if self.ramp is None else self.ramp.planned(steps),
         )
 
-    def of_network(self, sizes: Sequence[Size], rest: int) -> Budget:
-        """With ``params`` or ``mult_adds``: what is left of them for edges, since the rest of the network has ``rest``.
+    def of_network(self, sizes: Sequence[LayerSize], rest: int) -> Budget:
+        """Turn ``params`` or ``mult_adds`` of the whole network into a budget of edges.
 
-        Raises where no wiring of these layers comes to that number; it names the nearest that one does.
+        Raises if no wiring of these layers meets the number, and names the nearest one that can be met.
+
+        Args:
+            sizes: the layers to wire.
+            rest: the parameters or multiply-adds of the rest of the network.
         """
         name = next((name for name in WHOLE if getattr(self, name) is not None), None)
         if name is None:
@@ -188,23 +189,26 @@ class Budget:
             asked = f"{given:g} of {most:,}, {number:,} {WHOLE[name]}," if _is_share(given) else f"{number:,}"
             raise WiringError(
                 f"{name} = {asked} cannot be met: with one edge in each of the {len(sizes)} wired layers the network "
-                f"has {least:,} {WHOLE[name]}, with all edges {most:,} (of these, {rest:,} are not of wired layers). "
+                f"has {least:,} {WHOLE[name]}, with all edges {most:,} ({rest:,} of them outside wired layers). "
                 f"The nearest that can be met is {least if number < least else most:,}."
-                + (" Fewer need more wired layers: skip less, if any are skipped." if number < least else "")
+                + (" For fewer, wire more layers: skip fewer, if any are skipped." if number < least else "")
             )
         if name == "params":
             return replace(self, params=None, k=number - rest)
         return replace(self, mult_adds=None, spent=number - rest)
 
     def amount_for(self, names: Sequence[str]) -> Amount | None:
-        """With a mapping: what the first pattern that matches one of a weight's names says, or None."""
+        """With a mapping: the amount of the first pattern that matches one of a weight's names, or None."""
         assert self.mapping is not None
         return next((a for p, a in self.mapping.items() if any(matches(name, p) for name in names)), None)
 
-    def counts(self, sizes: Sequence[Size], step: int = 0, ranked: Sequence[int] | None = None) -> list[int]:
-        """How many edges each layer has after ``step`` steps; one number for all of them if shared globally.
+    def counts(self, sizes: Sequence[LayerSize], step: int = 0, ranked: Sequence[int] | None = None) -> list[int]:
+        """The number of edges of each layer after ``step`` steps; one number for all of them if shared globally.
 
-        ``ranked``: for a budget that `ranks_layers`, how many edges each layer has in the ranking of all.
+        Args:
+            sizes: the wired layers.
+            step: the number of optimizer steps.
+            ranked: for a budget that `ranks_layers`, the number of edges of each layer in the ranking of all.
         """
         counts = self._counts(sizes, step, ranked)
         if self.ramp is None:
@@ -214,8 +218,8 @@ class Budget:
             allowed = [sum(allowed)]
         return [self.ramp.count(k, n, step) for k, n in zip(counts, allowed, strict=True)]
 
-    def _counts(self, sizes: Sequence[Size], step: int, ranked: Sequence[int] | None) -> list[int]:
-        """The budget itself, whatever leads to it."""
+    def _counts(self, sizes: Sequence[LayerSize], step: int, ranked: Sequence[int] | None) -> list[int]:
+        """The numbers without the ramp."""
         total, allowed = sum(size.allowed for size in sizes), [size.allowed for size in sizes]
         if self.mapping is not None:
             amounts = [self.amount_for(size.names) for size in sizes]
@@ -231,12 +235,12 @@ class Budget:
                 names = (
                     sizes[0].name if len(sizes) == 1 else f"the {len(sizes)} layers {sizes[0].name} … {sizes[-1].name}"
                 )
-                raise WiringError(f"k = {self.k} edges were asked for, but {names} allow only {total}; lower k.")
+                raise WiringError(f"k = {self.k} edges were requested, but {names} allow only {total}; lower k.")
             if self.k < len(sizes) and self.share != "global":
                 raise WiringError(
-                    f"k = {self.k} edges cannot be shared out over {len(sizes)} wired layers: one without any would "
-                    f"cut the network. The nearest that can be met is {len(sizes)}. Raise k, or wire fewer layers "
-                    "(skip more)."
+                    f"k = {self.k} edges cannot be shared out over {len(sizes)} wired layers: a layer without edges "
+                    f"would cut the network. The nearest that can be met is {len(sizes)}. Raise k, or wire fewer "
+                    "layers (skip more)."
                 )
             edges = int(self.k)
         else:
@@ -246,13 +250,13 @@ class Budget:
             edges = floor_of(at(self.density, step), total)
         if self.share == "global":
             return [edges]
-        edges = max(edges, len(sizes))  # a layer without any would cut the network
+        edges = max(edges, len(sizes))  # a layer without edges would cut the network
         wanted = [edges / total * n for n in allowed] if self.share == "uniform" else _erk(sizes, edges)
         return round_to_total(wanted, allowed, edges)
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether ``pattern`` names a weight, or a module that contains it.
+    """Whether a pattern names a weight or a module that contains it.
 
     ``name`` is the weight's full name, such as ``layer1.0.conv1.weight``. A pattern may have ``*``, ``?`` and ``[…]``.
 
@@ -264,31 +268,30 @@ def matches(name: str, pattern: str) -> bool:
 
 
 def _is_share(amount: float) -> bool:
-    return not is_whole(amount) and amount <= 1
+    return not is_int(amount) and amount <= 1
 
 
 def _check_whole_network(name: str, amount: object) -> None:
-    number = isinstance(amount, numbers.Real) and not isinstance(amount, bool)  # NumPy's are such, too
-    if not number or not amount > 0 or not (_is_share(amount) or float(amount).is_integer()):  # type: ignore
+    if not is_number(amount) or not amount > 0 or not (_is_share(amount) or float(amount).is_integer()):
         raise WiringError(
-            f"{name} must be a whole number of {WHOLE[name]} of the whole network, or a share of those that it has "
-            f"with all edges, a float from 0.0 to 1.0; it is {amount!r}."
+            f"{name} must be a whole number of {WHOLE[name]} of the whole network, or a fraction of those with all "
+            f"edges, a float from 0.0 to 1.0, not {amount!r}."
         )
 
 
-def _count(amount: Amount, size: Size, step: int) -> int:
-    if not is_whole(amount):
+def _count(amount: Amount, size: LayerSize, step: int) -> int:
+    if not is_int(amount):
         return floor_of(at(amount, step), size.allowed)
-    if amount > size.allowed:  # type: ignore[operator]
+    if amount > size.allowed:
         raise WiringError(
-            f"k = {amount} edges were asked for in {size.name}, but its weight of shape {size.shape} allows only "
+            f"k = {amount} edges were requested in {size.name}, but its weight of shape {size.shape} allows only "
             f"{size.allowed}; lower k for this layer."
         )
-    return int(amount)  # type: ignore[arg-type]
+    return int(amount)
 
 
-def _erk(sizes: Sequence[Size], edges: int) -> list[float]:
-    """Shares that go with sum(shape) / prod(shape); layers that would be more than full are full."""
+def _erk(sizes: Sequence[LayerSize], edges: int) -> list[float]:
+    """Numbers of edges by the Erdős–Rényi kernel rule; layers that would be more than full are full."""
     raw = [share / size.allowed for share, size in zip(_erk_shares(sizes), sizes, strict=True)]
     full: set[int] = set()
     while True:
@@ -302,6 +305,6 @@ def _erk(sizes: Sequence[Size], edges: int) -> list[float]:
         full.update(over)
 
 
-def _erk_shares(sizes: Sequence[Size]) -> list[float]:
-    """The edges of each layer in proportion to the others', where none is full."""
+def _erk_shares(sizes: Sequence[LayerSize]) -> list[float]:
+    """Edges of each layer in proportion to sum(shape) / prod(shape) × allowed, ignoring that a layer may be full."""
     return [sum(size.shape) / math.prod(size.shape) * size.allowed for size in sizes]

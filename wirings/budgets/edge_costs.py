@@ -1,8 +1,8 @@
-"""What an edge costs: the multiply-adds that a weight of each layer takes part in when the model is called.
+"""What an edge costs: how many multiply-adds it takes part in when the model is called once.
 
-An edge of a convolution is multiplied once for every pixel of the map that it leads to, one of a linear layer once for
-every row that comes in, one of a recurrent layer once for every step. `wirings.profile` counts the same way, and much
-more; here it is only what a budget of multiply-adds needs before a model is wired.
+An edge of a convolution is multiplied once for every pixel of its output map, one of a linear layer once for every
+input row, one of a recurrent layer once for every time step. `wirings.profile` counts in the same way, and much more;
+this is only what a budget of multiply-adds needs before a model is wired.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class WeightToWire(Protocol):
 
 
 def costs(model: nn.Module, targets: Sequence[WeightToWire], example_input: Any) -> tuple[list[int], int]:
-    """The multiply-adds of one edge of each target, and those of everything else in the model.
+    """Count the multiply-adds of one edge of each target, and those of everything else in the model.
 
-    The model is run once on ``example_input``, in evaluation, and left as it was.
+    The model runs once on ``example_input``, in evaluation mode, and is left unchanged.
     """
-    times: dict[int, dict[int, float]] = {}  # for every weight, the parts of its rows that are multiplied so often
+    times: dict[int, dict[int, float]] = {}  # for every weight: how often, and which fraction of its rows
     numel: dict[int, int] = {}
     found, rest = _uses(model, _arguments(model, example_input))
     for use in found:
@@ -55,19 +55,19 @@ def _cost(target: WeightToWire, parts: dict[int, float]) -> int:
     module = target.places[0][1]
     if getattr(module, "wired_weights", None):
         raise WiringError(
-            f"{target.name} is a neural graph, whose edges carry maps of different sizes; give it a number of edges, "
-            "k= or params=, or skip it."
+            f"{target.name} belongs to a neural graph, whose edges carry maps of different sizes; use a number of "
+            "edges, k= or params=, or skip it."
         )
     if not parts:
         raise WiringError(
-            f"{target.name} multiplies nothing that could be seen when the model was called with example_input, so its "
-            f"edges have no cost; skip=[{target.name!r}], or give k= or params=."
+            f"{target.name} was not used when the model was called with example_input, so its edges have no cost; use "
+            f"skip=[{target.name!r}], or k= or params=."
         )
     whole = sum(often * round(part) for often, part in parts.items() if math.isclose(part, round(part)))
     if not all(math.isclose(part, round(part)) for part in parts.values()):
         raise WiringError(
             f"the rows of {target.name} are not all multiplied equally often (queries and keys of different lengths), "
-            f"so its edges have no one cost; skip=[{target.name!r}], or give k= or params=."
+            f"so its edges have no single cost; use skip=[{target.name!r}], or k= or params=."
         )
     return whole
 
@@ -83,11 +83,11 @@ def _arguments(model: nn.Module, example_input: Any) -> tuple[Any, ...]:
     if isinstance(given, (tuple, list)) and given and all(type(n) is int and n > 0 for n in given):
         first = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
         return (torch.zeros(1, *given, device=first.device, dtype=first.dtype),)
-    return given if type(given) is tuple else (given,)  # a packed sequence is a tuple, too
+    return given if type(given) is tuple else (given,)  # a packed sequence is a tuple as well
 
 
 def _uses(model: nn.Module, arguments: tuple[Any, ...]) -> tuple[list[Use], int]:
-    """Run the model once: every use of a weight by a layer, and the multiply-adds that no weight is part of."""
+    """Run the model once: every use of a weight by a layer, and the multiply-adds that involve no weight."""
     found: list[Use] = []
     rest = 0
 
@@ -97,7 +97,7 @@ def _uses(model: nn.Module, arguments: tuple[Any, ...]) -> tuple[list[Use], int]
         found.extend(uses(module, call))
         rest += extra(module, call)
 
-    # The projection inside of attention is counted there.
+    # The projection inside attention is counted with it.
     inside = {id(m.out_proj) for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
     watched = [m for m in model.modules() if multiplies(m) and id(m) not in inside]
     hooks = [module.register_forward_hook(hook, with_kwargs=True) for module in watched]
@@ -107,10 +107,10 @@ def _uses(model: nn.Module, arguments: tuple[Any, ...]) -> tuple[list[Use], int]
     except WiringError:
         raise
     except Exception as error:
-        came = ", ".join(str(shape) for shape in shapes(arguments)) or "no tensor"
+        got = ", ".join(str(shape) for shape in shapes(arguments)) or "no tensor"
         raise WiringError(
-            f"{type(model).__name__} does not run on example_input, of shape {came}: {error} Give a tensor or a tuple "
-            "of arguments as it is called with, or the shape of one example without the batch."
+            f"{type(model).__name__} does not run on example_input of shape {got}: {error} Pass a tensor or a tuple of "
+            "arguments as it is called with, or the shape of one example without the batch."
         ) from error
     finally:
         for one in hooks:

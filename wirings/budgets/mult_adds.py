@@ -1,4 +1,4 @@
-"""What a call of each kind of layer multiplies: which of its weights, and how often; how a model is run to see it."""
+"""Which weights a call of each kind of layer multiplies by, and how often; and how a model is run to observe that."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from wirings.utils.layers import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS, is_trans
 
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm, nn.CrossMapLRN2d)
 FREE = (*_NORMS, nn.Embedding, nn.EmbeddingBag, nn.PReLU)
-"""Layers whose parameters multiply nothing that is counted: norms, activations, tables."""
+"""Layers whose parameters take part in no counted multiplication: norms, activations, embeddings."""
 
 
 class Call(NamedTuple):
-    """One call of a module, as it was seen: the shapes of its tensors."""
+    """One observed call of a module: the shapes of its tensors."""
 
     inputs: tuple[tuple[int, ...], ...]
     outputs: tuple[tuple[int, ...], ...]
     evaluations: int = 1
-    """Of a continuous graph."""
+    """The number of function evaluations, in a continuous graph."""
 
 
 class Use(NamedTuple):
-    """A weight of a layer, and how often a call multiplies by each of its entries."""
+    """A weight of a layer, and how many times a call multiplies by each of its entries."""
 
     holder: nn.Module
     attribute: str
     times: int
     rows: slice = slice(None)
-    """Only these of its rows."""
+    """The rows that are multiplied by."""
 
 
 def is_norm(module: nn.Module) -> bool:
@@ -64,7 +64,7 @@ def uses(module: nn.Module, call: Call) -> list[Use]:
 
 
 def extra(module: nn.Module, call: Call) -> int:
-    """Multiply-adds of a call that no weight is part of: of attention, queries by keys and weights by values."""
+    """Multiply-adds of a call that involve no weight: in attention, queries by keys and scores by values."""
     if not isinstance(module, nn.MultiheadAttention):
         return 0
     batch, queries, keys = _lengths(module, call)
@@ -72,7 +72,7 @@ def extra(module: nn.Module, call: Call) -> int:
 
 
 def _lengths(module: nn.MultiheadAttention, call: Call) -> tuple[int, int, int]:
-    """Batch, queries and keys of a call."""
+    """The batch size and the numbers of queries and keys of a call."""
     query, key = call.inputs[0], call.inputs[1] if len(call.inputs) > 1 else call.inputs[0]
     if len(query) == 2:
         return 1, query[0], key[0]
@@ -96,7 +96,7 @@ def _attention(module: nn.MultiheadAttention, call: Call) -> list[Use]:
 
 def shapes(values: Any) -> tuple[tuple[int, ...], ...]:
     """The shapes of the tensors among a call's arguments or results, in order."""
-    if isinstance(values, PackedSequence):  # one row for every step of every sequence
+    if isinstance(values, PackedSequence):  # one row for every time step of every sequence
         return (tuple(values.data.shape),)
     if isinstance(values, Tensor):
         return (tuple(values.shape),)
@@ -108,9 +108,9 @@ def shapes(values: Any) -> tuple[tuple[int, ...], ...]:
 
 
 class Products(TorchFunctionMode):
-    """While it is on: how many multiply-adds calls of ``scaled_dot_product_attention`` take, masked ones included.
+    """Counts the multiply-adds of calls of ``scaled_dot_product_attention`` while active, masked ones included.
 
-    Those within `torch.nn.MultiheadAttention`, which is a layer and counted as one, are left out.
+    Calls within `torch.nn.MultiheadAttention`, which is counted as a layer, are left out.
     """
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class Products(TorchFunctionMode):
         self.calls = self.mult_adds = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))  # in here the mode is off, and so it is within MultiheadAttention
+        out = func(*args, **(kwargs or {}))  # the mode is off in here, and so within MultiheadAttention
         if func is F.scaled_dot_product_attention:
             self._count(out, *args, **(kwargs or {}))
         return out
@@ -130,9 +130,9 @@ class Products(TorchFunctionMode):
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[Products]:
-    """Run a model to look at it, and count attention that is no layer; then it is as it was.
+    """Prepare a model to be observed while it runs, count attention outside layers, and restore the model.
 
-    In evaluation, without gradients and without the fast path of transformers, which calls no layers.
+    The model is in evaluation mode, without gradients and without the fast path of transformers, which calls no layers.
     """
     training = {module: module.training for module in model.modules()}
     fast = torch.backends.mha.get_fastpath_enabled()

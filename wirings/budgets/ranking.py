@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from wirings.budgets.budget import Size
+from wirings.budgets.budget import LayerSize
 
 
 @torch.no_grad()
 def rank_layers(
-    weights: Sequence[Tensor], allowed: Sequence[Tensor | None], sizes: Sequence[Size], spent: int
+    weights: Sequence[Tensor], allowed: Sequence[Tensor | None], sizes: Sequence[LayerSize], spent: int
 ) -> list[int]:
     """The number of edges of each layer among the strongest of all layers that together cost ``spent`` multiply-adds.
 

@@ -1,4 +1,4 @@
-"""Choosing k edges on a CPU, with NumPy's vectorised selection; see `functional` for what is chosen."""
+"""Choosing k edges on a CPU with NumPy's vectorized selection. `functional` defines which edges are chosen."""
 
 import numpy as np
 import torch
@@ -6,7 +6,7 @@ from torch import Tensor
 
 from wirings.errors import WiringError
 
-# The bits of a float without its sign, read as an integer, order as its magnitude does.
+# The bits of a float without its sign, read as an integer, order like its magnitude.
 KEYS = {
     torch.float16: torch.int16,
     torch.bfloat16: torch.int16,
@@ -18,7 +18,7 @@ INFINITY = {dtype: torch.tensor(float("inf"), dtype=dtype).view(key).item() for 
 
 
 def keys_of(weight: Tensor, allowed: Tensor | None) -> Tensor:
-    """Integers that order as the magnitudes do, in ``weight``'s own layout; -1 where no edge is allowed."""
+    """Integers that order like the magnitudes, in the memory format of ``weight``; -1 where no edge is allowed."""
     key = KEYS[weight.dtype]
     keys = torch.bitwise_and(weight.view(key), MAGNITUDE[key])
     return keys if allowed is None else keys.masked_fill_(~allowed, -1)
@@ -27,7 +27,7 @@ def keys_of(weight: Tensor, allowed: Tensor | None) -> Tensor:
 def choose(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
     """Mark the ``k`` edges of largest magnitude."""
     count, out = _checked(weight, k), torch.empty_like(weight, dtype=torch.bool)
-    if 0 in weight.stride():  # an expanded weight, which has no memory for each of its edges
+    if 0 in weight.stride():  # an expanded weight, whose edges share memory
         return out.copy_(choose(weight.contiguous(), k, allowed))
     if count == 0:
         return out.zero_()
@@ -42,7 +42,7 @@ def choose(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
     if missing:
         if next_out < 0:
             raise WiringError(
-                f"k = {count} edges were asked for, but only {count - missing} are allowed; lower k or allow more."
+                f"k = {count} edges were requested, but only {count - missing} are allowed; lower k or allow more."
             )
         real[_first(weight, keys == next_out, missing)] = True
     return out
@@ -57,7 +57,7 @@ def real_edges(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
         return torch.where(choose(weight, k, allowed), weight, 0.0)
     if count == weight.numel():
         return out.copy_(weight)
-    # One buffer serves twice: as the keys to be reordered, then as the result.
+    # One buffer serves twice: for the keys to be reordered, then for the result.
     key = KEYS[weight.dtype]
     torch.bitwise_and(weight.view(key), MAGNITUDE[key], out=out.view(key))
     keys = _row(out, key)
@@ -74,9 +74,9 @@ def real_edges(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
 
 
 def _row(tensor: Tensor, dtype: torch.dtype | None = None) -> np.ndarray:
-    """All entries as one row in the order of memory; no copy where they fill their memory, as in any usual layout.
+    """All entries as one row in memory order, without a copy if they fill their memory, as in any usual layout.
 
-    Not of a parameter: once NumPy has looked at its memory it cannot be freed and taken again, as FSDP does.
+    Not for parameters: memory that NumPy has a view of cannot be freed and reallocated, as FSDP does.
     """
     if not tensor.is_contiguous():
         tensor = tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
@@ -85,9 +85,9 @@ def _row(tensor: Tensor, dtype: torch.dtype | None = None) -> np.ndarray:
 
 
 def _next_out(keys: np.ndarray, k: int) -> int:
-    """The largest key that is not among the ``k`` largest, k < n. Reorders ``keys``: the k largest come last.
+    """The largest key that is not among the ``k`` largest, for k < n. Reorders ``keys``: the k largest come last.
 
-    NumPy's selection is vectorised for integers, several times faster than `torch.kthvalue` or `torch.topk`.
+    NumPy's selection is vectorized for integers, and several times faster than `torch.kthvalue` or `torch.topk`.
     """
     place = keys.size - k - 1
     keys.partition(place)
@@ -95,7 +95,7 @@ def _next_out(keys: np.ndarray, k: int) -> int:
 
 
 def _first(weight: Tensor, marked: np.ndarray, count: int) -> np.ndarray:
-    """Where the first ``count`` marked edges are in memory: the first in row-major order, whatever the layout."""
+    """The memory positions of the first ``count`` marked edges in row-major order, whatever the memory format."""
     places = np.flatnonzero(marked)
     if not weight.is_contiguous():
         rows = torch.arange(weight.numel()).view(weight.shape)
@@ -112,7 +112,7 @@ def _checked(weight: Tensor, k: Tensor) -> int:
 
 def out_of_range(weight: Tensor, k: int) -> WiringError:
     return WiringError(
-        f"k must lie between 0 and the {weight.numel()} edges of a weight of shape {tuple(weight.shape)}, not be {k}."
+        f"k must be between 0 and the {weight.numel()} edges of a weight of shape {tuple(weight.shape)}, got {k}."
     )
 
 

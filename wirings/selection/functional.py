@@ -1,17 +1,17 @@
-"""The one primitive: choose exactly k edges by magnitude, and let the gradient reach all the others.
+"""Choosing the edges of one weight: exactly k by magnitude, with a gradient that reaches all the others.
 
-`choose` gives the wiring: a boolean mask with exactly ``k`` true entries, those of largest magnitude.
-`real_edges` gives the weights of the forward pass: the real edges as they are, zeros elsewhere, with the
-gradient of the paper's Algorithm 1: it flows *to* every allowed edge and *through* none but the real ones.
+`choose` returns the wiring: a boolean mask with exactly ``k`` true entries, those of largest magnitude.
+`real_edges` returns the weights of the forward pass: the real edges unchanged, zeros elsewhere, with the gradient of
+the paper's Algorithm 1: it flows *to* every allowed edge and *through* real ones only.
 
-The order of edges is total, so the choice is a pure function of the weights, whatever the device, the memory
-format or the number of threads: by magnitude, ties by position (row-major; the earlier edge wins), NaN above
-infinity, so that a NaN always shows in the loss. Magnitudes are ranked as integers: the bits of a float
-without its sign order as its magnitude does.
+How ties are broken: edges are ordered by magnitude, equal magnitudes by position (row-major; the earlier edge wins),
+and NaN comes above infinity, so that a NaN always shows in the loss. This order is total, so the choice is a pure
+function of the weights, whatever the device, memory format or number of threads. Magnitudes are ranked as integers: the
+bits of a float without its sign order like its magnitude.
 
-Both are operators of their own (``torch.ops.wirings``), so that `torch.compile`, CUDA graphs and `torch.func` see one
-opaque, pure step. (Forward-mode differentiation is left out: torch.compile takes no function that has it.) ``k`` may be
-a tensor: its value can then change between two replays of a captured step. On a GPU nothing is read back to the host.
+Both are custom operators (``torch.ops.wirings``), so that `torch.compile`, CUDA graphs and `torch.func` see one opaque,
+pure step. (Forward-mode differentiation is left out: torch.compile accepts no function that has it.) ``k`` may be a
+tensor, whose value can change between two replays of a captured step. On a GPU nothing is read back to the host.
 """
 
 import functools
@@ -32,8 +32,8 @@ def choose(weight: Tensor, k: int | Tensor, allowed: Tensor | None = None) -> Te
 
     Args:
         weight: weights (or any scores) in float16, bfloat16, float32 or float64; any shape and memory format.
-        k: how many edges, from 0 to the number of allowed ones; an int, or an integer tensor of no dimensions
-            (on a GPU trusted to be in range, since reading it would make the host wait).
+        k: the number of edges, from 0 to the number of allowed ones; an int or an integer scalar tensor (on a GPU
+            assumed to be in range, since reading it would make the host wait).
         allowed: a boolean mask of ``weight``'s shape; edges outside it are never chosen.
 
     >>> choose(torch.tensor([[3.0, -1.0], [-2.0, 2.0]]), 2)
@@ -47,7 +47,7 @@ def choose(weight: Tensor, k: int | Tensor, allowed: Tensor | None = None) -> Te
 
 
 def real_edges(weight: Tensor, k: int | Tensor, allowed: Tensor | None = None) -> Tensor:
-    """The weights of the forward pass: the ``k`` real edges, zeros elsewhere. Arguments as for `choose`.
+    """Return the weights of the forward pass: the ``k`` real edges, zeros elsewhere. Arguments as for `choose`.
 
     The gradient is passed straight through to every allowed edge, real or hallucinated.
 
@@ -64,9 +64,9 @@ def real_edges(weight: Tensor, k: int | Tensor, allowed: Tensor | None = None) -
 
 
 def real_edges_of(weights: Sequence[Tensor], ks: Sequence[Tensor], allowed: Sequence[Tensor | None]) -> list[Tensor]:
-    """`real_edges` of several weights, without a gradient: each its own ``k``, all in a few kernels on a GPU.
+    """`real_edges` of several weights, each with its own ``k``, without a gradient: a few kernels for all on a GPU.
 
-    For `handed_through`, which gives them their gradient. The weights are on one device, and so are ``ks``.
+    `handed_through` adds the gradient. All weights and ``ks`` are on one device.
     """
     weights = [weight.detach() for weight in weights]
     flat = torch.ops.wirings.real_edges_of(weights, list(ks), list(allowed))
@@ -74,9 +74,9 @@ def real_edges_of(weights: Sequence[Tensor], ks: Sequence[Tensor], allowed: Sequ
 
 
 def _laid_out(row: Tensor, weight: Tensor) -> Tensor:
-    """The beginning of a row as a weight's edges, which lie in it as they do in the weight if that is dense.
+    """View the beginning of a row as the edges of a weight, in the memory format of the weight if that is dense.
 
-    By views alone: compilers have taken `torch.as_strided` of a slice from the beginning of the whole row.
+    Uses views only: compilers have applied `torch.as_strided` of a slice to the beginning of the whole row.
     """
     order = list(range(weight.dim()))
     if _dense(weight):
@@ -86,12 +86,12 @@ def _laid_out(row: Tensor, weight: Tensor) -> Tensor:
 
 
 def handed_through(weight: Tensor, kept: Tensor, reach: Tensor | None = None) -> Tensor:
-    """``kept``, the real edges of ``weight``; the gradient goes to all its edges, or to those in ``reach``."""
+    """Return ``kept``, the real edges of ``weight``; the gradient goes to all its edges, or to those in ``reach``."""
     return _HandedThrough.apply(weight, kept, reach)
 
 
 def straight_through(weight: Tensor, real: Tensor, reach: Tensor | None = None) -> Tensor:
-    """``weight`` where ``real``, zero elsewhere; the gradient goes to all edges, or to those in ``reach``.
+    """Return ``weight`` where ``real``, zero elsewhere; the gradient goes to all edges, or to those in ``reach``.
 
     >>> w = torch.tensor([3.0, -1.0, 2.0], requires_grad=True)
     >>> real, reach = torch.tensor([True, False, False]), torch.tensor([True, True, False])
@@ -108,7 +108,7 @@ def next_magnitude(weight: Tensor, real: Tensor, within: Tensor | None) -> Tenso
 
 
 def _count(weight: Tensor, k: int | Tensor, allowed: Tensor | None) -> Tensor:
-    """Check the arguments as far as that needs no look at the data; ``k`` as a tensor beside the weight."""
+    """Check the arguments as far as possible without reading data; return ``k`` as a tensor on the weight's device."""
     if weight.dtype not in KEYS:
         raise WiringError(
             f"edges are ranked in float16, bfloat16, float32 or float64, not in {weight.dtype}; "
@@ -117,11 +117,11 @@ def _count(weight: Tensor, k: int | Tensor, allowed: Tensor | None) -> Tensor:
     if allowed is not None and (allowed.shape != weight.shape or allowed.dtype != torch.bool):
         raise WiringError(
             f"`allowed` must be a boolean mask of the weight's shape {tuple(weight.shape)}, "
-            f"but it is {allowed.dtype} of shape {tuple(allowed.shape)}."
+            f"got {allowed.dtype} of shape {tuple(allowed.shape)}."
         )
     if isinstance(k, Tensor):
         if k.dim() or k.is_floating_point():
-            raise WiringError(f"k must be an int or an integer tensor of no dimensions, not {k.dtype} of {k.dim()}.")
+            raise WiringError(f"k must be an int or an integer scalar tensor, got {k.dtype} with {k.dim()} dimensions.")
         return k
     if not 0 <= k <= weight.numel():
         raise out_of_range(weight, k)
@@ -132,7 +132,7 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 class _ToEdgesWithin(torch.autograd.Function):
-    """The gradient of both operations: as it is, to every edge of the mask that is their last argument, or to all."""
+    """The gradient of these functions: unchanged, to every edge in the mask that is their last argument, or to all."""
 
     generate_vmap_rule = True
 
@@ -177,7 +177,7 @@ _library.define(
 
 
 def _choose_device(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
-    """On any device, from PyTorch's own operators, with nothing read back to the host."""
+    """Choose on any device with PyTorch's own operators, without reading anything back to the host."""
     keys = _select_cpu.keys_of(weight, allowed).reshape(-1)
     k = k.to(weight.device)
     least = keys.sort(descending=True).values.gather(0, (k - 1).clamp(min=0).reshape(1))
@@ -192,7 +192,7 @@ def _real_edges_device(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Ten
 
 @functools.cache
 def _kernels() -> Any:
-    """Our own kernels for CUDA, or None where Triton is missing."""
+    """The Triton kernels for CUDA, or None if Triton is not installed."""
     try:
         from wirings.selection import _select_cuda
     except ImportError:
@@ -214,11 +214,11 @@ def _real_edges_cuda(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tenso
     return kernels.real_edges(weight, k.to(weight.device), allowed)
 
 
-_ALIGNED = 64  # edges: where those of a weight may begin among those of several
+_ALIGNED = 64  # the edges of a weight begin at a multiple of this in a row of several
 
 
 def _begins(weights: Sequence[Tensor]) -> list[int]:
-    """Where the edges of each weight begin in one row of all, and at last how long that is."""
+    """Where the edges of each weight begin in one row of all, followed by the length of the row."""
     found = [0]
     for weight in weights:
         found.append(found[-1] + -(-weight.numel() // _ALIGNED) * _ALIGNED)
@@ -226,13 +226,13 @@ def _begins(weights: Sequence[Tensor]) -> list[int]:
 
 
 def _dense(weight: Tensor) -> bool:
-    """Whether a weight fills its memory without gaps in one of the formats that selections know."""
+    """Whether a weight fills its memory without gaps, contiguous or with channels last."""
     last = _CHANNELS_LAST.get(weight.dim(), torch.contiguous_format)
     return weight.is_contiguous() or weight.is_contiguous(memory_format=last)
 
 
 def _real_edges_of(weights: list[Tensor], ks: list[Tensor], allowed: list[Tensor | None]) -> Tensor:
-    """One by one, on any device."""
+    """Choose one by one, on any device."""
     begins = _begins(weights)
     flat = weights[0].new_zeros(begins[-1])
     for w, k, mask, begin in zip(weights, ks, allowed, begins, strict=False):
@@ -282,7 +282,7 @@ def _(weights: list[Tensor], ks: list[Tensor], allowed: list[Tensor | None]) -> 
 
 
 def _over_batch(operator: Any) -> Any:
-    """Under `torch.vmap` every member of the batch is a graph of its own, with k edges of its own."""
+    """Under `torch.vmap` every member of the batch has k edges of its own."""
 
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
         members = [

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wirings.budgets.budget import Budget, Size
+from wirings.budgets.budget import Budget, LayerSize
 from wirings.budgets.ranking import rank_layers
 from wirings.errors import WiringError
 from wirings.rules.rule import Rule, Training
@@ -60,7 +60,7 @@ class Wiring:
         rule: Rule,
         layers: list[Layer],
         budget: Budget | None,
-        sizes: list[Size],
+        sizes: list[LayerSize],
         ranked: list[int] | None = None,
     ) -> None:
         self.model, self.rule, self.layers, self.budget, self._sizes = model, rule, layers, budget, sizes

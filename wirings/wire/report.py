@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wirings.budgets.budget import Size
+from wirings.budgets.budget import LayerSize
 from wirings.selection import sharded
 from wirings.utils.layers import joined
 from wirings.wire.layer import Layer
@@ -42,7 +42,7 @@ class LayerReport:
 
 
 def report_layers(
-    layers: Sequence[Layer], sizes: Sequence[Size], masks: Sequence[Tensor], before: Packed
+    layers: Sequence[Layer], sizes: Sequence[LayerSize], masks: Sequence[Tensor], before: Packed
 ) -> tuple[list[LayerReport], Packed]:
     """A report on every layer, and their wiring as packed bits.
 

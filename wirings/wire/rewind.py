@@ -1,4 +1,4 @@
-"""Back to earlier weights with the wiring that there is now, as for lottery tickets."""
+"""Restoring earlier weights under the current wiring, as for lottery tickets."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from wirings.wire.parametrization import wired
 
 
 def rewind_(model: nn.Module, state: Mapping[str, Any]) -> nn.Module:
-    """Give a model the parameters and buffers that it had earlier, in place; its wiring stays as it is.
+    """Restore earlier parameters and buffers of a model, in place, and keep its current wiring.
 
-    An optimizer that has trained the model remembers where it was going: make a new one.
+    An optimizer that has trained the model has momentum: create a new one.
 
     Args:
-        model: a wired model; or a plain one, for which this is a checked ``load_state_dict``.
-        state: what ``state_dict()`` gave earlier, copied (``copy.deepcopy(model.state_dict())``); of the plain model or
-            of the wired one, whose memory of a wiring is passed over.
+        model: a wired model, or a plain one, for which this is a checked ``load_state_dict``.
+        state: a copy of an earlier ``state_dict()`` (``copy.deepcopy(model.state_dict())``), of the plain model or of
+            the wired one; what a rule remembered then is ignored.
 
     Returns:
         The model.
@@ -32,18 +32,18 @@ def rewind_(model: nn.Module, state: Mapping[str, Any]) -> nn.Module:
     _check_names(model, now, then)
     for name, value in then.items():
         if not isinstance(value, Tensor) or not isinstance(now[name], Tensor):
-            continue  # what a module of the user's own keeps beside its tensors
+            continue  # extra state of the user's own modules
         if value.shape != now[name].shape:
             raise WiringError(
-                f"rewind_: {name} is {tuple(now[name].shape)} in the model, but {tuple(value.shape)} in the state; it "
-                "must be one of the same model."
+                f"rewind_: {name} has shape {tuple(now[name].shape)} in the model, but {tuple(value.shape)} in the "
+                "state; pass a state of the same model."
             )
         if same_memory(value, now[name]):
             raise WiringError(
                 f"rewind_: {name} of the state is the model's own tensor, which has changed with it. Copy the state "
                 "before training: copy.deepcopy(model.state_dict())."
             )
-        then[name] = laid_out_as(value, now[name])  # the model may have been sharded since
+        then[name] = laid_out_as(value, now[name])  # the model may have been sharded in the meantime
     with torch.no_grad():
         model.load_state_dict(then)
     return model
@@ -52,9 +52,9 @@ def rewind_(model: nn.Module, state: Mapping[str, Any]) -> nn.Module:
 def _check_names(model: nn.Module, now: Mapping[str, Any], then: Mapping[str, Any]) -> None:
     missing, more = now.keys() - then.keys(), then.keys() - now.keys()
     if missing or more:
-        came = [f"{min(missing)} is missing"] if missing else []
-        came += [f"{min(more)} is of no use"] if more else []
+        what = [f"{min(missing)} is missing"] if missing else []
+        what += [f"{min(more)} is unexpected"] if more else []
         raise WiringError(
-            f"rewind_ brings back all of a model, but the state is not one of this {type(model).__name__}: "
-            f"{', '.join(came)} ({len(missing)} missing, {len(more)} too many)."
+            f"rewind_ restores a whole model, but the state is not one of this {type(model).__name__}: "
+            f"{', '.join(what)} ({len(missing)} missing, {len(more)} unexpected)."
         )

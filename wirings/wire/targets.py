@@ -14,7 +14,7 @@ from wirings.utils.layers import inside_parametrization, is_graph_weight, parame
 
 @dataclass(eq=False)
 class Target:
-    """One weight to be wired, with every place that uses it (more than one if it is tied)."""
+    """One weight to wire, with every place that uses it (several if it is tied)."""
 
     weight: nn.Parameter
     places: list[tuple[str, nn.Module, str]] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Target:
 
 
 def find(model: nn.Module, include: Sequence[str] | None, skip: Sequence[str]) -> list[Target]:
-    """The weights to wire: those of known layers (or, with ``include``, the matching ones) less those to skip."""
+    """The weights to wire: those of known layers (or the ones that ``include`` matches), without those to skip."""
     places: dict[int, Target] = {}  # every matrix of the model, tied ones once
     for name, module, attribute, weight in _matrices(model):
         target = places.setdefault(id(weight), Target(weight))
@@ -43,8 +43,8 @@ def find(model: nn.Module, include: Sequence[str] | None, skip: Sequence[str]) -
     if not known and include is None:
         raise WiringError(
             f"{type(model).__name__} has no layer to wire: expected a Linear, convolution, recurrent or attention "
-            "layer in it. Name other parameters of two or more dimensions with include=[…]; a model that was scripted "
-            "or traced (torch.jit) is wired before that."
+            "layer. Name other parameters of two or more dimensions with include=[…]; wire a model before scripting or "
+            "tracing it (torch.jit)."
         )
     chosen = known
     if include is not None:
@@ -61,13 +61,13 @@ def find(model: nn.Module, include: Sequence[str] | None, skip: Sequence[str]) -
     chosen = [t for t in chosen if not any(t.matches(p) for p in skip)]
     if not chosen:
         names = ", ".join(target.name for target in everything)
-        raise WiringError(f"include= and skip= together leave no layer to wire, of {names}. Skip less.")
+        raise WiringError(f"include= and skip= together leave no layer to wire, out of {names}. Skip fewer.")
     _check_memory(model, chosen)
     return chosen
 
 
 def _check_none_computed(model: nn.Module, include: Sequence[str] | None, skip: Sequence[str]) -> None:
-    """Raise if a layer's weight is no parameter but computed from others by a hook, as older weight norms do."""
+    """Raise if a layer's weight is not a parameter but computed by a hook, as older weight norms do."""
     for prefix, module in model.named_modules():
         for attribute in wired_by_default(module):
             name = f"{prefix}.{attribute}" if prefix else attribute
@@ -77,16 +77,16 @@ def _check_none_computed(model: nn.Module, include: Sequence[str] | None, skip: 
             if any(matches(name, pattern) for pattern in skip):
                 continue
             others = ", ".join(n for n in module._parameters if n.startswith(f"{attribute}_"))
-            remedy = f", or give skip=[{prefix!r}]" if prefix else ""
+            remedy = f", or use skip=[{prefix!r}]" if prefix else ""
             raise WiringError(
-                f"{name} is no parameter: a hook computes it from {others or 'something else'} (weight norm, spectral "
-                "norm or pruning of torch.nn.utils), so its edges have no weights of their own. Remove that first "
-                f"(remove_weight_norm, remove_spectral_norm, prune.remove){remedy}."
+                f"{name} is not a parameter: a hook computes it from {others or 'something else'} (weight norm, "
+                "spectral norm or pruning of torch.nn.utils), so its edges have no weights of their own. Remove that "
+                f"first (remove_weight_norm, remove_spectral_norm, prune.remove){remedy}."
             )
 
 
 def _check_memory(model: nn.Module, chosen: list[Target]) -> None:
-    """Raise if a weight to wire lies in the same memory as another parameter: each would have edges of its own."""
+    """Raise if a weight to wire shares memory with another parameter: each would have edges of its own."""
     wanted = {id(target.weight): target.name for target in chosen}
     taken: list[tuple[int, int, str, int]] = []
     for name, parameter in model.named_parameters():
@@ -99,20 +99,20 @@ def _check_memory(model: nn.Module, chosen: list[Target]) -> None:
         if here[0] < last[0][1] and (here[3] in wanted or last[0][3] in wanted):
             mine, other = (here, last[0]) if here[3] in wanted else (last[0], here)
             raise WiringError(
-                f"{wanted[mine[3]]} shares its memory with {other[2]}, which is another parameter: what one makes zero "
-                "the other would lose. Let both be one parameter (a.weight = b.weight), which is wired once, or give "
-                f"each memory of its own (.clone()), or skip={[wanted[mine[3]]]!r}."
+                f"{wanted[mine[3]]} shares its memory with {other[2]}, which is another parameter: zeros in one would "
+                "change the other. Make both one parameter (a.weight = b.weight), which is wired once, or give each "
+                f"its own memory (.clone()), or use skip={[wanted[mine[3]]]!r}."
             )
         last = [here] if here[1] > last[0][1] else last
 
 
 def _start(parameter: Tensor) -> int | None:
-    """The address of the first entry; None where there is no memory to share."""
+    """The address of the first entry; None if there is no memory to share."""
     if isinstance(parameter, nn.parameter.UninitializedParameter) or parameter.is_meta or not parameter.numel():
         return None
     try:
         return parameter.data_ptr() or None
-    except RuntimeError:  # a tensor of another kind, which has no memory of its own
+    except RuntimeError:  # a tensor subclass without memory of its own
         return None
 
 
@@ -123,7 +123,7 @@ def _span(parameter: Tensor) -> int:
 
 
 def _named(target: Target, include: Sequence[str], known: list[Target]) -> bool:
-    """Whether a pattern asks for this weight although it is of no known layer: it matches no known one."""
+    """Whether a pattern names this weight of an unknown layer: it matches no weight of a known one."""
     return any(target.matches(p) and not any(t.matches(p) for t in known) for p in include)
 
 
@@ -138,7 +138,7 @@ def _no_match(argument: str, pattern: str, targets: list[Target]) -> WiringError
 
 
 def _matrices(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
-    """Every parameter of two or more dimensions, and every graph's edges, as far as it has a place to be wired."""
+    """Every parameter of two or more dimensions and the edges of every graph, with the place where it is wired."""
     for prefix, module in model.named_modules():
         if inside_parametrization(prefix):
             continue

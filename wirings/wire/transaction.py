@@ -31,12 +31,13 @@ def undone_on_error(
         optimizer: the optimizer that the rule may change, or None.
         budgets: the new number of edges of every layer, or None if they have not changed.
     """
-    saved = [] if budgets is None else [(layer.edges.k, layer.edges.k.clone()) for layer in layers]
+    ks = [] if budgets is None else [layer.edges.k for layer in layers]
+    before = torch.stack(ks) if len({k.device for k in ks}) == 1 else [k.clone() for k in ks]  # in one kernel
     journal = None if rule.atomic else _Journal(rule, layers, optimizer)
     try:
         if budgets is not None:
-            for layer, k in zip(layers, budgets, strict=True):
-                layer.edges.k.fill_(k)
+            for layer, budget in zip(layers, budgets, strict=True):
+                layer.edges.k.fill_(budget)
         if journal is None:
             yield
         else:
@@ -46,8 +47,8 @@ def undone_on_error(
         if journal is not None:
             journal.restore()
         with torch.no_grad():
-            for number, before in saved:
-                number.copy_(before)
+            for k, number in zip(ks, before, strict=True):
+                k.copy_(number)
         raise
 
 

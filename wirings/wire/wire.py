@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from wirings import rules
 from wirings.budgets import edge_costs
-from wirings.budgets.budget import Amount, Budget, Density, Ramp, Size
+from wirings.budgets.budget import Amount, Budget, Density, LayerSize, Ramp
 from wirings.budgets.ranking import rank_layers
 from wirings.errors import WiringError
 from wirings.rules.rule import Rule
@@ -172,8 +172,8 @@ def _budget(rule: Rule, given: dict[str, Any], share: str, example_input: Any) -
 
 
 def _of_network(
-    plan: Budget, model: nn.Module, targets: list[Target], sizes: list[Size], example_input: Any
-) -> tuple[Budget, list[Size]]:
+    plan: Budget, model: nn.Module, targets: list[Target], sizes: list[LayerSize], example_input: Any
+) -> tuple[Budget, list[LayerSize]]:
     """Turn a budget of the whole network into one of these layers; sizes get what their edges cost."""
     if plan.params is not None:
         wired_here = {id(target.weight) for target in targets}
@@ -186,6 +186,6 @@ def _of_network(
     return plan, sizes
 
 
-def _size(target: Target, mask: Tensor | None) -> Size:
+def _size(target: Target, mask: Tensor | None) -> LayerSize:
     edges = target.weight.numel() if mask is None else int(torch.count_nonzero(mask))
-    return Size(target.names, edge_shape(*target.places[0][1:], target.weight), edges)
+    return LayerSize(target.names, edge_shape(*target.places[0][1:], target.weight), edges)

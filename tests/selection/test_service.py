@@ -1,4 +1,4 @@
-"""Edges of all layers chosen at once: the same as one by one, whatever happens between. On a CPU by force."""
+"""One selection for all layers of a model: equal to layer by layer, whatever happens in between. Forced on a CPU."""
 
 import copy
 from typing import Any
@@ -60,7 +60,7 @@ def train(model: nn.Module, device: str, steps: int = 5) -> list[float]:
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_training_is_that_of_layers_by_themselves(
+def test_batched_training_equals_layer_by_layer(
     device: str, calls: list[int], monkeypatch: pytest.MonkeyPatch, channels_last: bool
 ) -> None:
     both = []
@@ -88,7 +88,7 @@ def test_hallucinated_edges_get_their_gradient(device: str, calls: list[int]) ->
     assert not grad[~mask].any()
 
 
-def test_a_weight_that_changes_in_between_is_chosen_anew(device: str, calls: list[int]) -> None:
+def test_weight_changed_during_the_pass_is_chosen_again(device: str, calls: list[int]) -> None:
     model = network(device)
     wiring = wirings.wire_(model, "dnw", density=0.2)
     seen = []
@@ -109,7 +109,7 @@ def test_a_weight_that_changes_in_between_is_chosen_anew(device: str, calls: lis
     assert together_before == [4]
 
 
-def test_a_budget_that_changes_in_between_counts(device: str) -> None:
+def test_budget_changed_during_the_pass_is_respected(device: str) -> None:
     model = network(device)
     wiring = wirings.wire_(model, "dnw", density=0.2)
 
@@ -124,7 +124,7 @@ def test_a_budget_that_changes_in_between_counts(device: str) -> None:
         torch.testing.assert_close(y, nn.functional.linear(model[:6](x), one, model[6].bias))
 
 
-def test_a_layer_by_itself_and_a_layer_used_twice(device: str, calls: list[int]) -> None:
+def test_layer_used_alone_or_twice_chooses_by_itself(device: str, calls: list[int]) -> None:
     model = network(device)
     wirings.wire_(model, "dnw", density=0.2)
     assert int(model[6].weight.count_nonzero()) == 5
@@ -151,7 +151,7 @@ def test_copies_choose_for_themselves(device: str, calls: list[int]) -> None:
     assert calls == [4]
 
 
-def test_two_wirings_of_one_model_and_what_is_left_of_a_hook(device: str, calls: list[int]) -> None:
+def test_two_wirings_of_one_model_and_their_hooks(device: str, calls: list[int]) -> None:
     model = network(device)
     wirings.wire_(model, "dnw", density=0.2, include=["0", "2"])
     wirings.wire_(model, "dnw", density=0.5, include=["5", "6"])
@@ -161,7 +161,7 @@ def test_two_wirings_of_one_model_and_what_is_left_of_a_hook(device: str, calls:
     assert not model._forward_pre_hooks
 
 
-def test_a_part_that_is_finalized_leaves_the_others(device: str, calls: list[int]) -> None:
+def test_finalizing_a_part_leaves_the_others_wired(device: str, calls: list[int]) -> None:
     model = network(device)
     wiring = wirings.wire_(model, density=0.25)
     x = torch.randn(1, 3, 8, 8, device=device)
@@ -174,7 +174,7 @@ def test_a_part_that_is_finalized_leaves_the_others(device: str, calls: list[int
     torch.testing.assert_close(torch.compile(model, backend="aot_eager")(x), before)
 
 
-def test_a_layer_left_out_of_a_pass_is_chosen_anew_after_a_step(device: str) -> None:
+def test_layer_left_out_of_a_pass_is_chosen_again_after_a_step(device: str) -> None:
     model = network(device)
     wiring = wirings.wire_(model, density=0.25)
     model[:2](torch.randn(1, 3, 8, 8, device=device))  # a root's hook begins, but only some layers ask
@@ -202,7 +202,7 @@ def test_recomputing_in_the_backward_pass(device: str) -> None:
         torch.testing.assert_close(a, b)
 
 
-def test_layers_of_several_kinds(device: str, calls: list[int]) -> None:
+def test_layers_of_several_dtypes(device: str, calls: list[int]) -> None:
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6).double(), nn.Linear(6, 6).double())
     wiring = wirings.wire_(model.to(device), "dnw", density=0.5)
     model[:2](torch.randn(2, 6, device=device))
@@ -252,7 +252,7 @@ def test_compiled_steps_choose_once(device: str, kind: str, monkeypatch: pytest.
     assert bool(alone) == ("not used" in kind)  # from its second pass on
 
 
-def test_a_compiler_finds_each_weight_in_the_row_of_all(device: str) -> None:
+def test_compiler_reads_each_weight_from_the_shared_row(device: str) -> None:
     torch.manual_seed(0)
     shapes = [(8, 3, 3, 3), (16, 8, 1, 1), (16, 8), (20,), (1, 5), (4, 1, 3)]
     weights = [torch.randn(shape, device=device) for shape in shapes]

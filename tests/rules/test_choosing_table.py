@@ -35,7 +35,7 @@ def cells(text: str) -> dict[str, list[str]]:
     return {line[0].strip("`"): line[2:] for line in lines}
 
 
-def test_none_some_and_all(page: dict[str, Any], tmp_path: Path) -> None:
+def test_table_with_no_some_and_all_results(page: dict[str, Any], tmp_path: Path) -> None:
     empty = cells(page["choosing"](tmp_path))
     assert set(empty) == set(rules.names())
     assert all(line[3:] == ["–"] * 5 for line in empty.values())
