@@ -1,5 +1,6 @@
 """Recipes: rows state only what differs from their base, the figures of the paper, users' own files and mistakes."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -364,3 +365,23 @@ def test_rejects_paths_that_no_file_can_have(tmp_path: Path) -> None:
     own.write_text("base: ~nobody-of-this-name/other.yaml\n")
     with pytest.raises(WiringError, match="cannot be found"):
         recipes.get(own)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 99)), "more than 100,000 values"),
+        ("".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 30)), "more than 100,000 values"),
+        ("a1: &b [*b]", "an alias refers to itself"),
+        ("a1: !!timestamp z", "a tag (!!…) does not fit its value"),
+        ("a1: !!bool z", "a tag (!!…) does not fit its value"),
+        ("a1: !!int ''", "a tag (!!…) does not fit its value"),
+    ],
+)
+def test_rejects_yaml_that_multiplies_or_does_not_fit_its_tags(text: str, message: str) -> None:
+    begun = time.perf_counter()
+    with pytest.raises(WiringError) as caught:
+        parse_yaml(f"a0: &a0 {{b: 1}}\n{text}", "it")
+    assert message in str(caught.value)
+    assert time.perf_counter() - begun < 5
+    assert parse_yaml("a: &a [1, 2]\nb: *a", "it") == {"a": [1, 2], "b": [1, 2]}

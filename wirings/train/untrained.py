@@ -17,6 +17,7 @@ from wirings.train.build import build
 from wirings.train.distributed import Place
 from wirings.train.runs import open_run
 from wirings.train.settings import Settings
+from wirings.utils.importing import import_function, is_import_path
 
 CLASSES = {"imagenet": 1000, "cifar10": 10, "digits": 10}
 """Classes of the data sets that always have as many."""
@@ -38,7 +39,9 @@ def new_model(settings: Settings, classes: int | None = None, image_size: int | 
             "--classes."
         )
     if image_size is not None:
-        if "image_size" not in inspect.signature(_registry[settings.model.name]).parameters:
+        name = settings.model.name
+        make = import_function(name, "model.name") if is_import_path(name) else _registry[name]
+        if "image_size" not in inspect.signature(make).parameters:
             raise WiringError(f"model {settings.model.name!r} is for images of one size: drop image_size={image_size}.")
         options = {**settings.model.options, "image_size": image_size}
         settings = replace(settings, model=replace(settings.model, options=options))
