@@ -9,14 +9,14 @@ Its 128 nodes have 400 edges of 16,384 that are allowed.
 from torch import nn
 
 from wirings import DiscreteGraph, Wiring
-from wirings.cli.demo import Settings, command
+from wirings.cli.comparison import ComparisonSettings, command
 from wirings.graph import ActivationNode
 
 # A sum over few edges is small, and without a norm nothing makes up for it: the initial weights' factor is chosen, too.
-SETTINGS = Settings(epochs=25, learning_rates=(0.03, 0.1, 0.3), gains=(4.0, 8.0, 16.0), clip=1.0)
+SETTINGS = ComparisonSettings(epochs=25, learning_rates=(0.03, 0.1, 0.3), gains=(4.0, 8.0, 16.0), clip=1.0)
 
 
-def network(rule: str, settings: Settings) -> tuple[nn.Sequential, Wiring]:
+def network(rule: str, settings: ComparisonSettings) -> tuple[nn.Sequential, Wiring]:
     graph = DiscreteGraph(
         nodes=128,
         inputs=8,

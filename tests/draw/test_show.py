@@ -88,9 +88,9 @@ def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(WiringError, match="nothing is no folder of a run"):
         call("show", "nothing")
-    with pytest.raises(WiringError, match="give --html as well"):
+    with pytest.raises(WiringError, match="Add --html"):
         call("show", "nothing", "-o", "x.html")
-    with pytest.raises(WiringError, match="give --pictures FOLDER as well"):
+    with pytest.raises(WiringError, match="Add --pictures FOLDER"):
         call("show", "nothing", "--svg")
     five().save("five.wirings")
     with pytest.raises(WiringError, match=r"the page could not be written to five\.wirings/x\.html"):

@@ -120,6 +120,6 @@ def test_the_command(tmp_path: Path) -> None:
 def test_a_folder_of_results_that_is_not_there_is_told_once(tmp_path: Path, table: str) -> None:
     result = CliRunner().invoke(app, ["table", table, "--results", str(tmp_path / "none"), "--markdown"])
     assert result.exit_code == 0
-    told = f"There is no folder {tmp_path / 'none'} here, so no row has a result: --results names another.\n"
+    told = f"There is no folder {tmp_path / 'none'}, so no row has a result. Give another one with --results.\n"
     assert result.stderr == told
     assert "There is no folder" not in result.stdout, "which may be a page's"

@@ -54,7 +54,7 @@ def import_function(path: str, setting: str) -> Callable[..., Any]:
         near = difflib.get_close_matches(name, functions, n=1)
         hint = f" Did you mean {module_name}:{near[0]}?" if near else ""
         raise WiringError(f"{setting} is {path!r}, but module {module_name!r} has no function {name!r}.{hint}")
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def takes_argument(function: Callable[..., Any], name: str) -> bool:
