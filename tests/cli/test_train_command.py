@@ -198,6 +198,12 @@ def test_lists_recipes_and_prints_tables_without_results(monkeypatch: pytest.Mon
     assert "|" in call("table", 1, "--results", "none", "--markdown")
     assert "89.7 ± 0.2 %" in call("table", 2, "--results", "none")
     assert "87.7 ± 0.3 %" in call("table", "appendix_b", "--results", "none")
+    Path("empty").mkdir()
+    rows = json.loads(call("table", 1, "--results", "empty", "--json"))
+    assert [(row["recipe"], row["paper"]) for row in rows][1] == ("table1/static-dnw", 80.9)
+    assert json.loads(call("table", "ste", "--results", "empty", "--json"))[0]["standings"][0]["row"]["mean"] is None
+    with pytest.raises(WiringError, match="--json and --markdown exclude each other"):
+        call("table", 1, "--json", "--markdown")
     with pytest.raises(WiringError, match="unknown table 'table9'"):
         call("table", 9)
 

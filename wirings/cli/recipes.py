@@ -5,8 +5,9 @@ from __future__ import annotations
 import fnmatch
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -116,15 +117,23 @@ def table(
     count: Annotated[
         bool, typer.Option(help="Count the parameters and multiply-adds of networks that have no result.")
     ] = True,
+    as_json: JsonOption = False,
 ) -> None:
     """Print a table of the paper with its figures beside the measured ones. `ste` compares all rules at one budget."""
     from wirings.train import leaderboard, tables
 
+    if as_json and markdown:
+        raise WiringError("--json and --markdown exclude each other. Give one of them.")
     if number == leaderboard.TABLE:
         boards = leaderboard.boards(results)
-        echo(leaderboard.markdown(boards) if markdown else leaderboard.render(boards))
+        echo(_as_json(boards) if as_json else leaderboard.markdown(boards) if markdown else leaderboard.render(boards))
     else:
-        found = tables.table(number, results, count)
-        echo(tables.markdown(found) if markdown else tables.render(found))
+        rows = tables.table(number, results, count)
+        echo(_as_json(rows) if as_json else tables.markdown(rows) if markdown else tables.render(rows))
     if not results.is_dir():
         echo(f"There is no folder {results}, so no row has a result. Give another one with --results.", err=True)
+
+
+def _as_json(rows: Sequence[Any]) -> str:
+    """Dataclasses as JSON, paths as strings."""
+    return json.dumps([asdict(row) for row in rows], indent=1, default=str)

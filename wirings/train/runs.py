@@ -18,6 +18,7 @@ from wirings.train.evaluate import evaluate
 from wirings.train.results import load_settings
 from wirings.train.settings import Settings, from_mapping
 from wirings.train.step import autocast
+from wirings.utils.importing import is_import_path
 
 Opened = tuple[nn.Module, Settings, str, Place]
 
@@ -77,6 +78,11 @@ def predict(
     from wirings.train.data.predict_input import prepared
 
     (model, settings, _, place), about = _open(run, best=False, device=device)
+    if is_import_path(settings.data.name):
+        raise WiringError(
+            f"{run} was trained on data of your own ({settings.data.name}), and only your code knows how to prepare an "
+            "image for it. Open the run with wirings.train.runs.open_run and call the model."
+        )
     for path in images:
         x, known = prepared(path, settings.data.name, settings.data.image_size)
         names = known or about.get("names")
