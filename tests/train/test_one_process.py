@@ -16,7 +16,8 @@ from breaking import Heard
 from wirings import WiringError
 from wirings.train import loop, phases, recipes
 from wirings.train.settings import with_overrides
-from wirings.train.sweep import plan, work
+from wirings.train.sweep.plan import SweepPlan
+from wirings.train.sweep.process import output_tail, start_process, train_command
 from wirings.utils.locks import LOCK, held
 
 RECIPE = "digits/static-dnw"
@@ -60,13 +61,13 @@ def test_a_second_process_is_refused_and_spoils_nothing(tmp_path: Path) -> None:
 
 
 def test_a_run_of_a_sweep_takes_the_lock_that_it_is_handed(tmp_path: Path) -> None:
-    (run,) = plan.make([RECIPE], [0], [[change] for change in (*CHANGES, "epochs=1")])
-    words = work.command(run, tmp_path, device="cpu")
-    folder = tmp_path / run.place
-    process = work.begin(words, folder, {})
+    (run,) = SweepPlan([RECIPE], [0], [[change] for change in (*CHANGES, "epochs=1")]).runs()
+    words = train_command(run, tmp_path, device="cpu")
+    folder = tmp_path / run.path
+    process = start_process(words, folder, {})
     assert process is not None
-    assert work.begin(words, folder, {}) is None
-    assert process.wait() == 0, work.last_words(folder)
+    assert start_process(words, folder, {}) is None
+    assert process.wait() == 0, output_tail(folder)
     assert (folder / "result.json").exists()
     assert not (folder / LOCK).exists()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -21,9 +21,6 @@ from wirings.cli.options import (
 )
 from wirings.errors import WiringError
 from wirings.utils.console import echo
-
-if TYPE_CHECKING:
-    from wirings.train.log import Log
 
 
 def train(
@@ -55,6 +52,8 @@ def train(
     from wirings.train import recipes
     from wirings.train.distributed import leave
     from wirings.train.log import Log, Shown
+    from wirings.train.phases import train as train_recipe
+    from wirings.train.results import write
     from wirings.train.settings import with_overrides
     from wirings.train.sweep.plan import parse_seeds
 
@@ -66,21 +65,28 @@ def train(
         settings = replace(settings, data=replace(settings.data, directory=str(data)))
     first = os.environ.get("RANK", "0") == "0"
     for number in seeds:
-        options: dict[str, Any] = {
-            "first_run": start,
-            "device": device,
-            "resume": resume,
-            "max_minutes": max_minutes,
-            "overrides": overrides,
-        }
         folder = out or Path("runs") / found.name / f"seed{number}"
         log = Shown(tensorboard) if first else Log()
         try:
-            _train_one(found.name, replace(settings, seed=number), folder, log, results, overwrite, options)
+            result = train_recipe(
+                found.name,
+                replace(settings, seed=number),
+                folder,
+                first_run=start,
+                device=device,
+                resume=resume,
+                max_minutes=max_minutes,
+                overrides=overrides,
+                log=log,
+            )
         except KeyboardInterrupt:
             if first:
                 echo("\nInterrupted. To continue from the last checkpoint, repeat the command with --resume.", err=True)
             raise typer.Exit(130) from None
+        if result is not None:
+            log.say(f"{found.name}, seed {number}: {result.accuracy:.2f} % after {result.wall_s:.0f} s; see {folder}")
+            if results is not None:
+                log.say(f"wrote {write(result, results, overwrite=overwrite)}")
     leave()
 
 
@@ -101,22 +107,3 @@ def _check(
         for number in () if overwrite else seeds:
             if (path := path_of(results, name, number)).exists():
                 raise WiringError(f"{path} holds a result already. Give --overwrite, or another --results folder.")
-
-
-def _train_one(
-    name: str,
-    settings: Any,
-    folder: Path,
-    log: Log,
-    results: Path | None,
-    overwrite: bool,
-    options: dict[str, Any],
-) -> None:
-    from wirings.train.phases import train as train_recipe
-    from wirings.train.results import write
-
-    result = train_recipe(name, settings, folder, log=log, **options)
-    if result is not None:
-        log.say(f"{name}, seed {settings.seed}: {result.accuracy:.2f} % after {result.wall_s:.0f} s; see {folder}")
-        if results is not None:
-            log.say(f"wrote {write(result, results, overwrite=overwrite)}")
