@@ -20,7 +20,7 @@ if not __package__:  # run as a script: keep this folder's select.py from shadow
 import torch
 
 from benchmarks.common import machine, save
-from wirings.cli.demo import Settings, compare, draw, perceptron
+from wirings.cli.comparison import ComparisonSettings, compare, draw_networks, perceptron
 
 CHOICES = ["demo", "digits_sequence", "digits_static", "pretrained_digits"]
 
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--picture", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    settings, make = Settings(), perceptron
+    settings, build = ComparisonSettings(), perceptron
     if options.what == "pretrained_digits":
         example = runpy.run_path(str(Path(__file__).parents[1] / "examples" / f"{options.what}.py"))
         started = time.perf_counter()
@@ -42,12 +42,12 @@ def main() -> None:
         return
     if options.what != "demo":
         example = runpy.run_path(str(Path(__file__).parents[1] / "examples" / f"{options.what}.py"))
-        settings, make = example["SETTINGS"], example["network"]
+        settings, build = example["SETTINGS"], example["network"]
     started = time.perf_counter()
-    outcomes = compare(settings, progress=print, make=make)
+    outcomes = compare(settings, progress=print, build=build)
     seconds = time.perf_counter() - started
     if options.picture is not None:
-        draw(outcomes, str(options.picture))
+        draw_networks(outcomes, str(options.picture))
     rows = [
         {"rule": o.rule, "lr": o.lr, "gain": o.gain, "edges": o.edges, "accuracies": o.accuracies, "swapped": o.swapped}
         for o in outcomes

@@ -9,14 +9,14 @@ The graph sees one row of 8 pixels per step. It must remember earlier rows, alon
 from torch import nn
 
 from wirings import DiscreteGraph, Wiring
-from wirings.cli.demo import Settings, command
+from wirings.cli.comparison import ComparisonSettings, command
 from wirings.graph import ActivationNode
 
 # Sums over few edges are small, and there is no norm to scale them up, so the gain of the initial weights is tuned too.
-SETTINGS = Settings(epochs=25, learning_rates=(0.03, 0.1, 0.3), gains=(4.0, 8.0, 16.0), clip=1.0)
+SETTINGS = ComparisonSettings(epochs=25, learning_rates=(0.03, 0.1, 0.3), gains=(4.0, 8.0, 16.0), clip=1.0)
 
 
-def network(rule: str, settings: Settings) -> tuple[nn.Sequential, Wiring]:
+def network(rule: str, settings: ComparisonSettings) -> tuple[nn.Sequential, Wiring]:
     graph = DiscreteGraph(
         nodes=128,
         inputs=8,

@@ -9,10 +9,10 @@ each node is a map of 8 × 8 pixels, as in the tiny classifiers of the paper's T
 from torch import Tensor, nn
 
 from wirings import StaticGraph, Wiring
-from wirings.cli.demo import Settings, command
+from wirings.cli.comparison import ComparisonSettings, command
 from wirings.graph import ConvNode
 
-SETTINGS = Settings(epochs=10, learning_rates=(0.1, 0.3, 1.0), clip=1.0)
+SETTINGS = ComparisonSettings(epochs=10, learning_rates=(0.1, 0.3, 1.0), clip=1.0)
 
 
 class Centre(nn.Module):
@@ -22,7 +22,7 @@ class Centre(nn.Module):
         return maps[..., 3:5, 3:5].mean((-2, -1))
 
 
-def network(rule: str, settings: Settings) -> tuple[nn.Sequential, Wiring]:
+def network(rule: str, settings: ComparisonSettings) -> tuple[nn.Sequential, Wiring]:
     graph = StaticGraph([8, 64, 64, 64, 10], edges=100, node=ConvNode(norm="instance"), rule=rule)
     assert graph.wiring is not None
     stem = [nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8)]

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 import wirings
-from wirings.cli.demo import Split, splits
+from wirings.cli.comparison import DigitsSplit, splits
 
 DENSITY = 0.1
 FIRST, SECOND = 20, 20
@@ -40,7 +40,9 @@ def network() -> nn.Sequential:
     return nn.Sequential(*hidden, nn.Linear(64, 10))
 
 
-def fit(model: nn.Sequential, wiring: wirings.Wiring | None, split: Split, epochs: int, lr: float, seed: int) -> None:
+def fit(
+    model: nn.Sequential, wiring: wirings.Wiring | None, split: DigitsSplit, epochs: int, lr: float, seed: int
+) -> None:
     """An ordinary training loop; the only addition for wired networks is wiring.step()."""
     optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9, weight_decay=1e-4)
     steps = epochs * (len(split.y) // BATCH)
@@ -58,20 +60,20 @@ def fit(model: nn.Sequential, wiring: wirings.Wiring | None, split: Split, epoch
                 wiring.step(optimizer)
 
 
-def accuracy(model: nn.Sequential, split: Split) -> float:
+def accuracy(model: nn.Sequential, split: DigitsSplit) -> float:
     with torch.no_grad():
         right = model.eval()(split.x_test).argmax(1) == split.y_test
     return 100 * right.float().mean().item()
 
 
-def pretrained(split: Split, seed: int) -> nn.Sequential:
+def pretrained(split: DigitsSplit, seed: int) -> nn.Sequential:
     torch.manual_seed(seed)
     model = network()
     fit(model, None, split, FIRST, DENSE_LR, seed)
     return model
 
 
-def continue_training(way: str, dense: nn.Sequential, split: Split, lr: float, seed: int) -> tuple[float, int]:
+def continue_training(way: str, dense: nn.Sequential, split: DigitsSplit, lr: float, seed: int) -> tuple[float, int]:
     """Continue in one way from a pretrained network. Returns the accuracy in percent and the number of edges."""
     model, epochs = copy.deepcopy(dense), SECOND
     if way == "dnw, new":

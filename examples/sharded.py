@@ -20,7 +20,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 import wirings
-from wirings.cli.demo import splits
+from wirings.cli.comparison import splits
 
 BATCH, SAVE_EVERY = 100, 100
 

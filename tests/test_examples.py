@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import wirings.cli.demo
-from wirings.cli.demo import compare
+import wirings.cli.comparison
+from wirings.cli.comparison import compare
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("digits_*.py"))
@@ -31,7 +31,7 @@ def test_dnw_beats_random_by_more_than_two_pooled_standard_deviations(name: str)
         compare(
             replace(example["SETTINGS"], learning_rates=(chosen[rule]["lr"],), gains=(chosen[rule]["gain"],), **once),
             [rule],
-            make=example["network"],
+            build=example["network"],
         )[0]
         for rule in ("dnw", "random")
     )
@@ -50,7 +50,7 @@ def test_pretrained_network_keeps_its_accuracy_with_a_tenth_of_its_weights() -> 
     recorded = {outcome["way"]: outcome for outcome in record["outcomes"]}
     assert all(len(outcome["accuracies"]) == 5 for outcome in recorded.values())
     example = runpy.run_path(str(ROOT / "examples" / "pretrained_digits.py"))
-    _, test = wirings.cli.demo.splits()
+    _, test = wirings.cli.comparison.splits()
     dense = example["pretrained"](test, 0)
     before = {name: value.clone() for name, value in dense.state_dict().items()}
     found = {

@@ -1,4 +1,4 @@
-"""The demo: its data, its command, its picture, and its promise."""
+"""The demo: its data, the comparison, the command and the picture."""
 
 import json
 import subprocess
@@ -10,25 +10,25 @@ import pytest
 import torch
 
 import wirings
-from wirings.cli.demo import Settings, compare, splits
+from wirings.cli.comparison import ComparisonSettings, compare, splits
 from wirings.draw.columns import live_nodes
 from wirings.train.data import digits
 
 RECORD = Path(__file__).parents[2] / "results" / "demo.json"
 
 
-def test_digits() -> None:
+def test_embedded_digits() -> None:
     images, labels = digits.load()
     assert images.shape == (1797, 1, 8, 8)
     assert (images.dtype, labels.dtype) == (torch.float32, torch.int64)
     assert (float(images.min()), float(images.max())) == (0.0, 1.0)
     assert torch.bincount(labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
-    # The first image, a nought, as it stands in the source.
+    # The first image, a zero, as in the source.
     assert (images[0, 0, 0] * 16).int().tolist() == [0, 0, 5, 13, 9, 1, 0, 0]
     assert int(labels[0]) == 0
 
 
-def test_splits_share_no_image() -> None:
+def test_splits_are_disjoint() -> None:
     validation, test = splits()
     assert [len(s) for s in (validation.y, validation.y_test, test.y, test.y_test)] == [1100, 300, 1400, 397]
     assert torch.equal(torch.cat([validation.x, validation.x_test]), test.x)
@@ -36,10 +36,11 @@ def test_splits_share_no_image() -> None:
 
 @pytest.mark.slow
 def test_dnw_is_ahead_by_more_than_two_pooled_standard_deviations() -> None:
-    """With the learning rates that the demo's own search gave in the record, so that this takes half its time."""
+    """Uses the learning rates that the recorded demo chose, which halves the time."""
     chosen = {outcome["rule"]: outcome["lr"] for outcome in json.loads(RECORD.read_text())["outcomes"]}
     dnw, random = (
-        compare(Settings(trial_seeds=1, learning_rates=(chosen[rule],)), [rule])[0] for rule in ("dnw", "random")
+        compare(ComparisonSettings(trial_seeds=1, learning_rates=(chosen[rule],)), [rule])[0]
+        for rule in ("dnw", "random")
     )
     assert dnw.edges == random.edges == 327 + 1310 + 51
     assert len(dnw.accuracies) == len(random.accuracies) == 5
@@ -55,7 +56,7 @@ def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_the_command(tmp_path: Path) -> None:
+def test_command_writes_the_picture(tmp_path: Path) -> None:
     done = run("demo", "--seeds", "2", "--out", "two.png", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "dnw is ahead by" in done.stdout
@@ -65,19 +66,19 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_mistakes_on_the_command_line(tmp_path: Path) -> None:
+def test_rejects_invalid_options(tmp_path: Path) -> None:
     done = run("demo", "--seeds", "1", folder=tmp_path)
     assert done.returncode == 1
-    assert done.stderr.strip() == "Error: the demo needs at least 2 seeds for a standard deviation, but seeds = 1."
+    assert done.stderr.strip() == "Error: seeds must be at least 2, since their standard deviation is shown, got 1."
     assert wirings.__version__ in run("--version", folder=tmp_path).stdout
     assert run("demos", folder=tmp_path).returncode == 2
     done = run("demo", "--out", "nowhere/two.png", folder=tmp_path)
     assert done.returncode == 1
-    assert done.stderr.strip() == "Error: --out must be a .png file in a folder that exists, but it is nowhere/two.png."
+    assert done.stderr.strip() == "Error: --out must be a .png file in an existing folder, got nowhere/two.png."
 
 
-def test_live_nodes_by_hand() -> None:
+def test_live_nodes_of_a_small_network() -> None:
     first = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 0]], dtype=bool)  # 0→0, 1→1
-    second = np.array([[1, 0, 1]], dtype=bool)  # 0→0, 2→0: 1 leads nowhere, nothing leads to 2
+    second = np.array([[1, 0, 1]], dtype=bool)  # 0→0, 2→0: node 1 has no successor, node 2 no predecessor
     alive = live_nodes([first, second])
     assert [a.astype(int).tolist() for a in alive] == [[1, 0, 0], [1, 0, 0], [1]]

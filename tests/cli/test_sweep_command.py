@@ -1,4 +1,4 @@
-"""``wirings sweep``: what it refuses, and twelve real runs with a worker that is killed half-way."""
+"""``wirings sweep``: what it rejects, and twelve real runs with a worker that is killed half-way."""
 
 import importlib.util
 import json
@@ -16,10 +16,11 @@ from typer.testing import CliRunner
 
 from wirings import WiringError
 from wirings.cli.app import app
-from wirings.cli.sweep import _keep
+from wirings.cli.sweep import keep_results
 from wirings.train import results
-from wirings.train.sweep import folder, on_ray, plan, work
-from wirings.train.sweep.on_ray import OnRay
+from wirings.train.sweep import folder, local, on_ray, process
+from wirings.train.sweep.on_ray import RayExecutor
+from wirings.train.sweep.plan import SweepPlan
 
 ROWS = ["digits/static-dnw", "digits/static-random"]
 TINY = ["data.name=synthetic", "data.options={shape: [1, 8, 8], examples: 60, test_examples: 20}", "batch=20"]
@@ -35,7 +36,7 @@ def call(*words: Any, status: int = 0) -> str:
     return result.output
 
 
-def test_a_dry_run_lists_the_runs_and_writes_nothing(tmp_path: Path) -> None:
+def test_dry_run_lists_the_runs_and_writes_nothing(tmp_path: Path) -> None:
     said = call(*OPTIONS, "--out", tmp_path / "out", "--dry-run").split()
     assert len(said) == 12
     assert not (tmp_path / "out").exists()
@@ -43,18 +44,23 @@ def test_a_dry_run_lists_the_runs_and_writes_nothing(tmp_path: Path) -> None:
     assert said == ["table2/complete/seed0", "table2/lottery/seed0 (starts from table2/complete/seed0)"]
 
 
-def test_mistakes_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejects_invalid_options_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr(local, "_gpus", list)
     for words, match in [
         (["--on", "ray"], r"needs the package Ray, which is not installed: pip install \"wirings\[ray\]\""),
-        (["--on", "rya"], "unknown place for runs .* Did you mean 'ray'"),
+        (["--on", "rya"], "unknown place .* Did you mean 'ray'"),
         (["--jobs", "0"], "--jobs must be at least 1"),
         (["--per-gpu", "0"], "--per-gpu must be at least 1"),
         (["--retries", "-1"], "--retries must be at least 0"),
-        (["--max-minutes", "nan"], "--max-minutes must be a number of minutes above 0, not nan"),
-        (["--device", "gpu"], "device must be cuda or cpu, got 'gpu'"),
-        (["--max-minutes", "0"], "--max-minutes must be a number of minutes above 0, not 0"),
-        (["--data", "."], "none of these runs reads files; leave --data out"),
+        (["--max-minutes", "nan"], "--max-minutes must be 0 or more, got nan"),
+        (["--device", "gpu"], "--device must be cuda or cpu, got 'gpu'"),
+        (["--device", "cuda:x"], "--device must be cuda or cpu, got 'cuda:x'"),
+        (["--device", "cuda:0"], r"--device (must be cuda or cpu for a sweep|is cuda:0, but PyTorch finds)"),
+        (["--device", "cuda"], "--device is cuda, but PyTorch finds no CUDA device"),
+        (["--out", "x" * 300], r"the path x{60}… \(300 characters\) cannot be used: a name in it is too long"),
+        (["--max-minutes", "0"], "--max-minutes must be more than 0 for a sweep"),
+        (["--data", "."], "none of these runs reads files\\. Leave it out"),
         (["--results", __file__], "--results takes a folder, but .* is a file"),
         (["--out", __file__], "--out takes a folder, but .* is a file"),
         (["--out", Path(__file__) / "new" / "one"], "--out takes a folder, but .*py is a file"),
@@ -64,7 +70,17 @@ def test_mistakes_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.Monke
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejects_missing_data_before_anything_is_written(tmp_path: Path) -> None:
+    for words, match in [
+        (["table4/dense"], "table4/dense/seed0 reads the data set 'imagenet' from a folder. Give it with --data"),
+        (["table1/static-dnw", "--data", "absent"], "--data absent does not exist"),
+    ]:
+        with pytest.raises(WiringError, match=match):
+            call(*words, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_rejects_folders_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any, **__: Any) -> None:
         raise OSError(30, "Read-only file system")
 
@@ -73,7 +89,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
         call(*OPTIONS, "--out", tmp_path / "out")
 
 
-def test_results_that_could_not_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejects_results_folders_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     locked = tmp_path / "locked"
     locked.mkdir()
     monkeypatch.setattr("os.access", lambda path, mode: Path(path) != locked)
@@ -86,7 +102,7 @@ def test_results_that_could_not_be_kept(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 class FakeRay(SimpleNamespace):
-    """Stands for the package: no cluster at all, or one that raises what a test wants."""
+    """Stands in for the package ray: without a cluster, or with one that raises an error."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error=error, asked=[])
@@ -107,77 +123,77 @@ class FakeRay(SimpleNamespace):
 
 
 @pytest.mark.parametrize("error", [ValueError("Invalid address format: nonsense"), ConnectionError("nobody there")])
-def test_an_address_without_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_rejects_addresses_without_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setitem(sys.modules, "ray", FakeRay(error))
     monkeypatch.setenv("RAY_ADDRESS", "nonsense")
-    with pytest.raises(WiringError, match=rf"no Ray cluster .* RAY_ADDRESS=nonsense \({error}\): mend it, or unset it"):
+    with pytest.raises(WiringError, match=rf"no Ray cluster .* RAY_ADDRESS=nonsense \({error}\)\. Fix or unset it"):
         call(*OPTIONS, "--out", tmp_path / "out", "--on", "ray")
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("address", [None, ""])
-def test_without_a_cluster_ray_is_started_here(monkeypatch: pytest.MonkeyPatch, address: str | None) -> None:
+def test_starts_ray_without_a_cluster(monkeypatch: pytest.MonkeyPatch, address: str | None) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     if address is not None:
         monkeypatch.setenv("RAY_ADDRESS", address)
     ray = FakeRay(ConnectionError("nobody there"))
     monkeypatch.setitem(sys.modules, "ray", ray)
-    OnRay(jobs=1)
+    RayExecutor(jobs=1)
     assert ray.asked == ["auto", None]
     monkeypatch.setitem(sys.modules, "ray", FakeRay(RuntimeError("something else")))
     with pytest.raises(RuntimeError, match="something else"):
-        OnRay(jobs=1)
+        RayExecutor(jobs=1)
 
 
-def test_time_in_the_queue_of_ray_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_in_the_queue_of_ray_counts_against_max_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = []
-    monkeypatch.setattr(work, "work", lambda words, *_: done.append(words[1:]) or 7)
+    monkeypatch.setattr(process, "run_process", lambda words, *_: done.append(words[1:]) or 7)
     words = ["python", "train", "--max-minutes", "2", "--device", "cpu"]
-    assert on_ray._work(words, str(tmp_path), time.time() - 60) == 7
+    assert on_ray._execute(words, str(tmp_path), time.time() - 60) == 7
     assert [*done[0][:2], *done[0][3:]] == ["train", "--max-minutes", "--device", "cpu"]
     assert float(done[0][2]) == pytest.approx(1.0, abs=0.05)
-    assert on_ray._work(words, str(tmp_path), time.time() - 121) == 0
-    assert on_ray._work(words[:2], str(tmp_path), time.time() - 121) == 7
-    assert done[1:] == [["train"]], "what comes too late is not begun"
+    assert on_ray._execute(words, str(tmp_path), time.time() - 121) == 0
+    assert on_ray._execute(words[:2], str(tmp_path), time.time() - 121) == 7
+    assert done[1:] == [["train"]], "late runs are not started"
 
 
-def test_runs_are_told_whole_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_get_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    runs = plan.make(["table2/lottery"], [0], [])
-    words = work.command(runs[1], Path("out"))
+    runs = SweepPlan(["table2/lottery"], [0], []).runs()
+    words = process.train_command(runs[1], Path("out"))
     assert words[words.index("--out") + 1] == str(tmp_path / "out" / "table2/lottery/seed0")
     assert words[words.index("--start") + 1] == str(tmp_path / "out" / "table2/complete/seed0")
 
 
-def test_a_folder_of_data_is_for_runs_that_read_files(tmp_path: Path) -> None:
-    runs = plan.make([ROWS[0], "table1/static-dnw", "table4/dense"], [0], [])
-    words = [work.command(run, tmp_path, data=tmp_path / "data") for run in runs]
+def test_only_runs_that_read_files_get_the_data_folder(tmp_path: Path) -> None:
+    runs = SweepPlan([ROWS[0], "table1/static-dnw", "table4/dense"], [0], []).runs()
+    words = [process.train_command(run, tmp_path, data=tmp_path / "data") for run in runs]
     assert ["--data" in line for line in words] == [False, True, True]
     assert words[1][-2:] == ["--data", str(tmp_path / "data")]
 
 
-def test_results_of_whole_recipes_are_kept_once(tmp_path: Path) -> None:
+def test_keeps_results_of_unchanged_recipes_once(tmp_path: Path) -> None:
     out, kept = tmp_path / "out", tmp_path / "results"
-    runs = [*plan.make([ROWS[0]], [0, 1, 2], []), *plan.make([ROWS[0]], [3], [["epochs=2"]])]
+    runs = [*SweepPlan([ROWS[0]], [0, 1, 2], []).runs(), *SweepPlan([ROWS[0]], [3], [["epochs=2"]]).runs()]
     known: dict[str, Any] = {"recipe": ROWS[0], "epochs": 2, "steps": 4, "params": 10, "settings": {}}
     known |= {"precision": "fp32", "hardware": "none", "versions": {}, "commit": None, "dirty": None}
     known |= {"started": "2026-01-01", "train_s": 1.0, "wall_s": 1.0}
     for run in runs:
-        if run.seed != 2:  # which is not finished
+        if run.seed != 2:  # seed 2 is not finished
             changed = {"epochs": 2} if run.changes else {}
             result = results.Result(seed=run.seed, accuracy=50.0, overrides=changed, **known)
-            results.write_json(out / run.place / "result.json", result)
-            (out / run.place / "last.safetensors").touch()
+            results.write_json(out / run.path / "result.json", result)
+            (out / run.path / "last.safetensors").touch()
     results.write(results.Result(seed=1, accuracy=60.0, overrides={}, **known), kept)
     said: list[str] = []
-    _keep(runs, out, kept, SimpleNamespace(say=said.append))
+    keep_results(runs, out, kept, SimpleNamespace(say=said.append))
     assert [(r.seed, r.accuracy) for r in results.find(kept, ROWS[0])] == [(0, 50.0), (1, 60.0)]
     assert said == [
         f"wrote {kept / ROWS[0] / 'seed0.json'}",
-        f"{kept / ROWS[0] / 'seed1.json'} holds another result already and was left as it is",
+        f"{kept / ROWS[0] / 'seed1.json'} holds another result, which was kept",
     ]
-    _keep(runs, out, kept, SimpleNamespace(say=said.append))
-    assert len(said) == 3, "the one that is left as it is"
+    keep_results(runs, out, kept, SimpleNamespace(say=said.append))
+    assert len(said) == 3, "the existing result is reported again"
 
 
 def words(out: Path, *more: str) -> list[str]:
@@ -189,7 +205,7 @@ def run_folders(out: Path) -> list[Path]:
 
 
 def children(out: Path) -> dict[int, tuple[int, Path]]:
-    """The training processes of a sweep: their parents, and their folders."""
+    """The training processes of a sweep, with their parents and folders."""
     found = {}
     for entry in Path("/proc").iterdir():
         try:
@@ -205,7 +221,7 @@ def children(out: Path) -> dict[int, tuple[int, Path]]:
 
 
 def kill_half_way(out: Path, process: subprocess.Popen[str], worker: bool) -> Path:
-    """Kill a run that has a checkpoint and no result, or the worker that does it; its folder."""
+    """Kill a run that has a checkpoint and no result, or the worker that executes it, and return its folder."""
     while True:
         half_way: list[tuple[int, int, Path]] = []
 
@@ -222,7 +238,7 @@ def kill_half_way(out: Path, process: subprocess.Popen[str], worker: bool) -> Pa
         assert worker == (parent != process.pid)
         os.kill(parent if worker else pid, signal.SIGKILL)
         time.sleep(0.5)
-        if not (place / "result.json").exists():  # else it was faster
+        if not (place / "result.json").exists():  # otherwise it finished first
             return place
 
 
@@ -235,9 +251,9 @@ def wait_for(condition: Any, process: subprocess.Popen[str], seconds: float = 40
 
 
 def done(out: Path) -> dict[Path, tuple[str, int]]:
-    """The finished runs: when each was begun, and how often one has been started."""
-    finished = [path for path in run_folders(out) if folder.finished(path)]
-    noted = (out / folder.NOTES).read_text().splitlines() if finished else []
+    """The finished runs, with the time each began and how often it was started."""
+    finished = [path for path in run_folders(out) if folder.is_finished(path)]
+    noted = (out / folder.EVENTS).read_text().splitlines() if finished else []
     starts = {path: sum(line.endswith(f"started {path.relative_to(out)}") for line in noted) for path in finished}
     return {path: (results.read(path / "result.json").started, starts[path]) for path in finished}
 
@@ -251,7 +267,7 @@ def begin(out: Path, *more: str) -> subprocess.Popen[str]:
 def check_all_there(out: Path, before: dict[Path, tuple[str, int]]) -> None:
     after = done(out)
     assert len(after) == 12
-    assert before.items() <= after.items(), "what had finished is as it was, and was not started again"
+    assert before.items() <= after.items(), "finished runs are unchanged and were not restarted"
     found = [json.loads((path / "result.json").read_text()) for path in after]
     assert {(r["recipe"], r["seed"], r["settings"]["optimizer"]["lr"]) for r in found} == {
         (row, seed, lr) for row in ROWS for seed in (0, 1, 2) for lr in (0.1, 0.3)
@@ -259,7 +275,7 @@ def check_all_there(out: Path, before: dict[Path, tuple[str, int]]) -> None:
     assert all(result["steps"] == 6 for result in found)
 
 
-needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes as Linux shows them")
+needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 @pytest.mark.slow
@@ -269,9 +285,9 @@ def test_twelve_runs_with_a_worker_killed_and_the_sweep_killed(tmp_path: Path) -
     process = begin(out, "--jobs", "2")
     wait_for(lambda: len(done(out)) >= 3, process)
     killed = kill_half_way(out, process, worker=False)
-    wait_for(lambda: f" killed {killed.relative_to(out)}" in (out / folder.NOTES).read_text(), process)
+    wait_for(lambda: f" killed {killed.relative_to(out)}" in (out / folder.EVENTS).read_text(), process)
     wait_for(lambda: len(done(out)) >= 6 and children(out), process)
-    process.kill()  # and the sweep itself
+    process.kill()  # the sweep itself
     process.communicate()
     deadline = time.monotonic() + 60
     while children(out) and time.monotonic() < deadline:  # its runs end with it
@@ -284,7 +300,7 @@ def test_twelve_runs_with_a_worker_killed_and_the_sweep_killed(tmp_path: Path) -
         assert again.returncode == 0, said
     check_all_there(out, before)
     assert "0,1,2" in said
-    assert not (tmp_path / "results").exists(), "results with changed settings are no table's"
+    assert not (tmp_path / "results").exists(), "results with changed settings are not kept"
 
 
 @pytest.mark.slow

@@ -1,10 +1,14 @@
 """The command line: train, eval, predict, recipes, table."""
 
+import io
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
+from typer.main import get_command as click_command
 from typer.testing import CliRunner
 
 from wirings import WiringError
@@ -21,7 +25,7 @@ TINY += ["data.options={shape: [1, 8, 8], examples: 50, test_examples: 40}"]
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "300")  # no line broken
+    monkeypatch.setenv("COLUMNS", "300")  # no wrapped lines
 
 
 def call(*arguments: Any) -> str:
@@ -37,7 +41,7 @@ def train(*arguments: Any, settings: list[str] = TINY) -> str:
     return call("train", RECIPE, "--device", "cpu", *changes, *arguments)
 
 
-def test_train_eval_and_predict_on_digits(tmp_path: Path) -> None:
+def test_trains_evaluates_and_predicts_on_digits(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     said = train("--out", "run", settings=["epochs=2", "batch=200"])
     result = results.read(tmp_path / "run" / "result.json")
@@ -61,7 +65,7 @@ def test_train_eval_and_predict_on_digits(tmp_path: Path) -> None:
         call("predict", "run", "none.png")
 
 
-def test_a_run_on_folders_of_images_names_its_classes(tmp_path: Path) -> None:
+def test_predictions_name_the_classes_of_an_image_folder(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     for part in ("train", "val"):
         for name, colour in (("blue", (0, 0, 255)), ("red", (255, 0, 0))):
@@ -83,14 +87,14 @@ def test_data_prepares_what_can_be_downloaded(tmp_path: Path, monkeypatch: pytes
         call("data", "cifar")
 
 
-def test_images_that_the_network_cannot_take(tmp_path: Path) -> None:
+def test_rejects_images_that_do_not_fit_the_network(tmp_path: Path) -> None:
     message = r"model 'digits_static' cannot take the images of data set 'synthetic', which are 3 × 32 × 32"
     with pytest.raises(WiringError, match=message):
         train("--out", "run", settings=["epochs=1", "data.name=synthetic"])
     assert not (tmp_path / "run").exists()
 
 
-def test_several_seeds_a_results_folder_and_overwriting(tmp_path: Path) -> None:
+def test_trains_several_seeds_and_keeps_results(tmp_path: Path) -> None:
     train("--seed", 3, "--seed", 4, "--results", "kept")
     for seed in (3, 4):
         run = tmp_path / "runs" / RECIPE / f"seed{seed}" / "result.json"
@@ -98,28 +102,28 @@ def test_several_seeds_a_results_folder_and_overwriting(tmp_path: Path) -> None:
         assert results.read(run) == results.read(kept)
         assert results.read(kept).seed == seed
     assert [result.seed for result in results.find(tmp_path / "kept", RECIPE)] == [3, 4]
-    with pytest.raises(WiringError, match=r"seed4\.json holds a result already: give --overwrite"):
+    with pytest.raises(WiringError, match=r"seed4\.json holds a result already\. Give --overwrite"):
         train("--seed", 4, "--results", "kept", "--out", "again")
-    assert not (tmp_path / "again").exists(), "it says so before it trains"
+    assert not (tmp_path / "again").exists(), "before it trains"
     before = (tmp_path / "kept" / RECIPE / "seed4.json").read_text()
     assert "wrote kept" in train("--seed", 4, "--results", "kept", "--overwrite", "--out", "again")
     assert (tmp_path / "kept" / RECIPE / "seed4.json").read_text() != before
-    with pytest.raises(WiringError, match="--out names the folder of one run"):
+    with pytest.raises(WiringError, match="--out is the folder of one run, got 2 seeds"):
         train("--seed", 1, "--seed", 2, "--out", "two")
 
 
-def test_the_seed_is_a_setting_too(tmp_path: Path) -> None:
+def test_the_seed_can_be_set_as_a_setting(tmp_path: Path) -> None:
     train("--set", "seed=5")
     assert results.read(tmp_path / "runs" / RECIPE / "seed5" / "result.json").seed == 5
 
 
 @pytest.mark.parametrize("minutes", ["nan", "-1"])
-def test_time_limits_that_are_none(minutes: str) -> None:
-    with pytest.raises(WiringError, match=f"--max-minutes must be a number of minutes, not {minutes}"):
+def test_rejects_invalid_time_limits(minutes: str) -> None:
+    with pytest.raises(WiringError, match=f"--max-minutes must be 0 or more, got {minutes}"):
         train("--out", "run", "--max-minutes", minutes)
 
 
-def test_a_folder_that_holds_a_run_and_a_time_limit(tmp_path: Path) -> None:
+def test_stops_at_a_time_limit_and_resumes(tmp_path: Path) -> None:
     said = train("--out", "run", "--max-minutes", 0)
     assert "The time is up. Continue run with --resume, at epoch 1, batch 2." in said
     assert not (tmp_path / "run" / "result.json").exists()
@@ -130,7 +134,7 @@ def test_a_folder_that_holds_a_run_and_a_time_limit(tmp_path: Path) -> None:
     assert results.read(tmp_path / "run" / "result.json").steps == 6
 
 
-def test_misspelt_names_are_mended() -> None:
+def test_suggests_the_nearest_name() -> None:
     with pytest.raises(WiringError, match=r"Did you mean 'optimizer\.momentum'"):
         train("--set", "optimizer.momentun=0.2")
     with pytest.raises(WiringError, match="Did you mean 'digits/static-dnw'"):
@@ -142,14 +146,14 @@ def test_misspelt_names_are_mended() -> None:
     assert not Path("runs").exists()
 
 
-def test_a_recipe_of_your_own(tmp_path: Path) -> None:
+def test_trains_a_users_own_recipe(tmp_path: Path) -> None:
     Path("mine.yaml").write_text(f"base: {RECIPE}\nepochs: 1\n")
     changes = [text for change in TINY[1:] for text in ("--set", change)]
     call("train", "mine.yaml", "--device", "cpu", *changes)
     assert results.read(tmp_path / "runs" / "mine" / "seed0" / "result.json").epochs == 1
 
 
-def test_two_phases_in_one_command(tmp_path: Path) -> None:
+def test_trains_two_phases_in_one_command(tmp_path: Path) -> None:
     Path("complete.yaml").write_text(f"base: {RECIPE}\nrule: {{name: dense}}\n")
     Path("ticket.yaml").write_text(
         f"base: {RECIPE}\nrule: {{name: lottery}}\nstart: {{recipe: complete.yaml, weights: initial}}\n"
@@ -172,7 +176,7 @@ def test_two_phases_in_one_command(tmp_path: Path) -> None:
     assert results.read(tmp_path / "kept" / "ticket" / "seed1.json").accuracy == result.accuracy
     with pytest.raises(WiringError, match="none is not the folder of a run to start from"):
         ticket("--seed", 2, "--start", "none")
-    with pytest.raises(WiringError, match="--start names the folder of one run"):
+    with pytest.raises(WiringError, match="--start is the folder of one run, got 2 seeds"):
         ticket("--seed", 1, "--seed", 2, "--start", "runs/complete/seed1")
     with pytest.raises(WiringError, match="static-dnw starts from a new network"):
         train("--start", "runs/complete/seed1")
@@ -183,7 +187,7 @@ def test_two_phases_in_one_command(tmp_path: Path) -> None:
     assert results.read(tmp_path / "runs" / "ticket" / "seed3" / "result.json").steps == 6
 
 
-def test_tensorboard_is_written_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writes_tensorboard_files_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tensorboard")
     train("--out", "without")
     assert not (tmp_path / "without" / "tensorboard").exists()
@@ -194,8 +198,8 @@ def test_tensorboard_is_written_when_asked_for(tmp_path: Path, monkeypatch: pyte
         train("--out", "another", "--tensorboard")
 
 
-def test_recipes_and_an_empty_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COLUMNS")  # in a pipe nothing is cut off
+def test_lists_recipes_and_prints_tables_without_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS")  # nothing is cut off in a pipe
     listed = call("recipes")
     assert all(name in listed for name in recipes.names())
     assert "80.9 ± 0.6 %" in listed
@@ -204,5 +208,137 @@ def test_recipes_and_an_empty_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "|" in call("table", 1, "--results", "none", "--markdown")
     assert "89.7 ± 0.2 %" in call("table", 2, "--results", "none")
     assert "87.7 ± 0.3 %" in call("table", "appendix_b", "--results", "none")
+    Path("empty").mkdir()
+    rows = json.loads(call("table", 1, "--results", "empty", "--json"))
+    assert [(row["recipe"], row["paper"]) for row in rows][1] == ("table1/static-dnw", 80.9)
+    assert json.loads(call("table", "ste", "--results", "empty", "--json"))[0]["standings"][0]["row"]["mean"] is None
+    with pytest.raises(WiringError, match="--json and --markdown exclude each other"):
+        call("table", 1, "--json", "--markdown")
     with pytest.raises(WiringError, match="unknown table 'table9'"):
         call("table", 9)
+
+
+def test_seeds_are_written_as_for_sweeps(tmp_path: Path) -> None:
+    train("--seed", "0-1,4")
+    assert sorted(path.name for path in (tmp_path / "runs" / RECIPE).iterdir()) == ["seed0", "seed1", "seed4"]
+    for seeds, message in [("x", "--seed expects numbers"), ("3-1", "empty range"), ("1,1", "--seed 1 is given twice")]:
+        with pytest.raises(WiringError, match=message):
+            train("--seed", seeds)
+
+
+def test_an_interrupt_says_how_to_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("wirings.train.phases.train", interrupt)
+    result = CliRunner().invoke(app, ["train", RECIPE, "--out", "run"])
+    assert result.exit_code == 130
+    said = "Interrupted. To continue from the last checkpoint, repeat the command with --resume."
+    assert result.output.strip() == said
+
+
+@pytest.mark.parametrize("out", ["o[/v2]", "o[bold]"])
+def test_paths_with_markup_are_printed_as_they_are(out: str) -> None:
+    assert f"see {out}" in train("--out", out)
+    assert call("eval", out, "--device", "cpu").startswith(f"{out}: ")
+
+
+def test_control_characters_in_names_are_escaped(tmp_path: Path) -> None:
+    name = "run\x1b[2J\nnext"
+    said = train("--out", name)
+    assert "\x1b[2J" not in said
+    assert r"see run\x1b[2J" in said
+
+
+def test_output_as_json(tmp_path: Path) -> None:
+    train("--out", "run")
+    result = results.read(tmp_path / "run" / "result.json")
+    shown = json.loads(call("eval", "run", "--device", "cpu", "--json"))
+    assert shown == {"run": "run", "accuracy": result.accuracy, "top5": result.top5, "loss": shown["loss"]}
+    listed = json.loads(call("recipes", "table1", "--json"))
+    assert [one["name"] for one in listed] == [recipe.name for recipe in recipes.table(1)]
+    assert listed[0]["paper"] == {"accuracy": 76.1, "std": 0.5}
+    assert listed[0]["settings"]["model"]["name"] == "tiny_static"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["table1"], {name for name in recipes.names() if name.startswith("table1/")}),
+        (["1"], {name for name in recipes.names() if name.startswith("table1/")}),
+        (["*-dnw"], {name for name in recipes.names() if name.endswith("-dnw")}),
+        (["table1/static-dnw"], {"table1/static-dnw"}),
+        (["digits", "table2/dnw"], {"digits/static-dnw", "digits/static-random", "table2/dnw"}),
+        (["--rule", "lottery"], {"table2/lottery"}),
+        (["--model", "xception"], {"table3/xception-0.5", "table3/xception-1"}),
+        (["digits", "--dataset", "cifar10"], set()),
+    ],
+)
+def test_filters_recipes(arguments: list[str], expected: set[str]) -> None:
+    assert {one["name"] for one in json.loads(call("recipes", *arguments, "--json"))} == expected
+    listed = call("recipes", *arguments).splitlines()[1:]
+    assert {line.split()[0] for line in listed if "/" in line.split(" ")[0]} == expected
+
+
+def test_rejects_filters_that_match_nothing() -> None:
+    for arguments, message in [
+        (["tabel2"], "unknown recipe or table 'tabel2'. Did you mean 'table2'"),
+        (["*dnv*"], r"no recipe matches '\*dnv\*'"),
+        (["--rule", "dwn"], "unknown rule 'dwn'. Did you mean 'dnw'"),
+        (["--dataset", "cifar"], "unknown data set 'cifar'. Did you mean 'cifar10'"),
+    ]:
+        with pytest.raises(WiringError, match=message):
+            call("recipes", *arguments)
+
+
+def test_the_list_of_recipes_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.StringIO()
+    monkeypatch.setattr("wirings.cli.recipes.open_console", lambda: Console(file=file, width=80))
+    call("recipes")
+    lines = file.getvalue().splitlines()
+    assert len(lines) == 1 + len(recipes.names()), "one line each"
+    assert {line.split()[0] for line in lines[1:]} == set(recipes.names())
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_single_recipe_is_shown_with_its_note_and_settings() -> None:
+    said = call("recipes", "table2/targeted_dropout-0.95")
+    assert "Unconstrained, the better kind" in said
+    assert "rho: 0.95" in said
+
+
+def test_every_command_names_things_alike() -> None:
+    commands = {command.name or command.callback.__name__: command for command in app.registered_commands}
+    options: dict[str, set[str]] = {}
+    for name in commands:
+        shown = click_command(app).commands[name]
+        for parameter in shown.params:
+            assert getattr(parameter, "help", None), f"{name}: {parameter.name} has no help text"
+            for option in parameter.opts:
+                options.setdefault(option, set()).add(name)
+        assert shown.help.endswith(".")
+    assert options["--out"] == options["-o"] == {"demo", "train", "sweep", "compact", "show"}
+    assert options["--data"] == {"train", "sweep", "eval", "data"}
+    assert options["--device"] == {"train", "sweep", "eval", "predict"}
+    assert "--directory" not in options
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["train", RECIPE, "--out", f"new/{'x' * 300}"], ["eval", "x" * 300], ["profile", "x" * 5000], ["show", "a\0b"]],
+)
+def test_rejects_paths_that_no_file_can_have(arguments: list[str]) -> None:
+    with pytest.raises(WiringError, match=r"the path .* cannot be used: "):
+        call(*arguments)
+
+
+def test_rejects_devices_that_do_not_exist() -> None:
+    for device in ("gpu", "cuda:x", "cuda:4096", "cpu:0"):
+        with pytest.raises(WiringError, match=r"--device (must be cuda or cpu|is cuda:4096, but PyTorch finds)"):
+            call("eval", "table1/static-dnw", "--device", device)
+
+
+@pytest.mark.parametrize("value", ["seed=!!timestamp z", "rule.options.rule=1", "data.options.batch=1", "seed=&a [*a]"])
+def test_rejects_malformed_settings(value: str) -> None:
+    with pytest.raises(WiringError):
+        train("--set", value)

@@ -90,9 +90,9 @@ def test_rejects_invalid_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     with pytest.raises(WiringError, match="nothing is not the folder of a run"):
         call("show", "nothing")
-    with pytest.raises(WiringError, match="give --html as well"):
+    with pytest.raises(WiringError, match="Add --html"):
         call("show", "nothing", "-o", "x.html")
-    with pytest.raises(WiringError, match="give --pictures FOLDER as well"):
+    with pytest.raises(WiringError, match="Add --pictures FOLDER"):
         call("show", "nothing", "--svg")
     five().save("five.wirings")
     with pytest.raises(WiringError, match=r"cannot write the page to five\.wirings/x\.html"):

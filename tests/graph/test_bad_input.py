@@ -42,7 +42,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a density above 1": (
         lambda: StaticGraph([2, 3], edges=1.5),
-        r"StaticGraph: edges must be in \(0, 1\].*is an int",
+        r"StaticGraph: edges must be in \(0, 1\].*must be an int",
     ),
     "whole numbers": (lambda: StaticGraph([2, 3])(torch.ones(1, 2, dtype=torch.long)), r"floating-point.*int64"),
     "a number of blocks": (lambda: StaticGraph(5), r"Blocks expects a list with the size of each block, got 5"),

@@ -17,7 +17,8 @@ from wirings import WiringError
 from wirings.train import phases, recipes
 from wirings.train.run import loop
 from wirings.train.settings import with_overrides
-from wirings.train.sweep import plan, work
+from wirings.train.sweep.plan import SweepPlan
+from wirings.train.sweep.process import output_tail, start_process, train_command
 from wirings.utils.locks import LOCK, held
 
 RECIPE = "digits/static-dnw"
@@ -61,13 +62,13 @@ def test_refuses_a_second_process(tmp_path: Path) -> None:
 
 
 def test_a_sweep_hands_its_lock_to_the_run(tmp_path: Path) -> None:
-    (run,) = plan.make([RECIPE], [0], [[change] for change in (*CHANGES, "epochs=1")])
-    words = work.command(run, tmp_path, device="cpu")
-    folder = tmp_path / run.place
-    process = work.begin(words, folder, {})
+    (run,) = SweepPlan([RECIPE], [0], [[change] for change in (*CHANGES, "epochs=1")]).runs()
+    words = train_command(run, tmp_path, device="cpu")
+    folder = tmp_path / run.path
+    process = start_process(words, folder, {})
     assert process is not None
-    assert work.begin(words, folder, {}) is None
-    assert process.wait() == 0, work.last_words(folder)
+    assert start_process(words, folder, {}) is None
+    assert process.wait() == 0, output_tail(folder)
     assert (folder / "result.json").exists()
     assert not (folder / LOCK).exists()
 

@@ -1,7 +1,9 @@
-"""Recipes: every file parses and says only what differs from its base; the paper's figures; files of your own."""
+"""Recipes: rows state only what differs from their base, the figures of the paper, users' own files and mistakes."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,45 +28,64 @@ from wirings.train.settings import (
 from wirings.train.yaml_io import parse_yaml
 
 KEYS = typed.leaves(Settings)
-FILES = (path for path in Path(recipes.__file__).parent.glob("*/*.yaml") if path.stem != "base")
-ROWS = sorted(FILES, key=lambda path: (path.parent.name, path.stem))
+TABLES = {path.stem: path for path in Path(recipes.__file__).parent.glob("*.yaml")}
 
 
-def test_every_recipe_is_found() -> None:
-    assert recipes.names() == [f"{path.parent.name}/{path.stem}" for path in ROWS]
-    assert len(recipes.names()) == len(ROWS) > 0
+def written(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the file of a recipe's table says: the shared settings, and what the recipe itself changes."""
+    table, _, row = name.partition("/")
+    shared = parse_yaml(TABLES[table].read_text(), table)
+    rows = shared.pop("rows") | shared.pop("unlisted", {})
+    return shared, rows[row]
+
+
+def test_finds_every_recipe() -> None:
+    assert recipes.tables() == sorted(TABLES)
     listed = []
-    for table in recipes.tables():
+    for table, path in TABLES.items():
         rows = [recipe.name for recipe in recipes.table(table)]
-        assert len(set(rows)) == len(rows)
+        mapping = parse_yaml(path.read_text(), table)
+        assert rows == [name if "/" in name else f"{table}/{name}" for name in mapping["rows"]], "in the file's order"
         listed += [row for row in rows if row.startswith(f"{table}/")]
-    assert len(set(listed)) == len(listed)
-    assert set(listed) >= {name for name in recipes.names() if recipes.get(name).paper is not None}
+        listed += [f"{table}/{name}" for name in mapping.get("unlisted", {})]
+    assert recipes.names() == sorted(listed)
+    assert len(recipes.names()) == 136
+    unlisted = {name for table in TABLES for name in recipes.names() if name.startswith(f"{table}/")} - {
+        recipe.name for table in TABLES for recipe in recipes.table(table)
+    }
+    assert unlisted == {"table2/complete", "table2/dnw-no_decay", "table2/random-no_decay"}
+    assert all(recipes.get(name).paper is None for name in unlisted)
 
 
-@pytest.mark.parametrize("path", ROWS, ids=recipes.names())
-def test_recipe_says_only_what_differs_from_its_base(path: Path) -> None:
-    recipe = recipes.get(f"{path.parent.name}/{path.stem}")
+def test_recipes_share_no_state() -> None:
+    first = recipes.get("table2/dnw")
+    first.settings.model.options["width"] = 3
+    assert recipes.get("table2/dnw").settings.model.options == {"width": 0.225}
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_a_row_states_only_what_differs_from_its_base(name: str) -> None:
+    recipe = recipes.get(name)
+    assert recipe.name == name
     assert recipe.settings.model.name in models.names()
     assert recipe.settings.rule.name in rules.names()
-    row = {key: value for key, value in parse_yaml(path.read_text(), "row").items() if key not in ("paper", "note")}
-    if "base" in row:  # another table's row
+    shared, changes = written(name)
+    row = {key: value for key, value in changes.items() if key not in ("paper", "note")}
+    if "base" in row:  # another recipe
         before, after = to_mapping(recipes.get(row.pop("base")).settings), to_mapping(recipe.settings)
     else:
-        base = parse_yaml(path.with_name("base.yaml").read_text(), "base")
-        del base["rows"]
-        base["model"] = {"name": min(models.names()), **base.get("model", {})}
-        before, after = to_mapping(from_mapping(base)), to_mapping(recipe.settings)
-    said = {key for key in KEYS if typed.at(row, key) is not None}
+        shared["model"] = {"name": min(models.names()), **shared.get("model", {})}
+        before, after = to_mapping(from_mapping(shared)), to_mapping(recipe.settings)
+    stated = {key for key in KEYS if typed.at(row, key) is not None}
     different = {key for key in KEYS if typed.at(before, key) != typed.at(after, key)}
-    assert different | {"model.name"} == said | {"model.name"}
-    assert all(typed.at(after, key) == typed.at(row, key) for key in said if not key.endswith("options"))
-    for key in KEYS:  # what the base says holds wherever the row says nothing
-        if key not in said:
+    assert different | {"model.name"} == stated | {"model.name"}
+    assert all(typed.at(after, key) == typed.at(row, key) for key in stated if not key.endswith("options"))
+    for key in KEYS:  # the base holds for whatever the row does not state
+        if key not in stated:
             assert typed.at(after, key) == typed.at(before, key)
 
 
-def test_table_1_is_the_papers() -> None:
+def test_table_1_matches_the_paper() -> None:
     rows = recipes.table(1)
     paper = [(row.name, row.paper["accuracy"], row.paper["std"]) for row in rows if row.paper]
     assert paper == [
@@ -85,7 +106,7 @@ def test_table_1_is_the_papers() -> None:
         assert (s.precision, s.fast) == (("fp16", False) if kind == "continuous" else ("bf16", True))
 
 
-def test_table_2_is_the_papers() -> None:
+def test_table_2_matches_the_paper() -> None:
     rows = recipes.table(2)
     assert [(row.name.removeprefix("table2/"), *row.paper.values()) for row in rows if row.paper] == [
         ("mobilenetv1-0.25", 86.3, 0.2),
@@ -99,7 +120,9 @@ def test_table_2_is_the_papers() -> None:
         ("fine_tune-0.001", 88.7, 0.2),
         ("dnw", 89.7, 0.2),
     ]
-    assert [row.name for row in rows if not row.paper] == ["table2/expander", "table2/sparse_momentum"], "after them"
+    assert [row.name for row in rows if not row.paper] == ["table2/expander", "table2/sparse_momentum"], (
+        "after the paper's rows"
+    )
     for row in [*rows, recipes.get("table2/complete")]:
         name, _, number = row.name.removeprefix("table2/").partition("-")
         s = row.settings
@@ -114,7 +137,7 @@ def test_table_2_is_the_papers() -> None:
         assert s.start == (StartSettings("table2/complete", start[name]) if name in start else StartSettings())
 
 
-def test_appendix_b_is_the_papers() -> None:
+def test_appendix_b_matches_the_paper() -> None:
     rows = recipes.table("appendix_b")
     figures = {row.name.removeprefix("appendix_b/"): tuple(row.paper.values()) for row in rows if row.paper}
     assert figures == {
@@ -138,7 +161,7 @@ def test_appendix_b_is_the_papers() -> None:
     assert recipes.get("appendix_b/unconstrained-0.95").settings == twin.settings
 
 
-def test_table_4_is_the_papers() -> None:
+def test_table_4_matches_the_paper() -> None:
     rows = recipes.table(4)
     figures = {row.name.removeprefix("table4/"): row.paper for row in rows if row.paper}
     paper = {name: (f["accuracy"], f["top5"]) for name, f in figures.items() if "accuracy" in f}
@@ -177,7 +200,7 @@ def test_table_4_is_the_papers() -> None:
         assert (s.label_smoothing, s.precision, s.channels_last) == (0.1, "bf16", True)
 
 
-def test_weights_of_table_4_decay_but_norms_in_blocks_do_not() -> None:
+def test_table_4_decays_weights_but_not_norms_inside_blocks() -> None:
     settings, _ = with_overrides(recipes.get("table4/all-10").settings, ["model.options.image_size=32"])
     place = ProcessContext(0, 1, torch.device("cpu"))
     model, wiring = build(settings, 10, place)
@@ -191,7 +214,7 @@ def test_weights_of_table_4_decay_but_norms_in_blocks_do_not() -> None:
     assert {decay[id(p)] for p in model.parameters() if p.dim() > 1} == {2**-15}
 
 
-def test_rules_on_a_resnet_for_cifar10() -> None:
+def test_resnet_rows_differ_in_rule_and_density_only() -> None:
     rows = recipes.table("resnet")
     expected = ["resnet/dense"]
     expected += [f"resnet/{rule}-{n}" for n in (30, 20, 10, 5, 2) for rule in ("dnw", "random", "sparse_momentum")]
@@ -201,10 +224,10 @@ def test_rules_on_a_resnet_for_cifar10() -> None:
         rule, _, percent = row.name.removeprefix("resnet/").partition("-")
         options = {"width": 0.5, "first_dense": True} | ({"density": int(percent) / 100} if percent else {})
         assert (row.settings.rule.name, row.settings.model) == (rule, ModelSettings("resnet18", options))
-        assert replace(row.settings, rule=base.rule, model=base.model) == base, "trained the same"
+        assert replace(row.settings, rule=base.rule, model=base.model) == base, "trained alike"
 
 
-def test_rules_at_one_budget_are_trained_alike() -> None:
+def test_rules_at_one_budget_share_their_training_settings() -> None:
     rows = [row for row in recipes.table("ste") if row.name.startswith("ste/")]
     assert {row.name for row in rows} == {name for name in recipes.names() if name.startswith("ste/")}
     here = {row.settings.rule.name for row in recipes.table("ste")}
@@ -224,14 +247,14 @@ def test_rules_at_one_budget_are_trained_alike() -> None:
         assert (s.model.name, options) == (twin.model.name, expected)
         decay = 0.0 if what == "top_kast" else None
         assert s.optimizer == replace(twin.optimizer, weight_decay_edges=decay)
-        if what == "top_kast":  # as strong as weight decay is, of which momentum makes more
+        if what == "top_kast":  # as strong as weight decay, which momentum multiplies
             same = s.optimizer.weight_decay / (1 - s.optimizer.momentum)
             assert s.rule.options["exploration"] == pytest.approx(same, rel=1e-6)
         assert replace(s, rule=twin.rule, model=twin.model, optimizer=twin.optimizer) == twin
 
 
 @pytest.mark.parametrize("name", ["mobilenet-set", "resnet-set-10", "resnet-set-5", "resnet-set-2"])
-def test_set_exchanges_edges_once_an_epoch_and_has_time_to_train_the_last(name: str) -> None:
+def test_set_exchanges_edges_once_per_epoch_until_three_quarters(name: str) -> None:
     s = recipes.get(f"ste/{name}").settings
     rule = rules.get(s.rule.name, **s.rule.options)
     epoch = -(-50_000 // s.batch)
@@ -239,7 +262,7 @@ def test_set_exchanges_edges_once_an_epoch_and_has_time_to_train_the_last(name: 
 
 
 @pytest.mark.parametrize("name", ["mobilenet-soft_threshold_global", "mobilenet-str", "resnet-rigl-2", "resnet-nm-10"])
-def test_rules_at_one_budget_have_its_edges(name: str) -> None:
+def test_rules_at_one_budget_have_the_same_number_of_edges(name: str) -> None:
     place = ProcessContext(0, 1, torch.device("cpu"))
     other = "table2/dnw" if name.startswith("mobilenet") else f"resnet/dnw-{name.rpartition('-')[2]}"
     settings, _ = with_overrides(recipes.get(f"ste/{name}").settings, [])
@@ -259,7 +282,7 @@ def test_rules_at_one_budget_have_its_edges(name: str) -> None:
         assert abs(ours - theirs) <= (0 if other == "table2/dnw" else 20), "rounded down in each of 20 layers"
 
 
-def test_a_recipe_of_your_own(tmp_path: Path) -> None:
+def test_reads_a_users_file_and_its_base(tmp_path: Path) -> None:
     own = tmp_path / "mine.yaml"
     own.write_text(
         "base: table1/static-dnw\nepochs: 3\noptimizer: {lr: 1e-2}\nmodel: {options: {edges: 10}}\nnote: quick\n"
@@ -281,7 +304,7 @@ def test_a_recipe_of_your_own(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("base: table1/static-dwn", "unknown base 'table1/static-dwn'. Did you mean 'table1/static-dnw'?"),
-        ("base: [1]", "base must be a recipe's name or a path, but [1] came."),
+        ("base: [1]", "base must be the name of a recipe or a path, got [1]."),
         ("base: mine.yaml", "is its own base: mine.yaml → mine.yaml."),
         ("base: gone.yaml", "gone.yaml cannot be read as a recipe: No such file or directory."),
         ("epochs: 3", "the setting 'model.name' is missing"),
@@ -290,14 +313,14 @@ def test_a_recipe_of_your_own(tmp_path: Path) -> None:
         ("base: table1/static-dnw\noptimizer: 3", "optimizer must be a mapping (lr, momentum,"),
         ("epochs: 3\nepochs: 4", "the key 'epochs' twice"),
         ("[", "is not YAML"),
-        ("", "must hold a mapping of settings, such as epochs: 160, but holds None."),
-        ("base: table1/static-dnw\nnote: 3", "note must be a text, but 3 came."),
-        ("base: table1/static-dnw\npaper: 3", "paper must be a mapping with accuracy, in percent, but 3 came."),
-        ("base: table1/static-dnw\npaper: {accuracy: x}", "paper.accuracy must be a number, but 'x' came."),
+        ("", "must hold a mapping of settings, such as epochs: 160, got None."),
+        ("base: table1/static-dnw\nnote: 3", "note must be a string, got 3."),
+        ("base: table1/static-dnw\npaper: 3", "paper must be a mapping with accuracy in percent, got 3."),
+        ("base: table1/static-dnw\npaper: {accuracy: x}", "paper.accuracy must be a number, got 'x'."),
         ("base: table1/static-dnw\npaper: {accuracy: 1, sdt: 2}", "unknown key of paper 'sdt'. Did you mean 'std'?"),
     ],
 )
-def test_mistakes_in_a_recipe_name_the_file(tmp_path: Path, text: str, message: str) -> None:
+def test_errors_name_the_file(tmp_path: Path, text: str, message: str) -> None:
     own = tmp_path / "mine.yaml"
     own.write_text(text)
     with pytest.raises(WiringError) as caught:
@@ -306,14 +329,14 @@ def test_mistakes_in_a_recipe_name_the_file(tmp_path: Path, text: str, message: 
     assert str(own) in str(caught.value)
 
 
-def test_recipes_that_do_not_exist(tmp_path: Path) -> None:
+def test_rejects_unknown_recipes_and_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(WiringError) as caught:
         recipes.get("table1/static-dnv")
     of_table = ", ".join(name for name in recipes.names() if name.startswith("table1/"))
     assert str(caught.value) == (
         "unknown recipe 'table1/static-dnv'. Did you mean 'table1/static-dnw'? "
-        f"Choose from: {of_table}. `wirings recipes` says what each is. "
-        "A file of your own is given by its path, which ends in .yaml."
+        f"Choose from: {of_table}. `wirings recipes` describes them. "
+        "To train a file of your own, give its path, which ends in .yaml."
     )
     with pytest.raises(WiringError, match=r"unknown recipe 'mine'. Choose from: appendix_b/…, digits/…, resnet/…, "):
         recipes.get("mine")
@@ -326,3 +349,40 @@ def test_recipes_that_do_not_exist(tmp_path: Path) -> None:
         recipes.get(tmp_path / "bytes.yaml")
     with pytest.raises(WiringError, match="cannot be read as a recipe"):
         recipes.get(Path(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["...yaml", "..yaml", "....yml"])
+def test_rejects_file_names_that_lead_out_of_the_folder_of_runs(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("base: digits/static-dnw\n")
+    with pytest.raises(WiringError, match=r"a recipe is named after its file, and .* is not a name\. Rename"):
+        recipes.get(tmp_path / name)
+
+
+def test_rejects_paths_that_no_file_can_have(tmp_path: Path) -> None:
+    for name in (f"{'a' * 300}.yaml", "a\0b.yaml"):
+        with pytest.raises(WiringError, match="cannot be read as a recipe"):
+            recipes.get(name)
+    own = tmp_path / "mine.yaml"
+    own.write_text("base: ~nobody-of-this-name/other.yaml\n")
+    with pytest.raises(WiringError, match="cannot be found"):
+        recipes.get(own)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 99)), "more than 100,000 values"),
+        ("".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 30)), "more than 100,000 values"),
+        ("a1: &b [*b]", "an alias refers to itself"),
+        ("a1: !!timestamp z", "a tag (!!…) does not fit its value"),
+        ("a1: !!bool z", "a tag (!!…) does not fit its value"),
+        ("a1: !!int ''", "a tag (!!…) does not fit its value"),
+    ],
+)
+def test_rejects_yaml_that_multiplies_or_does_not_fit_its_tags(text: str, message: str) -> None:
+    begun = time.perf_counter()
+    with pytest.raises(WiringError) as caught:
+        parse_yaml(f"a0: &a0 {{b: 1}}\n{text}", "it")
+    assert message in str(caught.value)
+    assert time.perf_counter() - begun < 5
+    assert parse_yaml("a: &a [1, 2]\nb: *a", "it") == {"a": [1, 2], "b": [1, 2]}

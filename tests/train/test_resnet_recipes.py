@@ -1,4 +1,4 @@
-"""Recipes of Table 4 and of the ResNet for CIFAR-10: trained for a moment, on little data, end to end."""
+"""Recipes of Table 4 and of the ResNet for CIFAR-10, trained end to end for a few steps on synthetic data."""
 
 from pathlib import Path
 
@@ -9,16 +9,16 @@ from wirings.train import recipes
 from wirings.train.run import loop
 from wirings.train.settings import with_overrides
 
-LITTLE = [
+SMALL = [
     "data.name=synthetic", "data.options={shape: [3, 8, 8], examples: 24, test_examples: 8}", "batch=8",
     "data.image_size=null", "precision=fp32", "fast=false", "epochs=2", "schedule.warmup_epochs=1",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["resnet/dense", "resnet/dnw-10", "resnet/random-2", "resnet/sparse_momentum-10"])
-def test_a_resnet_for_cifar10_trains(name: str, tmp_path: Path) -> None:
+def test_resnet_recipes_train(name: str, tmp_path: Path) -> None:
     changes = ["model.options.width=0.125", "model.options.image_size=8"]
-    settings, overrides = with_overrides(recipes.get(name).settings, [*LITTLE, *changes])
+    settings, overrides = with_overrides(recipes.get(name).settings, [*SMALL, *changes])
     result = loop.train(name, settings, tmp_path / "run", device="cpu", overrides=overrides)
     assert result is not None
     assert result.steps == 6
@@ -33,11 +33,11 @@ def test_a_resnet_for_cifar10_trains(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_table_4_trains(tmp_path: Path) -> None:
+def test_table_4_recipes_train(tmp_path: Path) -> None:
     name = "table4/first_dense-30"
-    settings, overrides = with_overrides(recipes.get(name).settings, [*LITTLE, "model.options.image_size=8"])
+    settings, overrides = with_overrides(recipes.get(name).settings, [*SMALL, "model.options.image_size=8"])
     result = loop.train(name, settings, tmp_path / "run", device="cpu", overrides=overrides)
     assert result is not None
-    weights = 23_454_912 - 3 * 64 * 49 + 10 * 2048  # all convolutions but the first, and the classifier
+    weights = 23_454_912 - 3 * 64 * 49 + 10 * 2048  # all convolutions except the first, and the classifier
     assert result.edges == pytest.approx(0.3 * weights, abs=54)
     assert result.top5 is not None

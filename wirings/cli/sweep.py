@@ -1,149 +1,185 @@
-"""``wirings sweep``: parses, calls, prints."""
+"""``wirings sweep``."""
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from wirings.cli.options import DataOption, DeviceOption, MinutesOption, SeedOption, at_least, check_path, out_option
 from wirings.errors import WiringError, unknown
+from wirings.utils.console import echo
+
+if TYPE_CHECKING:
+    from wirings.train.sweep.display import SweepDisplay
+    from wirings.train.sweep.plan import SweepPlan, SweepRun
+    from wirings.train.sweep.schedule import RunProgress, SweepExecutor
 
 PLACES = ("local", "ray")
+"""Where a sweep can run."""
 
 
 def sweep(
     what: Annotated[
         list[str],
-        typer.Argument(help="Recipes, patterns of them ('ste/*-2') or YAML files; or one YAML file of a sweep."),
+        typer.Argument(
+            metavar="RECIPE",
+            help="Recipes, patterns of recipes such as 'ste/*-2', or YAML files; or one YAML file of a sweep.",
+            callback=check_path,
+        ),
     ],
-    out: Annotated[Path, typer.Option(help="The sweep's folder; the same line again goes on there.")],
-    seed: Annotated[list[str] | None, typer.Option(help="Such as 0,1,2 or 0-4; by default 0.")] = None,
+    out: Annotated[Path, out_option("Folder of the sweep. The same command continues there.")],
+    seed: SeedOption = None,
     change: Annotated[
         list[str] | None,
-        typer.Option("--set", help="A setting and its values, such as optimizer.lr=0.1,0.05: every combination."),
+        typer.Option("--set", help="A setting and its values, such as optimizer.lr=0.1,0.05. All combinations run."),
     ] = None,
-    jobs: Annotated[int | None, typer.Option(help="Runs at a time; by default one a GPU, or one for 2 cores.")] = None,
-    per_gpu: Annotated[int, typer.Option(help="Runs that share a GPU.")] = 1,
-    on: Annotated[str, typer.Option(help="Where: this machine (local), or a Ray cluster (ray).")] = "local",
-    data: Annotated[Path | None, typer.Option(help="The folder with the data, for runs that read files.")] = None,
-    device: Annotated[str | None, typer.Option(help="cuda or cpu; by default a GPU where there is one.")] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs",
+            help="Runs at a time. By default one per GPU, or one for every two cores.",
+            callback=at_least("--jobs", 1),
+        ),
+    ] = None,
+    per_gpu: Annotated[
+        int, typer.Option("--per-gpu", help="Runs that share a GPU.", callback=at_least("--per-gpu", 1))
+    ] = 1,
+    on: Annotated[str, typer.Option("--on", help="Run on this machine (local) or on a Ray cluster (ray).")] = "local",
+    data: DataOption = None,
+    device: DeviceOption = None,
     results: Annotated[
-        Path | None, typer.Option(help="Keep results of runs without changed settings in this folder, too.")
+        Path | None,
+        typer.Option(
+            "--results",
+            help="Folder in which to keep results of runs without changed settings, for tables.",
+            callback=check_path,
+        ),
     ] = None,
-    retries: Annotated[int, typer.Option(help="How often a run that was killed goes on.")] = 3,
-    max_minutes: Annotated[float | None, typer.Option(help="Stop at checkpoints after so long.")] = None,
-    dry: Annotated[bool, typer.Option("--dry-run", help="Only list the runs.")] = False,
+    retries: Annotated[
+        int, typer.Option("--retries", help="How often a killed run is restarted.", callback=at_least("--retries", 0))
+    ] = 3,
+    max_minutes: MinutesOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and exit.")] = False,
 ) -> None:
-    """Train many runs: wirings sweep table2/dnw table2/random --seed 0,1,2 --out sweeps/first."""
-    from wirings.train.distributed import device_type
-    from wirings.train.sweep import folder, plan, schedule, show, work
+    """Train many runs, such as: wirings sweep table2/dnw table2/random --seed 0,1,2 --out sweeps/first."""
+    from wirings.train.sweep import display, folder, preflight, schedule
     from wirings.utils.files import check_folder
     from wirings.utils.locks import held
 
-    runs = plan.make(**_asked(what, seed, change))
-    for name, number, least in (("--jobs", jobs, 1), ("--per-gpu", per_gpu, 1), ("--retries", retries, 0)):
-        if number is not None and number < least:
-            raise WiringError(f"{name} must be at least {least}, but it is {number}.")
-    if max_minutes is not None and not max_minutes > 0:
-        raise WiringError(f"--max-minutes must be a number of minutes above 0, not {max_minutes:g}.")
-    device_type(device)
     if on not in PLACES:
-        raise unknown("place for runs (--on)", on, PLACES)
-    if data is not None and not any(map(work.reads_files, runs)):
-        raise WiringError(f"none of these runs reads files; leave --data out (it is {data}).")
-    if dry:
+        raise unknown("place (--on)", on, PLACES)
+    runs = plan_of(what, seed, change).runs()
+    if device is not None and ":" in device:
+        raise WiringError(f"--device must be cuda or cpu for a sweep, got {device}. Choose with CUDA_VISIBLE_DEVICES.")
+    if max_minutes == 0:
+        raise WiringError("--max-minutes must be more than 0 for a sweep.")
+    preflight.check_runs(runs, data)
+    if dry_run:
         for run in runs:
-            typer.echo(f"{run.place}" + (f" (starts from {run.start.place})" if run.start is not None else ""))
+            echo(run.path + (f" (starts from {run.start.path})" if run.start is not None else ""))
         return
-    folder.check(out, runs)
+    folder.check_sweep_folder(out, runs)
     if results is not None:
         check_folder(results, "--results")
-    executor = _executor(on, jobs, per_gpu, device)  # before anything is written: Ray may be missing
+    executor = _executor(on, jobs, per_gpu, device)  # before anything is written: it may raise
     try:
-        with held(out, typer.echo), show.Shown() as shown, _terminated_is_interrupted():
-            folder.enter(out, runs)
+        with held(out, echo), display.SweepDisplay() as shown, _terminated_like_interrupted():
+            folder.claim_sweep_folder(out, runs)
             shown.say(f"{len(runs)} runs, {executor}; see {out}")
-            states: list[schedule.State] = []
+            states: list[RunProgress] = []
             try:
-                given = {"data": None if data is None else data.resolve(), "device": device}
-                states = schedule.sweep(runs, out, executor, shown, retries=retries, max_minutes=max_minutes, **given)
+                options: dict[str, Any] = {"data": None if data is None else data.resolve(), "device": device}
+                states = schedule.run_sweep(
+                    runs, out, executor, shown, retries=retries, max_minutes=max_minutes, **options
+                )
             except KeyboardInterrupt:
                 if results is not None:
-                    _keep(runs, out, results, shown)
-                done = sum(folder.finished(out / run.place) for run in runs)
-                shown.say(f"stopped: {done} of {len(runs)} runs are finished. The same line goes on with the others.")
+                    keep_results(runs, out, results, shown)
+                done = sum(folder.is_finished(out / run.path) for run in runs)
+                shown.say(f"Interrupted: {done} of {len(runs)} runs are finished. The same command continues.")
                 raise typer.Exit(130) from None
-        shown.console.print(show.results(schedule.summary(states)))
+        shown.console.print(display.results_table(schedule.summarize(states)))
         if results is not None:
-            _keep(runs, out, results, shown)
+            keep_results(runs, out, results, shown)
     finally:
         executor.stop()
-    failed = [state for state in states if state.status == schedule.FAILED]
+    _report_failures(states, shown)
+
+
+def _report_failures(states: Sequence[RunProgress], shown: SweepDisplay) -> None:
+    """Say which runs failed, and exit with status 1 if any run is not finished."""
+    from wirings.train.sweep.schedule import FAILED, FINISHED
+
+    failed = [state for state in states if state.status == FAILED]
     for state in failed:
-        shown.say(f"\n{state.run.place} has failed: {state.reason}")
-    left = sum(state.status != schedule.FINISHED for state in states)
-    if failed or left:
+        shown.say(f"\n{state.run.path} failed: {state.reason}")
+    unfinished = sum(state.status != FINISHED for state in states)
+    if unfinished:
         shown.say(
-            f"\n{left} of {len(runs)} runs are not finished, {len(failed)} of them failed. The same line goes on."
+            f"\n{unfinished} of {len(states)} runs are not finished, {len(failed)} of them failed. The same command "
+            "continues."
         )
         raise typer.Exit(1)
 
 
-def _asked(what: list[str], seed: list[str] | None, change: list[str] | None) -> dict[str, Any]:
-    """What `wirings.train.sweep.plan.make` is to be called with: a file's words, where there is one, and the line's."""
-    from wirings.train.sweep import plan
+def plan_of(what: Sequence[str], seed: Sequence[str] | None, change: Sequence[str] | None) -> SweepPlan:
+    """The plan that the command line asks for, on top of that of a sweep's file, if one is given."""
+    from wirings.train.recipes import is_file
+    from wirings.train.sweep.plan import SweepPlan, is_sweep_file, parse_seeds, parse_values, read_sweep_file
 
-    if seed:  # --seed 0 1 2, as some write it: no recipe is called by a number
-        seed = seed + [word for word in what if word.isdecimal()]
+    if seed:  # some write --seed 0 1 2, and no recipe has a number as its name
+        seed = [*seed, *(word for word in what if word.isdecimal())]
         what = [word for word in what if not word.isdecimal()]
-    found: dict[str, Any] = {"names": what, "seeds": [0], "grid": [], "variants": []}
-    files = [Path(word) for word in what if word.endswith((".yaml", ".yml"))]
-    sweeps = [path for path in files if plan.is_sweep(path)]
+    plan = SweepPlan(what)
+    sweeps = [Path(word) for word in what if is_file(word) and is_sweep_file(Path(word))]
     if sweeps:
         if len(what) > 1:
-            raise WiringError(f"{sweeps[0]} describes a whole sweep: give it alone, and other recipes in it.")
-        found = plan.read(sweeps[0])
-        found["seeds"] = found["seeds"] or [0]
+            raise WiringError(f"{sweeps[0]} describes a whole sweep. Give it alone, and add other recipes to it.")
+        plan = read_sweep_file(sweeps[0])
     if seed:
-        found["seeds"] = plan.seeds_of(seed)
-    grid = [plan.values_of(text) for text in change or []]
+        plan = replace(plan, seeds=parse_seeds(seed))
+    grid = [parse_values(text) for text in change or []]
     keys = {values[0].partition("=")[0] for values in grid}
-    found["grid"] = [values for values in found["grid"] if values[0].partition("=")[0] not in keys] + grid
-    return found
+    kept = [values for values in plan.grid if values[0].partition("=")[0] not in keys]
+    return replace(plan, grid=[*kept, *grid])
 
 
-def _executor(on: str, jobs: int | None, per_gpu: int, device: str | None) -> Any:
+def _executor(on: str, jobs: int | None, per_gpu: int, device: str | None) -> SweepExecutor:
     if on == "ray":
-        from wirings.train.sweep.on_ray import OnRay
+        from wirings.train.sweep.on_ray import RayExecutor
 
-        return OnRay(jobs, per_gpu, device)
-    from wirings.train.sweep.local import Local
+        return RayExecutor(jobs, per_gpu, device)
+    from wirings.train.sweep.local import LocalExecutor
 
-    return Local(jobs, per_gpu, device)
-
-
-class _terminated_is_interrupted:  # noqa: N801 - it is used as a function
-    """SIGTERM ends a sweep as Ctrl-C does, so that no run goes on without it."""
-
-    def __enter__(self) -> None:
-        self._before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-
-    def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGTERM, self._before)
+    return LocalExecutor(jobs, per_gpu, device)
 
 
-def _keep(runs: Any, out: Path, results: Path, shown: Any) -> None:
-    """Copy the results of finished runs that are a recipe as it is, where there is none yet."""
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """Let SIGTERM end a sweep as Ctrl-C does, so that no run goes on without it."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def keep_results(runs: Sequence[SweepRun], out: Path, results: Path, shown: SweepDisplay) -> None:
+    """Copy the results of finished runs without changed settings to ``results``. Existing files are left alone."""
     from wirings.train.results import path_of, read, write
     from wirings.train.run.folder import RESULT
-    from wirings.train.sweep.folder import finished
+    from wirings.train.sweep.folder import is_finished
 
     for run in runs:
-        if not run.wanted or not finished(out / run.place):
+        if not run.requested or not is_finished(out / run.path):
             continue
-        own = out / run.place / RESULT
+        own = out / run.path / RESULT
         result = read(own)
         path = path_of(results, result.recipe, result.seed)
         if result.overrides:
@@ -151,4 +187,4 @@ def _keep(runs: Any, out: Path, results: Path, shown: Any) -> None:
         if not path.exists():
             shown.say(f"wrote {write(result, results)}")
         elif path.read_bytes() != own.read_bytes():
-            shown.say(f"{path} holds another result already and was left as it is")
+            shown.say(f"{path} holds another result, which was kept")

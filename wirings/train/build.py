@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,11 +12,13 @@ from wirings import models, rules
 from wirings.budgets.mult_adds import evaluating
 from wirings.errors import WiringError
 from wirings.models.norms import draw_norm_scales
-from wirings.train.data.base import Data
-from wirings.train.data.base import load as load_set
+from wirings.train.data import Data
+from wirings.train.data import load as load_dataset
 from wirings.train.distributed import ProcessContext
 from wirings.train.settings import Settings
+from wirings.utils.importing import check_arguments, import_function, is_import_path, takes_argument
 from wirings.wire.handle import Wiring
+from wirings.wire.wire import wire_
 
 
 def build(
@@ -34,7 +37,10 @@ def build(
     """
     rule = rules.get(settings.rule.name, **settings.rule.options)
     options = {"classes": classes, **settings.model.options}
-    model = models.get(settings.model.name, rule=rule, **options)
+    if is_import_path(settings.model.name):
+        model = _own_model(settings.model.name, rule, options)
+    else:
+        model = models.get(settings.model.name, rule=rule, **options)
     if settings.norm_scales == "uniform":
         draw_norm_scales(model)
     if images is not None:
@@ -46,6 +52,31 @@ def build(
     if wiring is not None:
         wiring.model = model  # its own may be a part, such as a graph, but gradients are clipped over the whole model
     return model, wiring
+
+
+def _own_model(path: str, rule: rules.Rule, options: dict[str, Any]) -> nn.Module:
+    """The model that a user's own function builds. One that takes no ``rule`` returns a plain model, wired here."""
+    function = import_function(path, "model.name")
+    wires_itself = takes_argument(function, "rule")
+    budget: dict[str, Any] = {}
+    if wires_itself:
+        options = {**options, "rule": rule}
+    else:
+        budget = {key: options[key] for key in ("density", "share", "skip") if key in options}
+        options = {key: value for key, value in options.items() if key not in budget}
+    check_arguments(function, path, **options)
+    model = function(**options)
+    if not isinstance(model, nn.Module):
+        raise WiringError(f"{path} must return a torch.nn.Module, got {type(model).__name__}.")
+    dense = isinstance(rule, rules.Dense)
+    if not wires_itself:
+        model.wiring = None if dense and not budget else wire_(model, rule, **budget)  # type: ignore[assignment]
+    elif not dense and not isinstance(getattr(model, "wiring", None), Wiring):
+        raise WiringError(
+            f"{path} takes a rule, but the model that it returned is not wired. Let it set "
+            "model.wiring = wirings.wire_(model, rule, ...), or remove its argument rule."
+        )
+    return model
 
 
 def _check_images(model: nn.Module, data: Data, name: str) -> None:
@@ -64,7 +95,7 @@ def _check_images(model: nn.Module, data: Data, name: str) -> None:
 def load_data(settings: Settings, context: ProcessContext) -> Data:
     """Load this process's share of the data of some settings."""
     wanted = settings.data
-    return load_set(
+    return load_dataset(
         wanted.name,
         directory=None if wanted.directory is None else Path(wanted.directory),
         batch=settings.batch,

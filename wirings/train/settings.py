@@ -13,11 +13,14 @@ from wirings.errors import WiringError, unknown
 from wirings.train import typed_dataclasses as typed
 from wirings.train.typed_dataclasses import TypedDataclass
 from wirings.train.yaml_io import parse_yaml
+from wirings.utils.importing import check_import_path, is_import_path
 
 NEUTRAL = frozenset(
     {"seed", "data.directory", "data.workers", "checkpoint_every", "checkpoint_epochs", "history_every"}
 )
 """Settings that do not change a recipe: a run with other values of these still counts as the recipe's."""
+_NOT_DATA_OPTIONS = ("batch", "device", "seed", "rank", "world")
+"""What a data set is told by the run itself, besides the fields of `DataSettings`."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +29,14 @@ class ModelSettings(TypedDataclass):
 
     prefix: ClassVar[str] = "model."
     name: str
-    """The name of the model, one of `wirings.models.names()`."""
+    """A model's name: one of `wirings.models.names()`, or ``package.module:function`` for a function of your own."""
     options: dict[str, Any] = field(default_factory=dict)
     """Arguments of the model, such as edges or steps."""
 
     def check(self) -> None:
-        if self.name not in models.names():
+        if is_import_path(self.name):
+            check_import_path(self.name, "model.name")
+        elif self.name not in models.names():
             raise unknown("model", self.name, models.names())
         if taken := {"rule", "name"} & self.options.keys():
             raise WiringError(f"model.options cannot have {min(taken)!r}. Set rule.name and model.name instead.")
@@ -48,6 +53,8 @@ class RuleSettings(TypedDataclass):
     """Arguments of the rule."""
 
     def check(self) -> None:
+        if "rule" in self.options:
+            raise WiringError("rule.options cannot hold 'rule'. Set rule.name instead.")
         rules.get(self.name, **self.options)  # raises for an unknown name or option
 
 
@@ -57,7 +64,7 @@ class DataSettings(TypedDataclass):
 
     prefix: ClassVar[str] = "data."
     name: str = "cifar10"
-    """The name of the data set."""
+    """A data set's name, or ``package.module:function`` for a function of your own."""
     directory: str | None = None
     """The folder that holds the data; null for the data set's default."""
     augment: bool = True
@@ -73,6 +80,10 @@ class DataSettings(TypedDataclass):
 
     def check(self) -> None:
         self.need("name", bool(self.name), "the name of a data set")
+        if is_import_path(self.name):
+            check_import_path(self.name, "data.name")
+        if taken := self.options.keys() & {*typed.typed_fields(DataSettings), *_NOT_DATA_OPTIONS}:
+            raise WiringError(f"data.options cannot hold {min(taken)!r}, which is a setting outside of it.")
         self.need("workers", self.workers >= 0, "0 or more")
         self.need("image_size", (self.image_size or 0) >= 1, "1 or more")
 

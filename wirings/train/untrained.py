@@ -13,6 +13,7 @@ from wirings.train import data
 from wirings.train.build import build
 from wirings.train.distributed import ProcessContext
 from wirings.train.settings import Settings
+from wirings.utils.importing import import_function, is_import_path, takes_argument
 
 
 def new_model(settings: Settings, classes: int | None = None, image_size: int | None = None) -> nn.Module:
@@ -33,8 +34,10 @@ def new_model(settings: Settings, classes: int | None = None, image_size: int | 
             "--classes."
         )
     if image_size is not None:
-        if "image_size" not in models.options(settings.model.name):
-            raise WiringError(f"model {settings.model.name!r} takes images of one size. Drop image_size={image_size}.")
+        name = settings.model.name
+        own = is_import_path(name) and takes_argument(import_function(name, "model.name"), "image_size")
+        if not own and (is_import_path(name) or "image_size" not in models.options(name)):
+            raise WiringError(f"model {name!r} takes images of one size. Drop image_size={image_size}.")
         options = {**settings.model.options, "image_size": image_size}
         settings = replace(settings, model=replace(settings.model, options=options))
     with torch.random.fork_rng(devices=[]):

@@ -31,7 +31,10 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 def check_folder(folder: Path, option: str) -> None:
     """Raise if no folder can be made or written there: before hours of work, not after."""
-    first = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    try:
+        first = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    except OSError as error:  # a name that is too long, for instance
+        raise WiringError(f"{option}: the folder cannot be used: {error.strerror}. Give another one.") from error
     if not first.is_dir():
         raise WiringError(f"{option} takes a folder, but {first} is a file: give another one.")
     if not os.access(first, os.W_OK):

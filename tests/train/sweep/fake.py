@@ -1,4 +1,4 @@
-"""Stands for a training run: it takes no time, and fails, hangs or is killed as a test wants it."""
+"""A stand-in for a training run that takes no time and succeeds, fails, hangs or is killed, as a test asks."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ def main(template: Path, out: Path, how: str) -> None:
     starts = len((out / "starts").read_text().splitlines())
     (out / "log.csv").write_text("epoch,train_loss,accuracy,seconds\n1,0.5,12.5,3.0\n")
     if how == "fail":
-        sys.exit("it has failed, for a reason")
+        sys.exit("failed for a reason")
     if how == "killed" or (how == "killed once" and starts == 1):
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "hang":

@@ -21,6 +21,7 @@ from torch import Tensor
 from wirings.errors import WiringError, unknown
 from wirings.train.data.augment import DEFAULT_IMAGE_SIZE, Normalise, centre_crop
 from wirings.train.data.sampling import rank_slices
+from wirings.utils.importing import import_function, is_import_path
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -210,8 +211,32 @@ def names() -> list[str]:
     return sorted(_registry)
 
 
+class _FunctionDataset(ImageDataset):
+    """A data set that a user's function loads; only that function knows its classes and how images are prepared."""
+
+    def __init__(self, name: str, function: Callable[..., Data]) -> None:
+        self.name = self.title = name
+        self.load = function  # type: ignore[method-assign]  # its own keyword-only parameters are the options
+
+    def load(self, options: LoadOptions) -> Data:  # replaced by the function
+        raise NotImplementedError
+
+    def prepare_image(self, image: Image, image_size: int | None = None) -> Tensor:
+        raise WiringError(
+            f"only your own code knows how to prepare an image for {self.name}. Write an ImageDataset and name that "
+            "class instead, or open the run with wirings.train.saved_runs.open_run and call the model."
+        )
+
+
 def get(name: str) -> ImageDataset:
-    """Return the registered data set of this name."""
+    """Return the registered data set of this name, or a user's own, given as ``package.module:name``."""
+    if is_import_path(name):
+        own: Any = import_function(name, "data.name")
+        if not (inspect.isclass(own) and issubclass(own, ImageDataset)):
+            return _FunctionDataset(name, own)
+        dataset = own()
+        dataset.name, dataset.title = name, own.title or name
+        return dataset
     if name not in _registry:
         raise unknown("data set", name, names())
     return _registry[name]
@@ -272,4 +297,7 @@ def load(
         )
     folder = None if directory is None else Path(directory)
     options = LoadOptions(folder, batch, where, seed, rank, world, augment, workers, image_size, skip_corrupt)
-    return dataset.load(options, **own)
+    data = dataset.load(options, **own)
+    if not isinstance(data, Data):
+        raise WiringError(f"{name} must return a wirings.train.data.Data, got {type(data).__name__}.")
+    return data

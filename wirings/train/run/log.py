@@ -14,6 +14,7 @@ from wirings.train import files
 from wirings.train.data.base import Data
 from wirings.train.run.folder import HISTORY, LOG
 from wirings.train.settings import Settings
+from wirings.utils.text import printable
 from wirings.wire.handle import Wiring
 
 if TYPE_CHECKING:
@@ -88,16 +89,21 @@ class ConsoleLog(Log):
         self._batches, self._epochs = 1, 1
 
     def say(self, text: str) -> None:
-        self.console.print(text, highlight=False, soft_wrap=True)
+        self.console.print(printable(text, keep="\n\t"), highlight=False, soft_wrap=True, markup=False)
 
     def begin(self, name: str, settings: Settings, batches: int, epoch: int) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         self._batches, self._epochs = batches, settings.epochs
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
         self.bar = Progress(*columns, console=self.console, transient=True, refresh_per_second=2)
         self.bar.start()
-        label = f"{name}, seed {settings.seed}"
+        label = printable(f"{name}, seed {settings.seed}")
         self.task = self.bar.add_task(label, total=batches * settings.epochs, completed=batches * epoch)
         self._epoch = epoch
 

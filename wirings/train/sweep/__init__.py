@@ -1,9 +1,10 @@
-"""Sweeps: many training runs, of several recipes, settings and seeds, on this machine or on a Ray cluster.
+"""Sweeps: many training runs over recipes, settings and seeds, on this machine or on a Ray cluster.
 
-- `plan`: which runs there are, and which must come before which.
-- `folder`: a sweep's folder, so that the same one goes on and another is refused.
-- `work`: one run, a process of its own.
-- `local` and `on_ray`: where runs go.
-- `schedule`: the loop that starts them, watches them and tells how they end.
-- `show`: the table that it shows.
+- `plan`: which runs a sweep has, and which of them start from others.
+- `preflight`: checks for all runs before the first one starts.
+- `folder`: the folder of a sweep, so that the same sweep continues there and another one is rejected.
+- `process`: a run as a process of its own.
+- `local` and `on_ray`: where runs are executed.
+- `schedule`: the loop that starts the runs, watches them and reports how they end.
+- `display`: the tables that a sweep shows.
 """

@@ -1,4 +1,4 @@
-"""A sweep's folder: which runs it holds, so that the same sweep goes on there and another one is refused."""
+"""The folder of a sweep: it lists the runs, so that the same sweep continues there and another one is rejected."""
 
 from __future__ import annotations
 
@@ -12,53 +12,55 @@ from wirings.errors import WiringError
 from wirings.train.results import load_settings
 from wirings.train.run.folder import LAST, RESULT
 from wirings.train.settings import first_difference
-from wirings.train.sweep.plan import Run
+from wirings.train.sweep.plan import SweepRun
 from wirings.train.yaml_io import dump_yaml, parse_yaml
 from wirings.utils.files import check_folder, whole_file
 from wirings.utils.locks import LOCK
+from wirings.utils.text import printable
 
-PLAN, NOTES = "sweep.yaml", "sweep.log"
+PLAN, EVENTS = "sweep.yaml", "sweep.log"
+"""Files in the folder: the list of runs, and what happened when."""
 
 
-def finished(folder: Path) -> bool:
-    """Whether the run in a folder has come to its end; its checkpoints may be gone since, to save space."""
+def is_finished(folder: Path) -> bool:
+    """Whether the run in a folder is finished. Its checkpoints may have been deleted since, to save space."""
     return (folder / RESULT).exists()
 
 
 def _has_trained(folder: Path) -> bool:
-    """Whether there is anything in a run's folder that would be lost from sight."""
-    return finished(folder) or (folder / LAST).exists()
+    """Whether a run's folder holds anything that would be lost."""
+    return is_finished(folder) or (folder / LAST).exists()
 
 
-def check(folder: Path, runs: Sequence[Run]) -> None:
-    """Raise unless a folder is this sweep's, or a new one. A sweep that has the same runs and more may go on there, and
-    one without runs that have come to nothing yet, such as those with a setting that was refused.
+def check_sweep_folder(folder: Path, runs: Sequence[SweepRun]) -> None:
+    """Raise unless the folder is new or belongs to this sweep.
+
+    A sweep with the same runs and more may continue there. Runs that have trained nothing yet, such as those with a
+    rejected setting, may be left out.
     """
     check_folder(folder, "--out")
     plan = folder / PLAN
     if plan.exists():
-        before = _places(plan)
-        now = {run.place for run in runs}
-        if missing := [place for place in before if place not in now and _has_trained(folder / place)]:
+        before = _listed(plan)
+        now = {run.path for run in runs}
+        if missing := [path for path in before if path not in now and _has_trained(folder / path)]:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise WiringError(
-                f"{folder} holds another sweep: {missing[0]}{more} of its {len(before)} runs is none of this one's. "
-                "Give another --out; or the same recipes, settings and seeds as before, and more if you like, to go on."
+                f"{folder} holds another sweep: of its {len(before)} runs, this one lacks {missing[0]}{more}. "
+                "Give another --out, or the same recipes, settings and seeds as before (and more, if you like)."
             )
     elif folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
-        raise WiringError(
-            f"{folder} is not empty and holds no sweep (no {PLAN}): give another --out, a new folder for instance."
-        )
+        raise WiringError(f"{folder} is not empty and holds no sweep (no {PLAN}). Give a new folder as --out.")
     for run in runs:
-        if run.place.split("/")[0] in (PLAN, NOTES, LOCK):
-            raise WiringError(f"a recipe cannot be called {run.name!r}, as a file of the sweep's own is; rename it.")
-        _check_run(folder / run.place, run)
+        if run.path.split("/")[0] in (PLAN, EVENTS, LOCK):
+            raise WiringError(f"a recipe cannot be called {run.name!r}, like a file of the sweep itself. Rename it.")
+        _check_run(folder / run.path, run)
 
 
-def enter(folder: Path, runs: Sequence[Run]) -> None:
-    """Make a folder this sweep's; nothing is written before all checks have passed."""
-    check(folder, runs)
-    lines = [{"place": run.place, "recipe": run.recipe, "seed": run.seed, "changes": list(run.changes)} for run in runs]
+def claim_sweep_folder(folder: Path, runs: Sequence[SweepRun]) -> None:
+    """Write the list of runs to the folder, if `check_sweep_folder` allows it."""
+    check_sweep_folder(folder, runs)
+    lines = [{"place": run.path, "recipe": run.recipe, "seed": run.seed, "changes": list(run.changes)} for run in runs]
     try:
         with whole_file(folder / PLAN) as part:
             part.write_text(dump_yaml({"schema": 1, "runs": lines}), encoding="utf-8")
@@ -68,7 +70,8 @@ def enter(folder: Path, runs: Sequence[Run]) -> None:
         ) from error
 
 
-def _places(plan: Path) -> list[str]:
+def _listed(plan: Path) -> list[str]:
+    """The paths of the runs that a sweep's folder lists."""
     try:
         mapping = parse_yaml(plan.read_text(encoding="utf-8"), str(plan))
         return [str(run["place"]) for run in mapping["runs"]]
@@ -76,8 +79,8 @@ def _places(plan: Path) -> list[str]:
         raise WiringError(f"{plan} does not describe a sweep: {error!r}. Restore it, or give another --out.") from error
 
 
-def _check_run(folder: Path, run: Run) -> None:
-    """Raise if the folder holds a run that is not this one."""
+def _check_run(folder: Path, run: SweepRun) -> None:
+    """Raise if the folder holds another run than this one."""
     kept = folder / "settings.yaml"
     if not kept.exists():
         return
@@ -86,13 +89,13 @@ def _check_run(folder: Path, run: Run) -> None:
     if different is not None:
         key, before, now = different
         raise WiringError(
-            f"{folder} was trained with {key} = {before!r}, in this sweep it is {now!r}; the recipe has changed since. "
+            f"{folder} was trained with {key} = {before!r}, but the recipe has changed: this sweep has {now!r}. "
             "Give another --out, or move that folder away to train it again."
         )
 
 
-def note(folder: Path, text: str) -> None:
-    """Add a line to the sweep's log."""
+def log_event(folder: Path, text: str) -> None:
+    """Append a line to the sweep's log."""
     now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-    with suppress(OSError), (folder / NOTES).open("a", encoding="utf-8") as file:  # a full disk ends no run
-        file.write(f"{now} {os.uname().nodename if hasattr(os, 'uname') else ''} {text}\n")
+    with suppress(OSError), (folder / EVENTS).open("a", encoding="utf-8") as file:  # a full disk must not end a run
+        file.write(f"{now} {os.uname().nodename if hasattr(os, 'uname') else ''} {printable(text)}\n")

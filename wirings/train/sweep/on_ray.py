@@ -1,4 +1,4 @@
-"""Runs on a Ray cluster, or on a Ray of this machine's own where there is no cluster.
+"""Runs on a Ray cluster. Without a cluster, Ray is started on this machine.
 
 Every machine of the cluster needs wirings, the data and the sweep's folder under the same paths.
 """
@@ -15,28 +15,32 @@ from pathlib import Path
 from typing import Any
 
 from wirings.errors import WiringError
-from wirings.train.sweep import work
+from wirings.train.sweep import process
 
 KILLED = -9
+"""Exit status of a run whose worker or machine is gone."""
 
 
 @dataclass(frozen=True)
-class Sent:
-    """A run that was given to Ray."""
+class RayRun:
+    """A run that was submitted to Ray."""
 
     task: Any
+    """Ray's reference to its result."""
     folder: Path
-    at: float
+    """The run's folder."""
+    submitted: float
+    """When it was submitted, in seconds since the epoch."""
 
 
-class OnRay:
-    """Tasks of Ray, one a run.
+class RayExecutor:
+    """Executes each run as a task of Ray.
 
     Args:
-        jobs: runs at a time; by default as many as the cluster takes.
-        per_gpu: runs that share a GPU.
-        device: ``"cpu"`` to leave GPUs alone.
-        cpus: cores of a run.
+        jobs: Number of runs at a time. By default as many as the cluster takes.
+        per_gpu: Number of runs that share a GPU.
+        device: ``"cpu"`` to use no GPU.
+        cpus: Number of cores for each run.
     """
 
     def __init__(self, jobs: int | None = None, per_gpu: int = 1, device: str | None = None, cpus: float = 1) -> None:
@@ -44,18 +48,18 @@ class OnRay:
             import ray
         except ImportError as error:
             raise WiringError(
-                '--on ray needs the package Ray, which is not installed: pip install "wirings[ray]". Without it, leave '
-                "--on out, and runs are processes of this machine."
+                '--on ray needs the package Ray, which is not installed: pip install "wirings[ray]". Without --on, '
+                "runs are processes of this machine."
             ) from error
         self.ray, self.jobs = ray, jobs
-        self._mine = not ray.is_initialized()
-        if self._mine:
+        self._started_ray = not ray.is_initialized()
+        if self._started_ray:
             self._connect()
         gpus = ray.cluster_resources().get("GPU", 0)
-        share = 0 if not gpus or (device or "").startswith("cpu") else 1 / per_gpu
-        # A run whose worker or machine has gone is started again by the sweep, which counts how often, not by Ray.
-        self._task = ray.remote(num_cpus=cpus, num_gpus=share, max_retries=0)(_work)
-        self._sent: list[Sent] = []
+        share = 0 if not gpus or device == "cpu" else 1 / per_gpu
+        # The sweep restarts a run whose worker or machine is gone, and counts how often, so Ray must not.
+        self._task = ray.remote(num_cpus=cpus, num_gpus=share, max_retries=0)(_execute)
+        self._submitted: list[RayRun] = []
 
     def _connect(self) -> None:
         usual: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "configure_logging": True}
@@ -63,9 +67,9 @@ class OnRay:
         try:
             self.ray.init(address=address or "auto", **usual)
         except Exception as error:
-            if address:  # whatever Ray says of it: it may be no address at all
+            if address:  # whatever Ray raises: it may not be an address at all
                 raise WiringError(
-                    f"no Ray cluster can be reached at RAY_ADDRESS={address} ({error}): mend it, or unset it."
+                    f"no Ray cluster can be reached at RAY_ADDRESS={address} ({error}). Fix or unset it."
                 ) from error
             if not isinstance(error, ConnectionError):
                 raise
@@ -76,52 +80,52 @@ class OnRay:
         machines = len([node for node in self.ray.nodes() if node["Alive"]])
         return f"on Ray, with {found.get('CPU', 0):g} cores and {found.get('GPU', 0):g} GPUs of {machines} machines"
 
-    def free(self) -> bool:
-        """Whether a run can be given to Ray, which has a queue of its own."""
-        return self.jobs is None or len(self._sent) < self.jobs
+    def is_free(self) -> bool:
+        """Whether another run can be submitted; Ray has a queue of its own."""
+        return self.jobs is None or len(self._submitted) < self.jobs
 
-    def start(self, words: Sequence[str], folder: Path) -> Sent:
-        """Give a run to Ray."""
+    def start(self, words: Sequence[str], folder: Path) -> RayRun:
+        """Submit a run to Ray."""
         now = time.time()
-        sent = Sent(self._task.remote(list(words), str(folder.resolve()), now), folder, now)
-        self._sent.append(sent)
-        return sent
+        run = RayRun(self._task.remote(list(words), str(folder.resolve()), now), folder, now)
+        self._submitted.append(run)
+        return run
 
-    def poll(self, sent: Sent) -> int | None:
-        """The exit status of a run that has ended, below 0 if it was killed; None while it runs or waits."""
-        done, _ = self.ray.wait([sent.task], timeout=0)
+    def poll(self, run: RayRun) -> int | None:
+        """Return the exit status of a run that has ended, negative if it was killed, or None before."""
+        done, _ = self.ray.wait([run.task], timeout=0)
         if not done:
             return None
-        self._sent.remove(sent)
+        self._submitted.remove(run)
         try:
-            return int(self.ray.get(sent.task))
+            return int(self.ray.get(run.task))
         except self.ray.exceptions.RayError:
             return KILLED
 
-    def where(self, sent: Sent) -> str:
-        """Whether a run has been begun; Ray knows where."""
-        output = sent.folder / work.OUTPUT
-        return "Ray" if output.exists() and output.stat().st_mtime >= sent.at - 1 else "in Ray's queue"
+    def where(self, run: RayRun) -> str:
+        """Describe whether a run has started. Only Ray knows where."""
+        output = run.folder / process.OUTPUT
+        return "Ray" if output.exists() and output.stat().st_mtime >= run.submitted - 1 else "in Ray's queue"
 
     def stop(self) -> None:
-        """End all runs, and Ray if it was started here."""
-        for sent in self._sent:
-            self.ray.cancel(sent.task, force=True)
-        self._sent.clear()
-        if self._mine:
+        """Stop all runs, and Ray if it was started here."""
+        for run in self._submitted:
+            self.ray.cancel(run.task, force=True)
+        self._submitted.clear()
+        if self._started_ray:
             self.ray.shutdown()
 
 
-def _work(words: list[str], folder: str, sent: float) -> int:
-    """What a worker of Ray does; ``sent`` is when the run was given to Ray, whose queue it may have waited in since."""
+def _execute(words: list[str], folder: str, submitted: float) -> int:
+    """What a worker of Ray does. Time in Ray's queue, since ``submitted``, counts against ``--max-minutes``."""
     if "--max-minutes" in words:
         place = words.index("--max-minutes") + 1
-        left = float(words[place]) - (time.time() - sent) / 60
+        left = float(words[place]) - (time.time() - submitted) / 60
         if left <= 0:
-            return 0  # as a run that has stopped in time: it was not begun
+            return 0  # like a run that stopped in time: it was not started
         words = [*words[:place], str(left), *words[place + 1 :]]
     environment = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
     try:
-        return work.work([sys.executable, *words[1:]], Path(folder), environment)  # this machine's own Python
+        return process.run_process([sys.executable, *words[1:]], Path(folder), environment)  # this machine's Python
     except subprocess.SubprocessError:
         return KILLED

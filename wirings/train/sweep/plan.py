@@ -1,7 +1,7 @@
 """Which runs a sweep has: every recipe with every combination of settings and every seed.
 
-A recipe that starts from another one's network needs a run of that one, with the same seed. It is in the plan once for
-all that start from it, before them.
+A recipe that starts from the trained network of another recipe needs a run of that one with the same seed. The plan has
+it once for all runs that start from it, before them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,85 +23,93 @@ from wirings.train.settings import Settings, with_overrides
 from wirings.train.yaml_io import parse_yaml
 
 KEYS = ("recipes", "seeds", "settings", "variants")
+"""Keys of a sweep's YAML file."""
 _LONGEST = 100
-"""Letters of a folder's name that tells settings."""
+"""Characters of a folder's name that describe the settings."""
 
 
 @dataclass(frozen=True)
-class Run:
+class SweepRun:
     """One training run of a sweep."""
 
     recipe: str
-    """What `wirings train` takes: a recipe's name, or the path of a YAML file."""
+    """Name of the recipe, or the path of its YAML file, as `wirings train` takes it."""
     name: str
-    """The recipe's name."""
+    """Name of the recipe."""
     seed: int
+    """Random seed."""
     changes: tuple[str, ...]
-    """Settings that are not the recipe's, as ``--set`` takes them."""
+    """Settings that differ from the recipe's, as ``--set`` takes them."""
     settings: Settings = field(repr=False)
-    start: Run | None = None
-    """The run that it starts from."""
-    wanted: bool = True
-    """Whether it was asked for, and not only what others start from."""
+    """All settings of the run."""
+    start: SweepRun | None = None
+    """The run whose trained network this one starts from, or None."""
+    requested: bool = True
+    """Whether the user asked for this run. False if it is only there for others to start from."""
 
     @property
-    def place(self) -> str:
-        """Its folder within the sweep's: ``<recipe>/[<settings>/]seed<N>``."""
-        told = ",".join(change.replace('"', "") for change in self.changes)
-        said = re.sub(r"[^\w.,=+-]+", "_", told)[:_LONGEST]
-        if said != told:  # what the letters do not tell apart, the digits do
-            said += "-" + hashlib.sha256("\n".join(self.changes).encode()).hexdigest()[:8]
-        return "/".join([self.name, *([said] if said else []), f"seed{self.seed}"])
+    def path(self) -> str:
+        """The run's folder, relative to the sweep's: ``<recipe>/[<settings>/]seed<N>``."""
+        written = ",".join(change.replace('"', "") for change in self.changes)
+        label = re.sub(r"[^\w.,=+-]+", "_", written)[:_LONGEST]
+        if label != written:  # the digits distinguish settings that the label does not
+            label += "-" + hashlib.sha256("\n".join(self.changes).encode()).hexdigest()[:8]
+        return "/".join([self.name, *([label] if label else []), f"seed{self.seed}"])
 
 
-def make(
-    names: Sequence[str], seeds: Sequence[int], grid: Sequence[Sequence[str]], variants: Sequence[Sequence[str]] = ()
-) -> list[Run]:
-    """The runs of a sweep, in the order in which they are to be started; all settings are checked.
+@dataclass(frozen=True)
+class SweepPlan:
+    """What a sweep trains: recipes × seeds × settings × variants."""
 
-    Args:
-        names: recipes, patterns of them such as ``"ste/*-2"``, or paths of YAML files.
-        seeds: at least one.
-        grid: for each setting that is changed its values, such as ``["optimizer.lr=0.1", "optimizer.lr=0.05"]``; every
-            combination is trained.
-        variants: instead or as well, groups of changes that belong together; each group with every combination.
-    """
-    names = [name for word in names for name in _matching(word)]
-    if not names:
-        raise WiringError("a sweep needs a recipe at least, such as: wirings sweep table2/dnw table2/random --seed 0,1")
-    if not seeds:
-        raise WiringError("a sweep needs a seed at least: --seed 0")
-    for what, values in (("recipe", names), ("seed", seeds)):
-        if len(set(values)) < len(values):
-            twice = next(value for value in values if list(values).count(value) > 1)
-            raise WiringError(f"the {what} {twice!r} is given twice; every run of a sweep is another one.")
-    found: dict[str, Run] = {}
-    for seed, name in itertools.product(seeds, names):  # a whole comparison early, then the same with the next seed
-        for texts in combinations(grid, variants):
-            for run in _with_first(name, seed, texts):
-                known = found.setdefault(run.place, run)
-                if known.settings != run.settings or known.recipe != run.recipe:
-                    raise WiringError(
-                        f"two runs of this sweep would share the folder {run.place}: {known.recipe} and {run.recipe} "
-                        "have one name, or differ in settings that are not told apart. Rename one of the files."
-                    )
-                if run.wanted and not known.wanted:
-                    found[run.place] = replace(known, wanted=True)
-    return list(found.values())
+    recipes: Sequence[str]
+    """Names of recipes, patterns of names such as ``"ste/*-2"``, or paths of YAML files."""
+    seeds: Sequence[int] = (0,)
+    """Random seeds."""
+    grid: Sequence[Sequence[str]] = ()
+    """The values of each changed setting, such as ``["optimizer.lr=0.1", "optimizer.lr=0.05"]``. All combinations are
+    trained."""
+    variants: Sequence[Sequence[str]] = ()
+    """Groups of changes that belong together. Each group is trained with every combination of ``grid``."""
+
+    def runs(self) -> list[SweepRun]:
+        """Return the runs in the order in which to start them. All settings are checked."""
+        names = [name for word in self.recipes for name in _matching(word)]
+        if not names:
+            raise WiringError("a sweep needs a recipe, such as: wirings sweep table2/dnw table2/random --seed 0,1")
+        if not self.seeds:
+            raise WiringError("a sweep needs a seed, such as --seed 0.")
+        for what, values in (("recipe", names), ("seed", self.seeds)):
+            if len(set(values)) < len(values):
+                twice = next(value for value in values if list(values).count(value) > 1)
+                raise WiringError(f"the {what} {twice!r} is given twice. Remove one.")
+        found: dict[str, SweepRun] = {}
+        for seed, name in itertools.product(self.seeds, names):  # one whole comparison early, then the next seed
+            for texts in combinations(self.grid, self.variants):
+                for run in _with_first(name, seed, texts):
+                    known = found.setdefault(run.path, run)
+                    if known.settings != run.settings or known.recipe != run.recipe:
+                        raise WiringError(
+                            f"two runs of this sweep have the same folder {run.path}: {known.recipe} and {run.recipe} "
+                            "have the same name, or settings that its name does not distinguish. Rename one of the "
+                            "files."
+                        )
+                    if run.requested and not known.requested:
+                        found[run.path] = replace(known, requested=True)
+        return list(found.values())
 
 
 def _matching(word: str) -> list[str]:
-    """The recipes that a pattern matches; what is no pattern is a name."""
-    if not any(letter in word for letter in "*?[") or (word.endswith((".yaml", ".yml")) and Path(word).is_file()):
+    """The recipes that match a pattern; a word without wildcards is a name."""
+    if not any(letter in word for letter in "*?[") or (recipes.is_file(word) and Path(word).is_file()):
         return [word]
     found = fnmatch.filter(recipes.names(), word)
     if not found:
-        raise WiringError(f"no recipe matches {word!r}; `wirings recipes` lists them all.")
+        raise WiringError(f"no recipe matches {word!r}. `wirings recipes` lists them.")
     return found
 
 
 def combinations(grid: Sequence[Sequence[str]], variants: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
-    """Every combination of changes: one of each of ``grid``'s, and one of ``variants``.
+    """Return every combination of changes: one value of each setting in ``grid``, and one of ``variants``.
 
     >>> combinations([["a=1"], ["b=1", "b=2"]], [["c=1"], ["c=2", "d=0"]])
     [('a=1', 'b=1', 'c=1'), ('a=1', 'b=1', 'c=2', 'd=0'), ('a=1', 'b=2', 'c=1'), ('a=1', 'b=2', 'c=2', 'd=0')]
@@ -109,34 +117,35 @@ def combinations(grid: Sequence[Sequence[str]], variants: Sequence[Sequence[str]
     return [(*one, *variant) for one in itertools.product(*grid) for variant in (variants or [()])]
 
 
-def _with_first(name: str, seed: int, texts: Sequence[str]) -> list[Run]:
-    """A run, and before it the one that it starts from, if it does."""
+def _with_first(name: str, seed: int, texts: Sequence[str]) -> list[SweepRun]:
+    """A run, after the run that it starts from, if any."""
     recipe = recipes.get(name)
     keys = [text.partition("=")[0].strip() for text in texts]
     if "seed" in keys:
-        raise WiringError("the seed of a sweep's runs is set by --seed, not by --set seed=….")
+        raise WiringError("the seeds of a sweep are set with --seed, not with --set seed=….")
     if len(set(keys)) < len(keys):
-        raise WiringError(f"one run cannot have the setting {max(keys, key=keys.count)!r} twice: {', '.join(texts)}.")
+        raise WiringError(f"the setting {max(keys, key=keys.count)!r} is given twice for one run: {', '.join(texts)}.")
     settings, overrides = with_overrides(recipe.settings, texts)
     settings = replace(settings, seed=seed)
-    run = Run(_from_anywhere(name), recipe.name, seed, tuple(_canonical(texts)), settings)
+    run = SweepRun(_absolute(name), recipe.name, seed, tuple(_canonical(texts)), settings)
     if settings.start.recipe is None:
         return [run]
     first = recipes.get(settings.start.recipe)
-    wanted, changed = first_settings(recipe.name, settings, first, overrides)
-    if wanted.checkpoint_every != first.settings.checkpoint_every:
-        changed["checkpoint_every"] = wanted.checkpoint_every
+    first_wanted, changed = first_settings(recipe.name, settings, first, overrides)
+    if first_wanted.checkpoint_every != first.settings.checkpoint_every:
+        changed["checkpoint_every"] = first_wanted.checkpoint_every
     changes = tuple(_canonical(f"{key}={json.dumps(value)}" for key, value in changed.items()))
-    earlier = Run(_from_anywhere(settings.start.recipe), first.name, seed, changes, wanted, wanted=False)
+    source = _absolute(settings.start.recipe)
+    earlier = SweepRun(source, first.name, seed, changes, first_wanted, requested=False)
     return [earlier, replace(run, start=earlier)]
 
 
-def _from_anywhere(recipe: str) -> str:
-    """A recipe's name, or the whole path of its file."""
-    return str(Path(recipe).resolve()) if recipe.endswith((".yaml", ".yml")) else recipe
+def _absolute(recipe: str) -> str:
+    """A recipe's name, or the absolute path of its file."""
+    return str(Path(recipe).resolve()) if recipes.is_file(recipe) else recipe
 
 
-def _canonical(texts: Any) -> list[str]:
+def _canonical(texts: Iterable[str]) -> list[str]:
     """Changes in one order and one spelling, so that 0.10 is 0.1: sorted by key, values as JSON."""
     pairs = [
         (key.strip(), parse_yaml(value, f"the value of {key}")) for key, _, value in (t.partition("=") for t in texts)
@@ -144,15 +153,15 @@ def _canonical(texts: Any) -> list[str]:
     return [f"{key}={json.dumps(value, sort_keys=True)}" for key, value in sorted(pairs, key=lambda pair: pair[0])]
 
 
-def values_of(text: str) -> list[str]:
-    """What ``--set`` says of one setting: ``optimizer.lr=0.1,0.05`` is two changes; commas in brackets are not ours.
+def parse_values(text: str) -> list[str]:
+    """Split the values of one setting, as ``--set`` takes them. Commas in brackets or quotes do not separate values.
 
-    >>> values_of("optimizer.lr=0.1, 0.05"), values_of("schedule.milestones=[80, 120]")
+    >>> parse_values("optimizer.lr=0.1, 0.05"), parse_values("schedule.milestones=[80, 120]")
     (['optimizer.lr=0.1', 'optimizer.lr=0.05'], ['schedule.milestones=[80, 120]'])
     """
     key, equals, value = text.partition("=")
     if not equals or not key.strip() or not value.strip():
-        raise WiringError(f"{text!r} changes no setting: write name=value, or name=value,value,… for several.")
+        raise WiringError(f"--set expects name=value, or name=value,value,… for several, got {text!r}.")
     parts, depth, quote = [""], 0, ""
     for letter in value:
         if quote:
@@ -165,63 +174,73 @@ def values_of(text: str) -> list[str]:
         else:
             parts[-1] += letter
     if not all(part.strip() for part in parts):
-        raise WiringError(f"{text!r} has an empty value between its commas.")
+        raise WiringError(f"--set {text}: a value between commas is empty.")
     return [f"{key.strip()}={part.strip()}" for part in parts]
 
 
-def seeds_of(texts: Sequence[str]) -> list[int]:
-    """Seeds as they are written: ``0,1,2``, ``0-4``, or several of these.
+def parse_seeds(texts: Sequence[str]) -> list[int]:
+    """Parse seeds, written as ``0,1,2`` or ``0-4``.
 
-    >>> seeds_of(["0-2", "7,9"])
+    >>> parse_seeds(["0-2", "7,9"])
     [0, 1, 2, 7, 9]
     """
     found: list[int] = []
     for part in (part.strip() for text in texts for part in str(text).split(",")):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        match = re.fullmatch(r"(\d{1,19})(?:-(\d{1,19}))?", part, re.ASCII)
         if match is None:
-            raise WiringError(f"--seed takes numbers, such as 0,1,2 or 0-4, but {part!r} came.")
-        first = int(match[1])
-        if match[2] is not None and int(match[2]) < first:
-            raise WiringError(f"--seed {part} has no seeds in it: write the smaller number first.")
-        found += range(first, int(match[2] or first) + 1)
+            raise WiringError(f"--seed expects numbers, such as 0,1,2 or 0-4, got {part!r}.")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise WiringError(f"--seed {part} is an empty range. Write the smaller number first.")
+        if last - first >= _MOST_SEEDS:
+            raise WiringError(f"--seed {part} has {last - first + 1:,} seeds; at most {_MOST_SEEDS:,} are allowed.")
+        found += range(first, last + 1)
     return found
 
 
-def is_sweep(path: Path) -> bool:
-    """Whether a file describes a sweep, and not a recipe."""
+_MOST_SEEDS = 10_000
+
+
+def is_sweep_file(path: Path) -> bool:
+    """Whether a YAML file describes a sweep rather than a recipe."""
     try:
         mapping = parse_yaml(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError):
-        return False  # who reads it as a recipe says what is wrong
+    except (OSError, ValueError):  # reading it as a recipe gives the better message
+        return False
     return isinstance(mapping, dict) and "recipes" in mapping
 
 
-def read(path: Path) -> dict[str, Any]:
-    """What a sweep's YAML file says: recipes, seeds, settings and variants, as `make` takes them."""
+def read_sweep_file(path: Path) -> SweepPlan:
+    """Read a sweep's YAML file. Paths of recipes in it are relative to the file."""
     try:
         mapping = parse_yaml(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
         raise WiringError(f"{path} cannot be read: {error.strerror}.") from error
     if not isinstance(mapping, dict) or "recipes" not in mapping:
-        raise WiringError(f"{path} describes no sweep: it must hold recipes:, and may hold {', '.join(KEYS[1:])}.")
+        raise WiringError(f"{path} is not a sweep: it must have recipes:, and may have {', '.join(KEYS[1:])}.")
     for key in mapping:
         if key not in KEYS:
             raise unknown("key of a sweep", str(key), KEYS)
     listed = {key: mapping.get(key) or [] for key in KEYS}
     for key in ("recipes", "seeds", "variants"):
         listed[key] = listed[key] if isinstance(listed[key], list) else [listed[key]]
-    if not all(isinstance(one, dict) for one in [listed["settings"] or {}, *listed["variants"]]):
-        raise WiringError(f"{path}: settings is a mapping from settings to values, variants a list of such mappings.")
-    for key, values in dict(listed["settings"] or {}).items():
+    settings: Any = listed["settings"] or {}
+    if not all(isinstance(one, dict) for one in [settings, *listed["variants"]]):
+        raise WiringError(f"{path}: settings must be a mapping from settings to values, variants a list of mappings.")
+    for key, values in settings.items():
         if values == []:
-            raise WiringError(f"{path}: settings has no value for {key}: give it one, or leave it out.")
-    beside = path.parent
-    return {
-        "names": [str(beside / n) if str(n).endswith((".yaml", ".yml")) else str(n) for n in listed["recipes"]],
-        "seeds": seeds_of([str(seed) for seed in listed["seeds"]]),
-        "grid": [
-            [f"{key}={json.dumps(value)}" for value in (values if isinstance(values, list) else [values])]
-            for key, values in dict(listed["settings"] or {}).items()
-        ],
-        "variants": [[f"{key}={json.dumps(value)}" for key, value in one.items()] for one in listed["variants"]],
-    }
+            raise WiringError(f"{path}: settings has no value for {key}. Give one, or remove the key.")
+    return SweepPlan(
+        [str(path.parent / n) if recipes.is_file(str(n)) else str(n) for n in listed["recipes"]],
+        parse_seeds([str(seed) for seed in listed["seeds"]]) or [0],
+        [_texts(path, key, values if isinstance(values, list) else [values]) for key, values in settings.items()],
+        [[_texts(path, key, [value])[0] for key, value in one.items()] for one in listed["variants"]],
+    )
+
+
+def _texts(path: Path, key: Any, values: Sequence[Any]) -> list[str]:
+    """The values of a setting as ``--set`` takes them."""
+    try:
+        return [f"{key}={json.dumps(value)}" for value in values]
+    except (TypeError, ValueError) as error:  # a date, for instance
+        raise WiringError(f"{path}: the value of {key} must be plain: {error}.") from error

@@ -1,222 +1,241 @@
-"""The loop of a sweep: start what can be started, watch what runs, tell how it ends, until nothing is left to do."""
+"""The loop of a sweep: start the runs that can start, watch those that are running, and report how they end."""
 
 from __future__ import annotations
 
 import csv
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from wirings.train.results import Result, read
 from wirings.train.run.folder import RESULT
-from wirings.train.sweep import folder as place
-from wirings.train.sweep import work
-from wirings.train.sweep.plan import Run
+from wirings.train.sweep import process
+from wirings.train.sweep.folder import is_finished, log_event
+from wirings.train.sweep.plan import SweepRun
 
 PAUSE = 0.3
-"""Seconds from one look at all runs to the next."""
+"""Seconds between two looks at all runs."""
 WAITING, RUNNING, FINISHED, FAILED, STOPPED = "waiting", "running", "finished", "failed", "stopped"
 
 
-class Executor(Protocol):
-    """Where runs go: `wirings.train.sweep.local.Local` or `wirings.train.sweep.on_ray.OnRay`."""
+class SweepExecutor(Protocol):
+    """Executes runs: `wirings.train.sweep.local.LocalExecutor` or `wirings.train.sweep.on_ray.RayExecutor`."""
 
-    def free(self) -> bool: ...
+    def is_free(self) -> bool: ...
     def start(self, words: Sequence[str], folder: Path) -> Any: ...
-    def poll(self, started: Any) -> int | None: ...
-    def where(self, started: Any) -> str: ...
+    def poll(self, run: Any) -> int | None: ...
+    def where(self, run: Any) -> str: ...
     def stop(self) -> None: ...
 
 
 @dataclass
-class State:
+class RunProgress:
     """Where one run of a sweep stands."""
 
-    run: Run
+    run: SweepRun
+    """The run."""
     folder: Path
+    """Its folder."""
     status: str = WAITING
+    """One of `WAITING`, `RUNNING`, `FINISHED`, `FAILED`, `STOPPED`."""
     attempts: int = 0
-    """How often it was started in this sweep."""
-    started: Any = None
-    """The executor's handle, while it runs."""
+    """How often this sweep has started it."""
+    handle: Any = None
+    """The executor's handle while it is running."""
     where: str = ""
-    since: float = 0.0
+    """What it is executed on, or what it is waiting for."""
     reason: str = ""
     """Why it failed."""
     result: Result | None = None
-    line: dict[str, str] | None = None
+    """Its result, once it is finished."""
+    last_epoch: dict[str, str] | None = None
     """The last line of its log."""
-    before: bool = False
-    """Whether it was finished before this sweep began."""
 
-    def look(self) -> None:
-        """Read the last line of the run's log, if there is another."""
+    def read_log(self) -> None:
+        """Read the last line of the run's log, if there is one."""
         try:
             with (self.folder / "log.csv").open(newline="", encoding="utf-8") as file:
-                self.line = list(csv.DictReader(file))[-1]
+                self.last_epoch = list(csv.DictReader(file))[-1]
         except (OSError, IndexError):
-            return  # it has made no epoch yet
+            return  # no epoch is finished yet
 
 
-class Told(Protocol):
-    """Told of what happens, for the user."""
+class SweepListener(Protocol):
+    """Is told what happens in a sweep."""
 
-    def update(self, states: Sequence[State]) -> None: ...
+    def update(self, states: Sequence[RunProgress]) -> None: ...
     def say(self, text: str) -> None: ...
 
 
-def sweep(
-    runs: Sequence[Run],
+def run_sweep(
+    runs: Sequence[SweepRun],
     out: Path,
-    executor: Executor,
-    told: Told,
+    executor: SweepExecutor,
+    listener: SweepListener,
     *,
     retries: int = 3,
     max_minutes: float | None = None,
-    command: Any = work.command,
+    command: Callable[..., list[str]] = process.train_command,
     **options: Any,
-) -> list[State]:
-    """Train all runs that are not finished, and say how each stands at the end.
+) -> list[RunProgress]:
+    """Train all runs that are not finished, and return where each of them stands at the end.
 
     Args:
-        runs: the plan.
-        out: the sweep's folder, which `wirings.train.sweep.folder.enter` has made it.
-        executor: where runs go.
-        told: told of what happens.
-        retries: how often a run that was killed is started again; one that ends with an error is not.
-        max_minutes: begin nothing after so long, and let what runs stop at a checkpoint.
-        command: gives the command line of a run.
-        options: for it, such as ``data`` and ``device``.
+        runs: The runs, each after the one that it starts from.
+        out: The sweep's folder, claimed with `wirings.train.sweep.folder.claim_sweep_folder`.
+        executor: Executes the runs.
+        listener: Is told what happens.
+        retries: How often a killed run is restarted. A run that ends with an error is not.
+        max_minutes: Start no run after this many minutes, and stop running ones at a checkpoint.
+        command: Returns the command line of a run.
+        options: Arguments for ``command``, such as ``data`` and ``device``.
     """
-    states = [State(run, out / run.place) for run in runs]
-    for state in states:
-        if place.finished(state.folder):
-            state.status, state.result, state.before = FINISHED, read(state.folder / RESULT), True
-    by_place = {state.run.place: state for state in states}
-    deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
-    try:
-        while any(state.status in (WAITING, RUNNING) for state in states):
-            left = None if deadline is None else (deadline - time.monotonic()) / 60
-            for state in states:
+    return _Sweep(runs, out, executor, listener, retries, max_minutes, command, options).run()
+
+
+class _Sweep:
+    """A sweep while it is running. See `run_sweep`."""
+
+    def __init__(
+        self,
+        runs: Sequence[SweepRun],
+        out: Path,
+        executor: SweepExecutor,
+        listener: SweepListener,
+        retries: int,
+        max_minutes: float | None,
+        command: Callable[..., list[str]],
+        options: dict[str, Any],
+    ) -> None:
+        self.out, self.executor, self.listener, self.retries = out, executor, listener, retries
+        self.command, self.options = command, options
+        self.deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
+        self.states = [RunProgress(run, out / run.path) for run in runs]
+        for state in self.states:
+            if is_finished(state.folder):
+                state.status, state.result = FINISHED, read(state.folder / RESULT)
+        self.by_path = {state.run.path: state for state in self.states}
+
+    def run(self) -> list[RunProgress]:
+        """Run the loop until there is nothing left to do."""
+        try:
+            while any(state.status in (WAITING, RUNNING) for state in self.states):
+                for state in self.states:
+                    if state.status == RUNNING:
+                        self._watch(state)
+                    elif state.status == WAITING:
+                        self._start_if_ready(state)
+                self.listener.update(self.states)
+                time.sleep(PAUSE)
+        finally:
+            self.executor.stop()
+            for state in self.states:
                 if state.status == RUNNING:
-                    _watch(state, executor, told, out, retries, left)
-                elif state.status == WAITING:
-                    _start_if_ready(state, by_place, executor, told, out, left, command, options)
-            told.update(states)
-            time.sleep(PAUSE)
-    finally:
-        executor.stop()
-        for state in states:
-            if state.status == RUNNING:
-                state.status = STOPPED
-                place.note(out, f"stopped {state.run.place}")
-    return states
+                    self._stopped(state)
+        return self.states
 
+    def _start_if_ready(self, state: RunProgress) -> None:
+        first = None if state.run.start is None else self.by_path[state.run.start.path]
+        if first is not None and first.status in (FAILED, STOPPED):
+            state.status, state.reason = first.status, f"it starts from {first.run.path}, which has {first.status}"
+            return
+        left = None if self.deadline is None else (self.deadline - time.monotonic()) / 60
+        if left is not None and left <= 0:
+            state.status = STOPPED
+            return
+        if not self.executor.is_free() or (first is not None and first.status != FINISHED):
+            return
+        words = self.command(state.run, self.out, max_minutes=left, **self.options)
+        try:
+            state.handle = self.executor.start(words, state.folder)
+        except OSError as error:
+            self._failed(state, f"its folder {state.folder} cannot be used: {error.strerror or error}")
+            return
+        if state.handle is None:
+            if not state.where:
+                state.where = "waiting for another process"
+                self.listener.say(f"{state.run.path}: {state.where} that is running in {state.folder}")
+            return
+        state.status, state.attempts = RUNNING, state.attempts + 1
+        state.where = self.executor.where(state.handle)
+        log_event(self.out, f"started {state.run.path}")
+        self.listener.say(f"{state.run.path}: started, {state.where}")
 
-def _start_if_ready(
-    state: State,
-    by_place: dict[str, State],
-    executor: Executor,
-    told: Told,
-    out: Path,
-    left: float | None,
-    command: Any,
-    options: dict[str, Any],
-) -> None:
-    first = None if state.run.start is None else by_place[state.run.start.place]
-    if first is not None and first.status in (FAILED, STOPPED):
-        state.status, state.reason = first.status, f"it starts from {first.run.place}, which has {first.status}"
-        return
-    if left is not None and left <= 0:
+    def _watch(self, state: RunProgress) -> None:
+        state.read_log()
+        state.where = self.executor.where(state.handle)
+        status = self.executor.poll(state.handle)
+        if status is None:
+            return
+        state.handle = None
+        path = state.run.path
+        if is_finished(state.folder):
+            state.status, state.result = FINISHED, read(state.folder / RESULT)
+            log_event(self.out, f"finished {path}")
+            self.listener.say(f"{path}: {state.result.accuracy:.2f} % after {state.result.wall_s:.0f} s")
+        elif status == 0:  # time was up: it has stopped at a checkpoint
+            self._stopped(state)
+        elif status < 0 and state.attempts <= self.retries:
+            state.status = WAITING
+            log_event(self.out, f"killed {path}")
+            self.listener.say(f"{path}: was killed (signal {-status}); it continues from its last checkpoint")
+        else:
+            what = f"was killed {state.attempts} times" if status < 0 else f"ended with exit status {status}"
+            tail = f"end of {state.folder / process.OUTPUT}:\n{process.output_tail(state.folder)}"
+            self._failed(state, f"{what}; {tail}")
+
+    def _stopped(self, state: RunProgress) -> None:
         state.status = STOPPED
-        return
-    if not executor.free() or (first is not None and first.status != FINISHED):
-        return
-    words = command(state.run, out, max_minutes=left, **options)
-    try:
-        state.started = executor.start(words, state.folder)
-    except OSError as error:
-        _fail(state, told, out, f"its folder {state.folder} cannot be used: {error.strerror or error}")
-        return
-    if state.started is None:
-        if not state.where:
-            state.where = "another process is at it"
-            told.say(f"{state.run.place}: {state.where}, in {state.folder}; waiting for it")
-        return
-    state.status, state.attempts, state.since = RUNNING, state.attempts + 1, time.monotonic()
-    state.where = executor.where(state.started)
-    place.note(out, f"started {state.run.place}")
-    told.say(f"{state.run.place}: started, {state.where}")
+        log_event(self.out, f"stopped {state.run.path}")
 
-
-def _watch(state: State, executor: Executor, told: Told, out: Path, retries: int, left: float | None) -> None:
-    state.look()
-    state.where = executor.where(state.started)
-    status = executor.poll(state.started)
-    if status is None:
-        return
-    state.started = None
-    name = state.run.place
-    if place.finished(state.folder):
-        state.status, state.result = FINISHED, read(state.folder / RESULT)
-        place.note(out, f"finished {name}")
-        told.say(f"{name}: {state.result.accuracy:.2f} % after {state.result.wall_s:.0f} s")
-    elif status == 0:  # it has stopped at a checkpoint, since time was up
-        state.status = STOPPED
-        place.note(out, f"stopped {name}")
-    elif status < 0 and state.attempts <= retries:
-        state.status = WAITING
-        place.note(out, f"killed {name}")
-        told.say(f"{name}: was killed (signal {-status}); it goes on from its last checkpoint")
-    else:
-        what = f"was killed {state.attempts} times" if status < 0 else f"ended with exit status {status}"
-        end = f"the end of {state.folder / work.OUTPUT}:\n{work.last_words(state.folder)}"
-        _fail(state, told, out, f"{what}; {end}")
-
-
-def _fail(state: State, told: Told, out: Path, reason: str) -> None:
-    state.status, state.reason = FAILED, reason
-    place.note(out, f"failed {state.run.place}")
-    told.say(f"{state.run.place}: failed, {reason}")
+    def _failed(self, state: RunProgress, reason: str) -> None:
+        state.status, state.reason = FAILED, reason
+        log_event(self.out, f"failed {state.run.path}")
+        self.listener.say(f"{state.run.path}: failed, {reason}")
 
 
 @dataclass(frozen=True)
-class Line:
-    """What the runs of one recipe and one set of changes have come to."""
+class SweepResult:
+    """The results of one recipe with one set of changes, over seeds."""
 
     name: str
+    """Name of the recipe."""
     changes: tuple[str, ...]
+    """Settings that differ from the recipe's."""
     seeds: tuple[int, ...]
-    """Of the finished runs."""
+    """Seeds of the finished runs."""
     mean: float | None
+    """Mean accuracy in percent."""
     std: float | None
+    """Standard deviation of the accuracy; None for fewer than two runs."""
     train_s: float | None
-    left: int
-    """Runs that are not finished."""
+    """Mean training time in seconds."""
+    unfinished: int
+    """Number of runs that are not finished."""
 
 
-def summary(states: Sequence[State]) -> list[Line]:
-    """A line for every recipe and set of changes that was asked for, over seeds."""
-    groups: dict[tuple[str, tuple[str, ...]], list[State]] = {}
+def summarize(states: Sequence[RunProgress]) -> list[SweepResult]:
+    """Return the results of the requested runs, one for every recipe and set of changes."""
+    groups: dict[tuple[str, tuple[str, ...]], list[RunProgress]] = {}
     for state in states:
-        if state.run.wanted:
+        if state.run.requested:
             groups.setdefault((state.run.name, state.run.changes), []).append(state)
-    lines = []
+    found = []
     for (name, changes), members in groups.items():
-        found = [state.result for state in members if state.result is not None]
-        accuracies = [result.accuracy for result in found]
-        lines.append(
-            Line(
+        finished = [state.result for state in members if state.result is not None]
+        accuracies = [result.accuracy for result in finished]
+        found.append(
+            SweepResult(
                 name,
                 changes,
-                tuple(result.seed for result in found),
-                statistics.fmean(accuracies) if found else None,
-                statistics.stdev(accuracies) if len(found) > 1 else None,
-                statistics.fmean(result.train_s for result in found) if found else None,
-                len(members) - len(found),
+                tuple(result.seed for result in finished),
+                statistics.fmean(accuracies) if finished else None,
+                statistics.stdev(accuracies) if len(finished) > 1 else None,
+                statistics.fmean(result.train_s for result in finished) if finished else None,
+                len(members) - len(finished),
             )
         )
-    return lines
+    return found

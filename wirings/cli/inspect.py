@@ -1,0 +1,131 @@
+"""``wirings eval``, ``predict``, ``profile`` and ``show``: look at a trained run or at a recipe's network."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from wirings.cli.options import (
+    BestOption,
+    DataOption,
+    DeviceOption,
+    ImageSizeOption,
+    JsonOption,
+    RunArgument,
+    check_path,
+    out_option,
+)
+from wirings.errors import WiringError
+from wirings.utils.console import echo
+from wirings.utils.text import printable
+
+
+def evaluate(
+    run: RunArgument,
+    best: BestOption = False,
+    data: DataOption = None,
+    device: DeviceOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure the accuracy of a trained run on the test set."""
+    from wirings.train.saved_runs import measure
+
+    loss, accuracy, top5 = measure(run, best=best, data=data, device=device)
+    if as_json:
+        echo(json.dumps({"run": run, "accuracy": accuracy, "top5": top5, "loss": loss}))
+    else:
+        echo(f"{run}: {accuracy:.2f} % (top 5 {top5:.2f} %), loss {loss:.4f}")
+
+
+def predict(
+    run: RunArgument,
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE", help="Image files.", callback=check_path)],
+    device: DeviceOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Classify images with a trained run: the three most likely classes of each."""
+    from wirings.train.saved_runs import predict as predict_images
+
+    found = predict_images(run, images, device=device)
+    if as_json:
+        echo(json.dumps([{"image": str(path), "classes": dict(guesses)} for path, guesses in found], indent=1))
+        return
+    for path, guesses in found:
+        text = ", ".join(f"{name} {100 * probability:.1f} %" for name, probability in guesses)
+        echo(printable(f"{path}: {text}"))
+
+
+def profile(
+    network: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE|RUN",
+            help="A recipe (its network before training), or the folder of a run (its trained network).",
+            callback=check_path,
+        ),
+    ],
+    trained: Annotated[
+        bool, typer.Option("--trained", help="Use the trained network of this name that comes with the package.")
+    ] = False,
+    best: BestOption = False,
+    image_size: ImageSizeOption = None,
+    classes: Annotated[
+        int | None, typer.Option("--classes", help="Number of classes, if the recipe's data set does not fix it.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Count the parameters and multiply-adds of a network, layer by layer: as the paper does, and of live nodes."""
+    from wirings.profiling import profile as count
+    from wirings.train.networks import open_network
+
+    found = open_network(network, trained=trained, best=best, image_size=image_size, classes=classes)
+    counted = count(found.model, found.shape)
+    echo(json.dumps(counted.as_dict(), indent=1) if as_json else f"{found.title}\n{counted}")
+
+
+def show(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="Folder of a run, file of a history, or name of a trained network that comes with the package.",
+            callback=check_path,
+        ),
+    ],
+    html: Annotated[bool, typer.Option("--html", help="Write one HTML page that plays the history.")] = False,
+    out: Annotated[Path | None, out_option("File of the page; RUN/history.html by default.")] = None,
+    pictures: Annotated[
+        Path | None, typer.Option("--pictures", help="Folder to write pictures to.", callback=check_path)
+    ] = None,
+    svg: Annotated[bool, typer.Option("--svg", help="Write pictures as SVG instead of PNG.")] = False,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Draw every node on the page, even of networks that are large for it.")
+    ] = False,
+) -> None:
+    """Show the wiring of a run, and how it changed in training."""
+    from wirings import draw
+    from wirings.train.run_history import load_run_history
+
+    if (out is not None or whole) and not html:
+        raise WiringError("--out and --whole are options of the page. Add --html.")
+    if svg and pictures is None:
+        raise WiringError("--svg is an option of pictures. Add --pictures FOLDER.")
+    history, title, note = load_run_history(run)
+    in_terminal = not html and pictures is None
+    if in_terminal:
+        echo(draw.summary(history, title))
+    if note:
+        echo(f"\n{note}" if in_terminal else note)
+    if html:
+        if note:
+            history.about["note"] = note
+        folder = Path(run)
+        usual = folder / "history.html" if folder.is_dir() else Path(f"{run.strip('./').replace('/', '-')}.html")
+        path = draw.write_page(history, out or usual, title, whole)
+        echo(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB): open it in a browser")
+    if pictures is not None:
+        for path in draw.save_pictures(history, pictures, "svg" if svg else "png", title):
+            echo(f"wrote {path}")

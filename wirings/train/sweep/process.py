@@ -1,0 +1,125 @@
+"""A run as a process of its own: its command line, its output, and its folder, which it has to itself."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from wirings.train.sweep.plan import SweepRun
+from wirings.train.sweep.preflight import reads_files
+from wirings.utils.locks import BusyError, take
+
+OUTPUT = "output.txt"
+"""File in a run's folder that holds the output of its process."""
+
+
+def train_command(
+    run: SweepRun, out: Path, *, data: Path | None = None, device: str | None = None, max_minutes: float | None = None
+) -> list[str]:
+    """Return the command line that trains a run, or continues it.
+
+    Args:
+        run: The run.
+        out: The sweep's folder.
+        data: The folder of the data, for runs that read files.
+        device: ``"cuda"``, ``"cpu"``, or None for a GPU if there is one.
+        max_minutes: Stop the run at a checkpoint after this many minutes.
+    """
+    words = [sys.executable, "-m", "wirings", "train", run.recipe, "--seed", str(run.seed)]
+    for change in run.changes:
+        words += ["--set", change]
+    out = out.resolve()  # other machines, and a Ray that was started elsewhere, have other current directories
+    words += ["--out", str(out / run.path), "--resume"]
+    if run.start is not None:
+        words += ["--start", str(out / run.start.path)]
+    given = {"--data": data if reads_files(run) else None, "--device": device, "--max-minutes": max_minutes}
+    return words + [word for name, value in given.items() if value is not None for word in (name, str(value))]
+
+
+def start_process(words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes] | None:
+    """Start a run, or return None if another process is running in its folder.
+
+    The new process inherits the folder's lock, so it keeps others out even if its parent is killed. On Linux it ends
+    when its parent does.
+
+    Args:
+        words: Command line.
+        folder: The run's folder.
+        environment: Environment variables to set besides those of this process.
+    """
+    try:
+        lock = take(folder)
+    except BusyError:
+        return None
+    try:
+        more: dict[str, Any] = {}
+        if sys.platform != "win32":
+            more = {"start_new_session": True, "pass_fds": (lock.file,), "preexec_fn": _end_with_parent()}
+        with (folder / OUTPUT).open("ab") as output:
+            return subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environment, **lock.environment(), "PYTHONUNBUFFERED": "1", "COLUMNS": "120"},
+                **more,
+            )
+    finally:
+        lock.close()
+
+
+def _end_with_parent() -> Any:
+    """A function for a new process to call first, which asks the kernel to end it when its parent ends."""
+    if sys.platform != "linux":
+        return None
+    libc, parent = ctypes.CDLL(None), os.getpid()
+
+    def ask() -> None:
+        libc.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:  # the parent ended before the request
+            os._exit(1)
+
+    return ask
+
+
+def stop_process(process: subprocess.Popen[bytes], patience: float = 10.0) -> None:
+    """Stop a run and the processes that it has started: with SIGTERM, after ``patience`` seconds with SIGKILL."""
+    for number in (signal.SIGTERM, signal.SIGKILL if sys.platform != "win32" else signal.SIGTERM):
+        if process.poll() is not None:
+            return
+        try:
+            if sys.platform == "win32":
+                process.terminate()
+            else:
+                os.killpg(process.pid, number)
+            process.wait(patience)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def run_process(words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> int:
+    """Execute a run to its end and return its exit status. Waits while another process is running in its folder."""
+    while (process := start_process(words, folder, environment)) is None:
+        time.sleep(1)
+    try:
+        return process.wait()
+    finally:
+        stop_process(process)
+
+
+def output_tail(folder: Path, lines: int = 12) -> str:
+    """Return the last lines of a run's output."""
+    try:
+        text = (folder / OUTPUT).read_bytes()[-20_000:].decode(errors="replace")
+    except OSError:
+        return "(no output)"
+    return "\n".join([line.rstrip() for line in text.splitlines() if line.strip()][-lines:]) or "(no output)"
