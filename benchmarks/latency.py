@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 from benchmarks.common import machine, save, summary
 from wirings import compact, engine, finalize_, models
-from wirings.compaction.module import CompactModel
+from wirings.compaction import CompactModel
 from wirings.compaction.operations import Conv
 from wirings.compaction.program import Program
 from wirings.engine.measure import timed

@@ -16,18 +16,18 @@ from wirings.compaction.operations import (
     Conv,
     Crop,
     Flatten,
+    InputRef,
     InstanceNorm,
     Linear,
     Mean,
     Multiply,
-    Opaque,
     Operation,
     Pad,
-    Place,
-    Pool,
+    Pooling,
     Reshape,
-    Select,
-    Taken,
+    ScatterChannels,
+    SelectChannels,
+    TorchOperator,
 )
 from wirings.compaction.program import Program
 
@@ -117,10 +117,12 @@ class Drawn:
         _, height, width = self.shapes[name]
         if self.random.random() < 0.3:
             size = int(self.random.integers(1, height + 1)), int(self.random.integers(1, width + 1))
-            return self.add(Pool(self.name(), (name,), str(self.random.choice(["adaptive_avg", "adaptive_max"])), size))
+            return self.add(
+                Pooling(self.name(), (name,), str(self.random.choice(["adaptive_avg", "adaptive_max"])), size)
+            )
         k = int(min(self.random.integers(1, 4), height, width))
         s, p = int(self.random.integers(1, 4)), int(self.random.integers(0, k // 2 + 1))
-        pool = Pool(
+        pool = Pooling(
             self.name(), (name,), str(self.random.choice(["max", "avg"])), (k, k), (s, s), (p, p), (1, 1),
             bool(self.random.integers(2)), bool(self.random.integers(2)),
         )  # fmt: skip
@@ -154,10 +156,10 @@ class Drawn:
                 others = [n for n, s in self.shapes.items() if len(s) == 3 and s[1:] == shape[1:]]
                 self.add(Concat(self.name(), (name, str(self.random.choice(others)))))
             case "select":
-                self.add(Select(self.name(), (name,), self.index(channels)))
+                self.add(SelectChannels(self.name(), (name,), self.index(channels)))
             case "place":
                 index = torch.from_numpy(self.random.permutation(channels + 2)[:channels].copy())
-                self.add(Place(self.name(), (name,), index, channels + 2))
+                self.add(ScatterChannels(self.name(), (name,), index, channels + 2))
             case "pad":
                 self.add(Pad(self.name(), (name,), (1, 0), (0, 2)))
             case "map":
@@ -171,7 +173,7 @@ class Drawn:
             case "constant":
                 self.add(Constant(self.name(), (name,), self.normal(*shape)))
             case "opaque" if self.random.random() < 0.5:
-                self.add(Opaque(self.name(), (name,), "aten::sin", (Taken(0),)))
+                self.add(TorchOperator(self.name(), (name,), "aten::sin", (InputRef(0),)))
 
     def border(self, shape: tuple[int, ...]) -> Tensor:
         """Constant maps as constant nodes make them: other values at the border."""

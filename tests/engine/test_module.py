@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import wirings
 from tests.engine.test_kernels import nodes
 from wirings import WiringError, engine
-from wirings.compaction.operations import Activation, Conv, Opaque, Taken
+from wirings.compaction.operations import Activation, Conv, InputRef, TorchOperator
 from wirings.compaction.program import Program
 from wirings.engine.plan import Plan
 
@@ -144,7 +144,7 @@ def test_operators_without_a_kernel_run_on_pytorch() -> None:
     weight = torch.randn(4, 3, 3, 3)
     operations = [
         Conv("a", ("x",), weight, None, (1, 1), (1, 1)),
-        Opaque("b", ("a",), "aten::sin", (Taken(0),)),
+        TorchOperator("b", ("a",), "aten::sin", (InputRef(0),)),
         Conv("c", ("b",), torch.randn(2, 4, 1, 1)),
     ]
     mixed = Program({"x": (3, 8, 8)}, operations, ("c", "a"), {"one_output": False})

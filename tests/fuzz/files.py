@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 import wirings
 from wirings import WiringError, compact, engine, load_compact
-from wirings.compaction.files import checksum
+from wirings.compaction.file_format import checksum
 
 MEMORY = 3 * 2**30
 """Bytes that loading may take beyond what a process with PyTorch has."""
@@ -111,7 +111,18 @@ def opened(path: Path) -> tuple[dict[str, Tensor], Any]:
 
 ODD: tuple[Any, ...] = (
     *(None, True, 0, 1, -1, 2, 7, 63, 10**5, 10**9, -(10**9), 2**31, 2**63, 10**30, 0.5, -1e308, "", "x", "relu", []),
-    *([1], [0, 0], [-1, -1], [10**9, 10**9], [[1]], {}, {"Taken": 0}, {"Taken": -1}, {"Held": 9}, {"float": "nan"}),
+    *(
+        [1],
+        [0, 0],
+        [-1, -1],
+        [10**9, 10**9],
+        [[1]],
+        {},
+        {"InputRef": 0},
+        {"InputRef": -1},
+        {"WeightRef": 9},
+        {"float": "nan"},
+    ),
     *({"named": "torch.float16"}, {"device": "cuda"}, {"device": "meta"}, {"float": "9" * 5000}, "aten::as_strided"),
     *("aten::reshape", "aten::slice.Tensor", "aten::embedding", "aten::_sparse_coo_tensor_unsafe", "pow", "mul"),
 )

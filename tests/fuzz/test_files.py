@@ -45,11 +45,11 @@ def about_of(*operations: dict[str, Any], inputs: Any = None, **more: Any) -> di
 
 
 def opaque(output: str, target: str, *arguments: Any, inputs: tuple[str, ...] = ("x",), **options: Any) -> Any:
-    given = {"operation": "Opaque", "output": output, "inputs": list(inputs), "target": target}
+    given = {"operation": "TorchOperator", "output": output, "inputs": list(inputs), "target": target}
     return {**given, "arguments": list(arguments), "options": [list(x) for x in options.items()], "channelwise": False}
 
 
-X: Any = {"Taken": 0}
+X: Any = {"InputRef": 0}
 
 
 def test_a_crafted_file_with_the_right_checksum_loads_if_it_is_sound(tmp_path: Path) -> None:
@@ -82,10 +82,10 @@ def test_files_without_a_checksum_are_refused(sound: Path, tmp_path: Path) -> No
     "operations",
     [
         [
-            opaque("s", "aten::_sparse_coo_tensor_unsafe", {"Held": 0}, X, [4]),
+            opaque("s", "aten::_sparse_coo_tensor_unsafe", {"WeightRef": 0}, X, [4]),
             opaque("y", "aten::to_dense", X, inputs=("s",)),
         ],
-        [opaque("y", "aten::max_pool2d_with_indices_backward", X, X, [2], [2], [0], [1], False, {"Held": 0})],
+        [opaque("y", "aten::max_pool2d_with_indices_backward", X, X, [2], [2], [0], [1], False, {"WeightRef": 0})],
         [opaque("y", "aten::as_strided", X, [2, 4], [10**6, 1])],
         [opaque("y", "aten::_unsafe_view", X, [-1])],
         [opaque("y", "aten::empty_like", X)],
@@ -101,7 +101,7 @@ def test_operators_off_the_list_are_refused(operations: list[Any], tmp_path: Pat
 def test_attention_reads_no_values_that_are_not_there(tmp_path: Path) -> None:
     """PyTorch's kernel for CPUs reads as many values as there are keys."""
     cut = opaque("v", "aten::slice.Tensor", X, 1, 0, 1)
-    attend = opaque("y", "aten::scaled_dot_product_attention", X, X, {"Taken": 1}, inputs=("x", "v"))
+    attend = opaque("y", "aten::scaled_dot_product_attention", X, X, {"InputRef": 1}, inputs=("x", "v"))
     path = written(tmp_path, {}, about_of(cut, attend, inputs={"x": [64, 8]}))
     with pytest.raises(WiringError, match="as many values as keys"):
         load_compact(path)
@@ -116,9 +116,9 @@ def test_attention_reads_no_values_that_are_not_there(tmp_path: Path) -> None:
         ([opaque("y", "aten::ones", [10**5, 10**5])], "maps of at most"),
         ([opaque("y", "aten::repeat", X, [1, 10**12])], "maps of at most|expected"),
         ([opaque("n", "aten::ones", [10**6, 1]), opaque("y", "aten::unbind.int", X, inputs=("n",))], "65536 parts"),
-        ([opaque("y", "aten::exp", {"Taken": 1})], "from 0 to 0"),
-        ([opaque("y", "aten::exp", {"Taken": -1})], "from 0 to 0"),
-        ([opaque("y", "aten::exp", {"Held": 0})], "an argument's number"),
+        ([opaque("y", "aten::exp", {"InputRef": 1})], "from 0 to 0"),
+        ([opaque("y", "aten::exp", {"InputRef": -1})], "from 0 to 0"),
+        ([opaque("y", "aten::exp", {"WeightRef": 0})], "an argument's number"),
         ([opaque("y", "aten::exp", X, inputs=("z",))], "computed before"),
         ([opaque("x", "aten::exp", X)], "name of its own"),
         ([opaque("y", "aten::_to_copy", X, device={"device": "cuda"})], "on the CPU"),

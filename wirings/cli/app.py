@@ -237,8 +237,8 @@ def compact(
     image_size: Annotated[int | None, typer.Option(help="For square images of so many pixels a side.")] = None,
 ) -> None:
     """A trained run without dead nodes, norms folded, as a file that runs without wirings."""
+    from wirings.compaction import check_path
     from wirings.compaction import compact as made_compact
-    from wirings.compaction.export import check_path, export
     from wirings.train.runs import open_run
 
     if out is not None:
@@ -256,7 +256,7 @@ def compact(
     small.notes["recipe"] = name
     typer.echo(str(small.report))
     if out is not None:
-        typer.echo(f"wrote {export(small, out)}")
+        typer.echo(f"wrote {small.save(out)}")
 
 
 @app.command()

@@ -15,7 +15,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from wirings.compaction import CompactModel, compact
-from wirings.compaction.files import readable
+from wirings.compaction.file_format import file_errors
 from wirings.compaction.program import Program
 from wirings.engine.build import kernels
 from wirings.engine.module import ENGINES, EngineModel, check_settings
@@ -76,7 +76,7 @@ def load(
     """
     program = Program.load(path, max_bytes)
     check_settings(engine or "auto", threads)  # the caller's mistakes are not the file's
-    with readable(path):
+    with file_errors(path):
         saved = program.notes.get("engine")
         if saved is not None:
             if not isinstance(saved, dict) or set(saved) != {"engine", "threads", "processor", "steps"}:

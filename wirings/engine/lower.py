@@ -277,10 +277,10 @@ class Lowering:
         self.memory.join(maps)
         return maps
 
-    def _select(self, o: ops.Select) -> Maps:
+    def _selectchannels(self, o: ops.SelectChannels) -> Maps:
         return self._ready(o.inputs[0]).take(_index(o.index))
 
-    def _place(self, o: ops.Place) -> Maps:
+    def _scatterchannels(self, o: ops.ScatterChannels) -> Maps:
         return self._ready(o.inputs[0]).placed(_index(o.index), o.channels)
 
     def _flatten(self, o: ops.Flatten) -> Maps:
@@ -329,7 +329,7 @@ class Lowering:
         self._emit(Lowered(o.output, Kind.MULTIPLY, out, source, numbers=numbers))
         return out
 
-    def _pool(self, o: ops.Pool) -> Maps:
+    def _pooling(self, o: ops.Pooling) -> Maps:
         source = self._solid(self._ready(o.inputs[0]))
         out = self.memory.new(*self._shape(o.output))
         kind = "avg inside" if o.kind == "avg" and not o.count_padding else o.kind

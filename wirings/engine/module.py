@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wirings.compaction.compact import check_outputs
-from wirings.compaction.export import check_path
+from wirings.compaction import check_outputs
+from wirings.compaction import check_path
 from wirings.compaction.operations import Conv, Linear, Operation
 from wirings.compaction.program import Program, check_batch
 from wirings.engine.build import kernels, processor

@@ -23,7 +23,7 @@ def supported(operation: ops.Operation, shapes: dict[str, tuple[int, ...]]) -> b
             return maps and len(operation.stride) == 2 and max(operation.stride) <= LARGEST_STRIDE
         case ops.Linear():
             return len(taken[0]) == 1
-        case ops.Concat() | ops.Select() | ops.Place():
+        case ops.Concat() | ops.SelectChannels() | ops.ScatterChannels():
             return all(len(shape) in (1, 3) for shape in taken)
         case ops.Activation():
             return len(taken[0]) in (1, 3) and _plain(operation)
@@ -39,7 +39,7 @@ def supported(operation: ops.Operation, shapes: dict[str, tuple[int, ...]]) -> b
             return maps and (taken[0] == taken[1] or taken[1][1:] == (1, 1))
         case ops.Reshape():
             return maps and taken[0][1:] == (1, 1) and operation.shape in ((), (1, 1))
-        case ops.Pool():
+        case ops.Pooling():
             return maps and len(operation.kernel) == 2
         case ops.Crop():
             return maps and set(operation.steps) == {1} and len(operation.steps) == 2

@@ -1,6 +1,6 @@
-"""A module's trace by `torch.export`: PyTorch's operators, functional, for any number of images where that can be.
+"""Trace a module with `torch.export`: functional PyTorch operators, for any batch size where possible.
 
-Modules that stay whole in the trace, neural graphs, stand in it as one operator of ours.
+Modules that are not traced into, which are neural graphs, appear in the trace as one custom operator each.
 """
 
 from __future__ import annotations
@@ -21,43 +21,58 @@ from torch import Tensor, nn
 from wirings.errors import WiringError
 
 ADVICE = (
-    "Compaction takes feed-forward models whose path does not depend on the values of tensors: write that line with "
-    "torch.where or fixed sizes, or compact the part of the model that can be traced."
+    "Compaction supports feed-forward models whose control flow and shapes do not depend on the values of tensors: "
+    "rewrite that line with torch.where or fixed sizes, or compact the part of the model that can be traced."
 )
-_leaves: list[tuple[nn.Module, Callable[[tuple[int, ...]], tuple[int, ...]]]] = []
-"""The modules that stay whole in the trace being made, with how the sizes of their maps change."""
+OPERATOR = "wirings::untraced"
+"""The operator that stands for a module that is not traced into."""
+
+_untraced: list[Callable[[tuple[int, ...]], tuple[int, ...]]] = []
+"""For each module that the current trace does not enter: which shape it returns for a shape, without the batch."""
 
 
-@torch.library.custom_op("wirings::whole", mutates_args=())
-def whole(x: Tensor, number: int) -> Tensor:
+@torch.library.custom_op(OPERATOR, mutates_args=())
+def untraced(x: Tensor, number: int) -> Tensor:
     """In a trace: the module of this number."""
-    raise NotImplementedError("a trace is not run")
+    raise NotImplementedError("this operator only appears in traces, which are not run")
 
 
-@whole.register_fake
+@untraced.register_fake
 def _(x: Tensor, number: int) -> Tensor:
-    return x.new_empty([x.shape[0], *_leaves[number][1](tuple(x.shape[1:]))])
+    return x.new_empty([x.shape[0], *_untraced[number](tuple(x.shape[1:]))])
 
 
-def exported(module: nn.Module, example: tuple[Tensor, ...], leaves: list[nn.Module]) -> torch.export.ExportedProgram:
-    seen = _shapes(module, example, leaves)
-    before = list(_leaves)
-    _leaves[:] = [(leaf, shapes.__getitem__) for leaf, shapes in zip(leaves, seen, strict=True)]
+def export_module(
+    module: nn.Module, example: tuple[Tensor, ...], leaves: list[nn.Module]
+) -> torch.export.ExportedProgram:
+    """Trace a module.
+
+    Args:
+        module: in evaluation. The ``forward`` of its ``leaves`` is replaced while it is traced.
+        example: its inputs.
+        leaves: modules inside it that are not traced into.
+
+    Raises:
+        WiringError: if it cannot be traced; the message names the line of code.
+    """
+    seen = _leaf_shapes(module, example, leaves)
+    before = list(_untraced)
+    _untraced[:] = [shapes.__getitem__ for shapes in seen]
     try:
         for number, leaf in enumerate(leaves):
-            leaf.forward = lambda x, number=number: whole(x, number)
+            leaf.forward = lambda x, number=number: untraced(x, number)
         with _quiet():
             return _export(module, example).run_decompositions({})
     finally:
-        _leaves[:] = before
+        _untraced[:] = before
         for leaf in leaves:
             del leaf.forward
 
 
-def _shapes(
+def _leaf_shapes(
     module: nn.Module, example: tuple[Tensor, ...], leaves: list[nn.Module]
 ) -> list[dict[tuple[int, ...], tuple[int, ...]]]:
-    """For modules that stay whole: which shape comes out, without the batch, for which that goes in."""
+    """For each leaf, the shape it returns for each shape it is called with, without the batch dimension."""
     seen: list[dict[tuple[int, ...], tuple[int, ...]]] = [{} for _ in leaves]
     hooks = []
     for leaf, shapes in zip(leaves, seen, strict=True):
@@ -77,7 +92,7 @@ def _shapes(
 
 
 def _export(module: nn.Module, example: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
-    """A trace for any number of images, or if the module does not allow that, for those of the example."""
+    """A trace for any batch size or, if the module does not allow that, for the example's."""
     inside = _Inside(module)
     batches = tuple({0: torch.export.Dim.AUTO} for _ in example)
     try:
@@ -91,7 +106,7 @@ def _export(module: nn.Module, example: tuple[Tensor, ...]) -> torch.export.Expo
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Nothing from PyTorch about itself: it warns, and prints whole traces where it fails. Our error has the line."""
+    """Silence PyTorch, which warns about its internals and prints whole traces on failure."""
     loggers = [logging.getLogger(f"torch.{name}") for name in ("export._trace", "fx.experimental.symbolic_shapes")]
     before = [logger.disabled for logger in loggers]
     try:
@@ -106,7 +121,7 @@ def _quiet() -> Iterator[None]:
 
 
 class _Inside(nn.Module):
-    """A model one level down: PyTorch's traces have attributes of their own that its names might meet."""
+    """A wrapper, since the attributes of PyTorch's traces might clash with those of the model."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -117,14 +132,15 @@ class _Inside(nn.Module):
 
 
 def _untraceable(module: nn.Module, error: Exception) -> WiringError:
-    """Which line of whose code the trace stopped at, at which operator, and why."""
+    """The error for a failed trace: in which line of whose code, at which operator, and why."""
+    libraries = Path(__file__).parent, Path(torch.__file__).parent
     own = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not {"torch", "compaction"} & set(Path(frame.filename).parts)
+        if frame.line and not any(Path(frame.filename).is_relative_to(library) for library in libraries)
     ]
     where = f" at {own[-1].filename}:{own[-1].lineno}, `{own[-1].line}`" if own else ""
-    if "DataDependent" in type(error).__name__:  # the last operator that it got to made a number of Python's
+    if "DataDependent" in type(error).__name__:  # the last operator of the trace converts a tensor to a number
         operators = re.findall(r"torch\.ops\.([\w.]+)\(", str(getattr(error, "partial_fx_graph", "")))
         where += f" (operator {operators[-1]})" if operators else ""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

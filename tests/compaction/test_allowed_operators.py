@@ -1,6 +1,6 @@
-"""The operators that a file may name: they exist, only compute, and look at their indices."""
+"""The operators that a file may contain: they exist, only compute, and check their indices."""
 
-import operator as python_operator
+import operator
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,20 +9,21 @@ import torch
 from torch import Tensor, nn
 
 from wirings import WiringError, compact
-from wirings.compaction.allowed import ALLOWED, PYTHON, python
-from wirings.compaction.operations import operator
+from wirings.compaction.allowed_operators import ALLOWED_OPERATORS, PYTHON_OPERATORS, python_operator
+from wirings.compaction.operations import InputRef, TorchOperator
+from wirings.compaction.operations.torch_operator import find_operator
 
 A = torch.ops.aten
 PRIVATE = {
     "_to_copy", "_softmax", "_log_softmax", "_native_batch_norm_legit_no_training", "_upsample_nearest_exact1d",
     "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "__and__", "__or__", "__xor__",
 }  # fmt: skip
-"""Names with an underscore that were looked at: each has a public function that does nothing but call it."""
+"""Names with an underscore that were reviewed: each has a public function that only calls it."""
 
 
-@pytest.mark.parametrize("name", sorted(ALLOWED))
-def test_an_operator_on_the_list_only_computes(name: str) -> None:
-    found = operator(name)
+@pytest.mark.parametrize("name", sorted(ALLOWED_OPERATORS))
+def test_allowed_operators_only_compute(name: str) -> None:
+    found = find_operator(name)
     assert isinstance(found, torch._ops.OpOverload), "it exists"
     schema = found._schema
     assert not schema.is_mutable
@@ -74,33 +75,33 @@ INDEXED: dict[str, Callable[[int], object]] = {
     "take": lambda i: A.take(X, torch.tensor([i])),
 }
 NO_INDEX = {"tensor_split.indices", "hsplit.array", "vsplit.array", "meshgrid.indexing"}
-"""Operators whose arguments are called indices but say where to cut, or in which order."""
+"""Operators whose arguments are called indices but are positions of splits, or an order."""
 
 
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("name", INDEXED)
-def test_an_index_out_of_range_raises(name: str, bad: int) -> None:
-    assert f"aten::{name}" in ALLOWED
+def test_indices_out_of_range_raise(name: str, bad: int) -> None:
+    assert f"aten::{name}" in ALLOWED_OPERATORS
     INDEXED[name](0)
     with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)|invalid max index"):
         INDEXED[name](bad)
 
 
-def test_every_operator_that_takes_indices_is_tried() -> None:
+def test_every_operator_with_indices_is_tested() -> None:
     takes = set()
-    for name in ALLOWED:
-        arguments = {argument.name for argument in operator(name)._schema.arguments}
+    for name in ALLOWED_OPERATORS:
+        arguments = {argument.name for argument in find_operator(name)._schema.arguments}
         if arguments & {"index", "indices", "indexing"} and name not in ("aten::select.int", "aten::select_scatter"):
             takes.add(name.removeprefix("aten::"))
     assert takes - NO_INDEX == set(INDEXED)
 
 
-@pytest.mark.parametrize("name", PYTHON)
-def test_python_operators_take_numbers_alone(name: str) -> None:
-    function = python(name)
+@pytest.mark.parametrize("name", PYTHON_OPERATORS)
+def test_python_operators_accept_numbers_only(name: str) -> None:
+    function = python_operator(name)
     count = 1 if name == "neg" else 2
     if name != "getitem":
-        assert function(*(7, 3)[:count]) == getattr(python_operator, name)(*(7, 3)[:count])
+        assert function(*(7, 3)[:count]) == getattr(operator, name)(*(7, 3)[:count])
     for wrong in ("x", [1], (1,), {}):
         with pytest.raises(WiringError, match="expects"):
             function(*(wrong, "x")[:count])
@@ -112,17 +113,19 @@ def test_python_operators_take_numbers_alone(name: str) -> None:
 
 
 class Spectrum(nn.Module):
-    """With an operator that is not on the list."""
+    """A model with an operator that is not allowed in files."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.fft.rfft(x).abs()
 
 
-def test_a_model_with_another_operator_runs_but_is_not_saved(tmp_path: Path) -> None:
+def test_other_operators_run_but_cannot_be_saved(tmp_path: Path) -> None:
     x = torch.randn(2, 4)
     small = compact(Spectrum(), x)
     torch.testing.assert_close(small(x), Spectrum()(x))
-    with pytest.raises(WiringError, match=r"cannot be saved as .safetensors: the operator 'aten::fft_rfft' is not"):
+    with pytest.raises(
+        WiringError, match=r"cannot be saved as .safetensors: the operator 'aten::fft_rfft' is not allowed"
+    ):
         small.save(tmp_path / "model.safetensors")
     assert not list(tmp_path.iterdir())
 
@@ -130,19 +133,15 @@ def test_a_model_with_another_operator_runs_but_is_not_saved(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("q", "k", "v"), [((1, 4, 8), (1, 64, 8), (1, 2, 8)), ((1, 4, 8), (1, 4, 9), (1, 4, 8)), ((8,), (8,), (8,))]
 )
-def test_attention_is_guarded(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> None:
-    from wirings.compaction.operations import Opaque, Taken
-
-    taken = (Taken(0), Taken(1), Taken(2))
-    attend = Opaque("y", ("q", "k", "v"), "aten::scaled_dot_product_attention", taken)
+def test_arguments_of_attention_are_checked(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> None:
+    taken = (InputRef(0), InputRef(1), InputRef(2))
+    attend = TorchOperator("y", ("q", "k", "v"), "aten::scaled_dot_product_attention", taken)
     with pytest.raises(WiringError, match="scaled_dot_product_attention expects"):
         attend.run(torch.randn(q), torch.randn(k), torch.randn(v))
 
 
 @pytest.mark.parametrize("scale", [1e-320, 0.0, -1.0, float("inf"), float("nan")])
-def test_resizing_is_guarded(scale: float) -> None:
-    from wirings.compaction.operations import Opaque, Taken
-
-    resize = Opaque("y", ("x",), "aten::upsample_nearest2d", (Taken(0), (4, 4), scale, scale))
+def test_scales_of_resizing_are_checked(scale: float) -> None:
+    resize = TorchOperator("y", ("x",), "aten::upsample_nearest2d", (InputRef(0), (4, 4), scale, scale))
     with pytest.raises(WiringError, match="scales from"):
         resize.run(torch.randn(1, 1, 2, 2))

@@ -1,4 +1,4 @@
-"""Every folding on a network made by hand, whose compact form is known."""
+"""Every simplification, on a network written by hand whose compact form is known."""
 
 import pytest
 import torch
@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from wirings import Blocks, DiscreteGraph, StaticGraph, compact, wire_
+from wirings.compaction import CompactModel
 from wirings.compaction.compact import lower, plain_copy
-from wirings.compaction.module import CompactModel
 from wirings.compaction.operations import (
     AddMap,
     Affine,
@@ -15,10 +15,10 @@ from wirings.compaction.operations import (
     InstanceNorm,
     Linear,
     Multiply,
-    Opaque,
     Operation,
-    Place,
-    Select,
+    ScatterChannels,
+    SelectChannels,
+    TorchOperator,
 )
 from wirings.graph import ActivationNode, ConvNode
 
@@ -33,7 +33,7 @@ def only(small: CompactModel, kind: type[Operation]) -> Operation:
 
 
 def compared(model: nn.Module, *shape: int) -> CompactModel:
-    """The compact model, compared with the model on images that compaction did not see."""
+    """The compact model, compared with the model on inputs other than the example."""
     small = compact(model, torch.randn(2, *shape))
     x = torch.randn(3, *shape)
     with torch.no_grad():
@@ -51,8 +51,8 @@ def norm(channels: int, dims: int = 2) -> nn.Module:
     return made
 
 
-def test_a_graph_of_scalars_by_hand() -> None:
-    # 0 → 2 → 4 is the one path; 3 receives nothing but has a bias, which reaches 4; 1 leads nowhere; 5 is cut off.
+def test_scalar_graph_by_hand() -> None:
+    # 0 → 2 → 4 is the only path. 3 has no inputs, but its bias reaches 4. 1 reaches no output. 5 has no edges.
     graph = StaticGraph([2, 2, 2], node=ActivationNode("relu", bias=True))
     matrix = torch.zeros(6, 6)
     matrix[2, 0], matrix[4, 2], matrix[4, 3] = 2.0, 3.0, 10.0
@@ -65,9 +65,9 @@ def test_a_graph_of_scalars_by_hand() -> None:
     assert first.weight.tolist() == [[2.0, 0.0]]
     assert first.bias is not None
     assert first.bias.tolist() == [1.0]
-    assert last.weight.tolist() == [[3.0], [0.0]]  # an output that is constant is still there
+    assert last.weight.tolist() == [[3.0], [0.0]]  # a constant output is kept
     assert last.bias is not None
-    assert last.bias.tolist() == [10 * 0.5 + 0.25, 0.0]  # its own bias of -1, rectified
+    assert last.bias.tolist() == [10 * 0.5 + 0.25, 0.0]  # its bias of -1 after the ReLU
     x = torch.tensor([[1.0, 7.0]])
     assert small(x).tolist() == [[3 * (2 * 1 + 1) + 5.25, 0.0]]
     assert small.report is not None
@@ -78,9 +78,9 @@ def test_a_graph_of_scalars_by_hand() -> None:
 def test_recursive_liveness() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
     with torch.no_grad():
-        model[4].weight[:, 2] = 0  # the last hidden node reaches no output,
-        model[2].weight[:2, 1] = 0  # so the middle one of the first layer, which fed it alone, reaches none
-        model[2].weight[1, :] = 0  # constant: its bias goes into the last layer's
+        model[4].weight[:, 2] = 0  # the last hidden node does not reach an output,
+        model[2].weight[:2, 1] = 0  # so neither does the middle one of the first layer, which only feeds that node
+        model[2].weight[1, :] = 0  # constant: its bias is folded into the last layer's
     small = compared(model, 4)
     assert [tuple(o.weight.shape) for o in small.program.operations if isinstance(o, Linear)] == [
         (2, 4),
@@ -107,19 +107,19 @@ def test_constant_nodes_become_a_bias_or_a_map_with_exact_borders() -> None:
             torch.testing.assert_close(added.map[:, 0, 0], corner.detach())
 
 
-def test_maps_hold_for_their_size_only() -> None:
+def test_constant_maps_are_valid_for_one_size() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU(), nn.Conv2d(2, 2, 3, padding=1))
     with torch.no_grad():
         model[0].weight[1], model[0].bias[1] = 0, 2.0
     small = compact(model, torch.randn(1, 1, 5, 5))
-    with pytest.raises(ValueError, match=r"compact the model again with an example of this size"):
+    with pytest.raises(ValueError, match=r"compact it again with an example of the other size"):
         small(torch.randn(1, 1, 6, 6))
     free = compact(nn.Conv2d(1, 2, 3), torch.randn(1, 1, 5, 5))
     assert free(torch.randn(2, 1, 9, 9)).shape == (2, 2, 7, 7)
 
 
 @pytest.mark.parametrize("kind", ["batch", "instance"])
-def test_norms_of_nodes_keep_what_they_add_to_the_variance(kind: str) -> None:
+def test_norms_of_nodes_keep_their_epsilon(kind: str) -> None:
     graphs = []
     for eps in (1e-5, 0.5):
         torch.manual_seed(0)
@@ -130,7 +130,7 @@ def test_norms_of_nodes_keep_what_they_add_to_the_variance(kind: str) -> None:
 
 
 @pytest.mark.parametrize("place", ["after", "before", "between"])
-def test_batch_norm_goes_into_its_neighbours(place: str) -> None:
+def test_batch_norm_is_folded_into_its_neighbours(place: str) -> None:
     models = {
         "after": nn.Sequential(nn.Conv2d(2, 3, 3, padding=1, bias=False), norm(3), nn.ReLU()),
         "before": nn.Sequential(nn.ReLU(), norm(2), nn.Conv2d(2, 3, 3)),
@@ -138,10 +138,10 @@ def test_batch_norm_goes_into_its_neighbours(place: str) -> None:
     }
     small = compared(models[place].eval(), 2, 6, 6)
     assert not any(isinstance(o, Affine) for o in small.program.operations)
-    assert ("AddMap" in kinds(small)) == (place == "between")  # the zeros of the padding are not shifted
+    assert ("AddMap" in kinds(small)) == (place == "between")  # the padding is not shifted
 
 
-def test_batch_norm_between_a_relu_and_a_relu_stays() -> None:
+def test_batch_norm_between_two_relus_stays() -> None:
     small = compared(nn.Sequential(nn.ReLU(), norm(2), nn.ReLU()).eval(), 2, 4, 4)
     assert kinds(small) == ["Activation", "Affine", "Activation"]
 
@@ -166,7 +166,7 @@ def test_norms_fold_through_means_flattening_and_residual_sums() -> None:
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_norms_fold_through_chosen_channels() -> None:
+def test_norms_fold_through_selected_channels() -> None:
     class Halves(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -185,7 +185,7 @@ def test_norms_fold_through_chosen_channels() -> None:
     torch.testing.assert_close(first.weight, expected.detach())
 
 
-def test_a_norm_of_channels_that_are_taken_twice_stays() -> None:
+def test_norm_of_channels_that_are_selected_twice_stays() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -197,7 +197,7 @@ def test_a_norm_of_channels_that_are_taken_twice_stays() -> None:
     assert "Affine" in kinds(compared(Twice().eval(), 2, 4, 4))
 
 
-def test_a_shift_before_an_instance_norm_goes() -> None:
+def test_shift_before_an_instance_norm_is_removed() -> None:
     small = compared(nn.Sequential(nn.Conv2d(2, 3, 1), nn.InstanceNorm2d(3, affine=True)), 2, 4, 4)
     assert only(small, Conv).tensors()["bias"] is None
     assert isinstance(only(small, InstanceNorm), InstanceNorm)
@@ -210,18 +210,18 @@ def test_depthwise_grouped_and_strided_convolutions() -> None:
     ).eval()  # fmt: skip
     with torch.no_grad():
         model[6].weight[:, [0, 1, 5]] = 0
-        model[4].weight[:, 3] = 0  # of each group of four inputs the last leads nowhere
-        model[3].weight[2] = 0  # this one is constant after its depthwise convolution
+        model[4].weight[:, 3] = 0  # in each group of four inputs, the last has no edges
+        model[3].weight[2] = 0  # constant after its depthwise convolution
     small = compared(model, 3, 9, 9)
     sizes = [(tuple(o.weight.shape), o.groups) for o in small.program.operations if isinstance(o, Conv)]
     assert sizes[0] == ((5, 3, 3, 3), 1)
     assert sizes[1] == ((5, 1, 3, 3), 5)
-    assert sizes[2] == ((6, 3, 3, 3), 2)  # filled up to the larger group
+    assert sizes[2] == ((6, 3, 3, 3), 2)  # padded to the larger group
     assert sizes[3] == ((2, 5, 1, 1), 1)
 
 
 class Residual(nn.Module):
-    """Two branches that are added, and one beside them that is appended."""
+    """Two branches that are added, and a third that is concatenated."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -237,19 +237,19 @@ def test_residual_additions_and_concatenations() -> None:
     model = Residual()
     with torch.no_grad():
         model.second.weight[[0, 2]], model.second.bias[:] = 0, torch.tensor([0.5, 0, 0, 0])
-        model.head.weight[:, [3, 5]] = 0  # a channel of the sum and one of the branch are not read
+        model.head.weight[:, [3, 5]] = 0  # a channel of the sum and one of the branch are not used
         model.second.weight[:, 3] = 0
         model.beside.weight[:, 3] = 0
     small = compared(model, 2, 5, 5)
     shapes = {o.output: tuple(o.weight.shape[:2]) for o in small.program.operations if isinstance(o, Conv)}
     assert shapes["first"] == (3, 2)
-    assert shapes["second"] == (3, 3)  # rows of zeros where the other side of the sum varies
+    assert shapes["second"] == (3, 3)  # rows of zeros for channels in which only the other term varies
     assert shapes["beside"] == (2, 3)
     assert shapes["head"] == (2, 5)
-    assert not any(isinstance(o, (Place, Select, AddMap)) for o in small.program.operations)
+    assert not any(isinstance(o, (ScatterChannels, SelectChannels, AddMap)) for o in small.program.operations)
 
 
-def test_a_branch_that_is_constant_goes_and_leaves_its_constant() -> None:
+def test_constant_branch_becomes_a_constant() -> None:
     model = Residual()
     with torch.no_grad():
         model.second.weight[:] = 0
@@ -257,7 +257,7 @@ def test_a_branch_that_is_constant_goes_and_leaves_its_constant() -> None:
     assert "second" not in [o.output for o in small.program.operations]
 
 
-def test_channel_shuffles_and_splits_are_seen_through() -> None:
+def test_prunes_through_channel_shuffles_and_splits() -> None:
     class Shuffled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -270,11 +270,11 @@ def test_channel_shuffles_and_splits_are_seen_through() -> None:
             return self.last(x.chunk(2, 1)[0].relu())
 
     small = compared(Shuffled(), 2, 4, 4)
-    assert not any(isinstance(o, Opaque) for o in small.program.operations)
+    assert not any(isinstance(o, TorchOperator) for o in small.program.operations)
     assert next(o for o in small.program.operations if isinstance(o, Conv)).weight.shape[0] == 3
 
 
-def test_changes_in_place() -> None:
+def test_in_place_operations() -> None:
     class InPlace(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -296,7 +296,7 @@ def test_changes_in_place() -> None:
     compared(Partly(), 2, 5, 5)
 
 
-def test_gates_come_after_what_they_gate() -> None:
+def test_gates_are_the_second_factor() -> None:
     class Gated(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -311,7 +311,7 @@ def test_gates_come_after_what_they_gate() -> None:
     assert [shapes[name] for name in only(small, Multiply).inputs] == [(4, 5, 5), (4, 1, 1)]
 
 
-def test_attention_and_sizes_that_are_computed() -> None:
+def test_attention_and_computed_sizes() -> None:
     class Attention(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -327,7 +327,7 @@ def test_attention_and_sizes_that_are_computed() -> None:
     assert "scaled_dot_product_attention" in str([getattr(o, "target", "") for o in small.program.operations])
 
 
-def test_what_is_not_understood_blocks_removal_around_it_and_nothing_else() -> None:
+def test_opaque_operators_only_keep_the_channels_around_them() -> None:
     model = nn.Sequential(
         nn.Conv2d(2, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.GroupNorm(2, 4), nn.Conv2d(4, 3, 1), nn.ReLU(),
         nn.Conv2d(3, 1, 1),
@@ -353,7 +353,7 @@ def test_wired_models_are_finalized_on_a_copy() -> None:
     assert sum(p.numel() for p in small.parameters()) < 200
 
 
-def test_discrete_graphs_are_written_out_step_by_step() -> None:
+def test_discrete_graphs_are_unrolled() -> None:
     torch.manual_seed(0)
     node = ConvNode(before=["activation", "conv"], after=["norm"])
     graph = DiscreteGraph(20, inputs=3, outputs=4, steps=3, edges=60, node=node).eval()
@@ -361,7 +361,7 @@ def test_discrete_graphs_are_written_out_step_by_step() -> None:
     assert sum(isinstance(o, InstanceNorm) for o in small.program.operations) == 3
 
 
-def test_functions_of_ones_own_are_traced() -> None:
+def test_user_defined_node_functions_are_traced() -> None:
     graph = StaticGraph(Blocks([2, 3, 2]), node=lambda nodes: nn.BatchNorm1d(nodes)).eval()
     with torch.no_grad():
         graph.weight[:4] = 0
@@ -370,7 +370,7 @@ def test_functions_of_ones_own_are_traced() -> None:
     compared(squared, 2)
 
 
-def test_a_graph_inside_a_model_and_many_levels() -> None:
+def test_graph_with_many_levels_inside_a_model() -> None:
     from wirings import Dag
 
     torch.manual_seed(0)
@@ -381,7 +381,7 @@ def test_a_graph_inside_a_model_and_many_levels() -> None:
     assert rounds <= graph.longest_path()
 
 
-def test_the_program_before_is_the_model() -> None:
+def test_lowered_program_computes_what_the_model_does() -> None:
     model = Residual()
     x = torch.randn(2, 2, 5, 5)
     program = lower(plain_copy(model), [x])
@@ -389,7 +389,7 @@ def test_the_program_before_is_the_model() -> None:
     assert "first = Conv(input) [4, 5, 5]" in str(program)
 
 
-def test_the_report_is_a_table() -> None:
+def test_report_is_a_table() -> None:
     small = compared(Residual(), 2, 5, 5)
     text = str(small.report)
     for word in ("nodes", "edges", "parameters", "multiply-adds", "bytes", "before", "after"):

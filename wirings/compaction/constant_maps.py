@@ -1,4 +1,4 @@
-"""Constant maps: a number for every pixel of a channel."""
+"""Constant maps: one number per pixel of a channel."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import torch
 from torch import Tensor
 
 
-def uniform(maps: Tensor) -> Tensor | None:
-    """One number a channel, if every channel's map, (channels, …), has the same one everywhere; else None."""
+def uniform_values(maps: Tensor) -> Tensor | None:
+    """One number per channel if each channel's map, (channels, …), has the same number everywhere; else None."""
     flat = maps.flatten(1)
     low, high = flat.amin(1), flat.amax(1)
     same = (high - low) <= 1e-12 * torch.maximum(low.abs(), high.abs())
     return (low + high) / 2 if bool(same.all()) else None
 
 
-def tidied(maps: Tensor) -> Tensor:
-    """Maps, (channels, …), whose neighbouring rows and columns are equal to the last bit where they should be.
+def remove_noise(maps: Tensor) -> Tensor:
+    """Make neighbouring rows and columns of maps, (channels, …), equal to the last bit if they differ by rounding only.
 
-    Products round differently from pixel to pixel; maps without such noise are saved in a few numbers.
+    Products are rounded differently from pixel to pixel; maps without such noise are saved in a few numbers.
     """
     noise = 1e-12 * float(maps.abs().max())
     maps = maps.clone()
