@@ -111,7 +111,7 @@ def call_error(
     """
     reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
     text = f"{where}: {type(model).__name__} failed on example_input of shape {arguments}: {reason.rstrip('.')}."
-    shape = getattr(model, "input_shape", None) if example_input is None else example_input
+    shape: Any = getattr(model, "input_shape", None) if example_input is None else example_input
     if is_shape(shape):
         text += (
             f" The shape {tuple(shape)} is that of one example, to which a batch dimension of 1 was added; leave the "

@@ -1,12 +1,12 @@
-// Phases: the pixels (y, x) whose remainders by a stride are the same make a map of their own, so that a strided
-// convolution is sums over maps without a stride.
+// Phases: pixels (y, x) with equal remainders by the stride form a map of their own, so that a strided convolution is a
+// sum over maps without a stride.
 #pragma once
 
-#include "step.h"
+#include "kernel_step.h"
 
-enum { LARGEST_STRIDE = 16 };
+enum { MAX_STRIDE = 16 };
 
-// A row's pixels to as many rows as the stride has columns.
+// Distribute the pixels of a row over as many rows as the stride.
 static inline void deal_out(const float *row, int width, int stride, float *const *to) {
     if (stride == 1) {
         memcpy(to[0], row, sizeof(float) * width);
@@ -30,29 +30,29 @@ static inline void deal_out(const float *row, int width, int stride, float *cons
         for (int64_t x = phase, i = 0; x < width; x += stride, i++) to[phase][i] = row[x];
 }
 
-// Row y of a map to the phases that lie at `out`.
-static inline void deal_out(const float *row, int y, int width, const Step &step, float *memory, const int32_t *out) {
-    float *to[LARGEST_STRIDE];
+// Distribute row y of a map over the phases at `out`.
+static inline void deal_out(const float *row, int y, int width, const KernelStep &step, float *memory, const int32_t *out) {
+    float *to[MAX_STRIDE];
     for (int x = 0; x < step.stride_x; x++)
         to[x] = memory + at(out[y % step.stride_y * step.stride_x + x], y / step.stride_y, step.out_pitch);
     deal_out(row, width, step.stride_x, to);
 }
 
-// The phases of an input of the caller's, as far as rows `top` to `bottom` of a convolution take them, with zeros around
-// them, in scratch memory: `flag` floats each, whose first row is `pad_y` above `top`, after `length` zeros.
-static void make_phases(const Step &step, const float *input, float *scratch, int top, int bottom) {
+// Compute the phases of a caller's input that rows `top` to `bottom` of a convolution read, with zeros around them, in
+// scratch memory: `flag` floats each, which begin with `length` zeros and the row `pad_y` above `top`.
+static void make_phases(const KernelStep &step, const float *input, float *scratch, int top, int bottom) {
     const int height = step.kernel_y, width = step.kernel_x, sy = step.dilate_y, sx = step.dilate_x;
     const int64_t first = int64_t{top} - step.pad_y, last = int64_t{bottom} + step.pad_x, pitch = step.pitch;
     for (int64_t c = 0; c < step.inputs; c++)
         for (int py = 0; py < sy; py++) {
-            float *maps[LARGEST_STRIDE];
+            float *maps[MAX_STRIDE];
             for (int px = 0; px < sx; px++) {
                 maps[px] = scratch + ((c * sy + py) * sx + px) * step.flag;
                 memset(maps[px] - step.length, 0, sizeof(float) * step.length);
             }
             for (int64_t y = first; y < last; y++) {
                 const int64_t row = y * sy + py;
-                float *to[LARGEST_STRIDE];
+                float *to[MAX_STRIDE];
                 for (int px = 0; px < sx; px++) {
                     to[px] = maps[px] + at(0, y - first, pitch);
                     const int64_t filled = row >= 0 && row < height ? ceil_div(width - px, sx) : 0;

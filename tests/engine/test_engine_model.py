@@ -1,4 +1,4 @@
-"""Compiled networks: settings, reports, files, mistakes."""
+"""Compiled networks: settings, reports, files and errors."""
 
 import copy
 import json
@@ -16,7 +16,7 @@ from tests.engine.test_kernels import nodes
 from wirings import WiringError, engine
 from wirings.compaction.operations import Activation, Conv, InputRef, TorchOperator
 from wirings.compaction.program import Program
-from wirings.engine.plan import Plan
+from wirings.engine.execution_plan import ExecutionPlan
 
 needs_kernels = pytest.mark.skipif(not engine.available(), reason="there is no C++ compiler")
 
@@ -32,12 +32,12 @@ def close(result: Tensor, expected: Tensor) -> None:
 
 @pytest.mark.parametrize("way", engine.ENGINES)
 @pytest.mark.parametrize("batch", [1, 2, 5])
-def test_every_engine_gives_the_same(program: Program, way: str, batch: int) -> None:
+def test_all_engines_return_the_same(program: Program, way: str, batch: int) -> None:
     images = torch.randn(batch, 3, 20, 20)
     close(engine.compile(program, engine=way, threads=2)(images), program.run(images)[0])
 
 
-def test_a_wired_model_is_made_compact_first() -> None:
+def test_wired_models_are_compacted_first() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 3, 2, 1), nn.Flatten(),
@@ -61,7 +61,7 @@ def test_threads_follow_pytorch(program: Program) -> None:
 
 
 @needs_kernels
-def test_the_report_has_a_line_for_every_step(program: Program) -> None:
+def test_report_has_a_line_for_every_step(program: Program) -> None:
     made = engine.compile(program, engine="sparse", threads=1)
     report = made.report
     assert {step.way for step in report.steps if step.kind == "nodes"} == {"sparse"}
@@ -76,14 +76,14 @@ def test_the_report_has_a_line_for_every_step(program: Program) -> None:
 
 
 @needs_kernels
-def test_forced_ways_are_taken(program: Program) -> None:
+def test_engine_setting_applies_to_all_layers(program: Program) -> None:
     for way in ("sparse", "dense"):
         made = engine.compile(program, engine=way, threads=2)
         assert {step.way for step in made.report.steps} - {""} == {way}
 
 
 @needs_kernels
-def test_what_was_chosen_is_saved(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choices_are_saved(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = engine.compile(program, threads=2)
     assert made.save(tmp_path / "net.safetensors").exists()
     images = torch.randn(1, 3, 20, 20)
@@ -91,18 +91,18 @@ def test_what_was_chosen_is_saved(program: Program, tmp_path: Path, monkeypatch:
     def never(*_: Any) -> None:
         raise AssertionError("it was measured again")
 
-    monkeypatch.setattr("wirings.engine.module.tune", never)
+    monkeypatch.setattr("wirings.engine.engine_model.tune", never)
     again = engine.load(tmp_path / "net.safetensors")
     assert again.choices == made.choices
     assert (again.engine, again.threads) == ("auto", 2)
     close(again(images), program.run(images)[0])
     assert engine.load(tmp_path / "net.safetensors", engine="dense", threads=1).threads == 1
-    monkeypatch.setattr("wirings.engine.module.processor", lambda: "another one")
-    with pytest.raises(wirings.WiringError, match="measured again"):  # on another machine it is
+    monkeypatch.setattr("wirings.engine.engine_model.processor", lambda: "another one")
+    with pytest.raises(wirings.WiringError, match="measured again"):  # as on another machine
         engine.load(tmp_path / "net.safetensors")
 
 
-def test_a_compiled_network_is_not_saved_as_an_empty_dictionary(program: Program) -> None:
+def test_state_dict_raises(program: Program) -> None:
     made = engine.compile(program, engine="torch")
     with pytest.raises(wirings.WiringError, match=r"no state_dict.*save\(\)"):
         nn.Sequential(made, nn.Flatten()).state_dict()
@@ -112,8 +112,8 @@ def test_a_compiled_network_is_not_saved_as_an_empty_dictionary(program: Program
 
 @needs_kernels
 @pytest.mark.parametrize("choice", [["sparse", 10**6], ["dense", -1], ["sparse", 0], ["neither", 1]])
-def test_what_a_file_says_was_chosen_is_checked(program: Program, choice: list[Any], tmp_path: Path) -> None:
-    """The kernels would write outside their memory, if strips were too many."""
+def test_choices_in_a_file_are_checked(program: Program, choice: list[Any], tmp_path: Path) -> None:
+    """With too many strips, the kernels would write outside their memory."""
     made = engine.compile(program, threads=2)
     chosen = made.choices
     chosen["steps"] = [[choice for _ in steps] for steps in chosen["steps"]]
@@ -125,7 +125,7 @@ def test_what_a_file_says_was_chosen_is_checked(program: Program, choice: list[A
     close(again(images), program.run(images)[0])
 
 
-def test_a_compact_models_file_loads(tmp_path: Path) -> None:
+def test_loads_the_file_of_a_compact_model(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU()).eval()
     images = torch.randn(2, 3, 9, 9)
     wirings.compact(model, images).save(tmp_path / "net.safetensors")
@@ -149,14 +149,14 @@ def test_operators_without_a_kernel_run_on_pytorch() -> None:
     ]
     mixed = Program({"x": (3, 8, 8)}, operations, ("c", "a"), {"one_output": False})
     made = engine.compile(mixed, engine="sparse", threads=2)
-    assert [part.plan is None for part in made._parts] == [False, True, False]
+    assert [segment.plan is None for segment in made._segments] == [False, True, False]
     images = torch.randn(5, 3, 8, 8)
     for result, expected in zip(made(images), mixed.run(images), strict=True):
         close(result, expected)
     assert "torch" in {step.way for step in made.report.steps}
 
 
-def test_inputs_that_are_whole_numbers_and_one_number_of_images() -> None:
+def test_integer_inputs_and_a_fixed_batch_size() -> None:
     class Words(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -169,26 +169,24 @@ def test_inputs_that_are_whole_numbers_and_one_number_of_images() -> None:
     made = engine.compile(model, words, threads=2)
     close(made(words), model(words).detach())
     assert made.report.seconds > 0
-    with pytest.raises(WiringError, match=r"takes int64 on the CPU, but input is torch\.float32"):
+    with pytest.raises(WiringError, match=r"input: a compiled network expects int64 on the CPU, got torch\.float32"):
         made(words.float())
     mixed = nn.Sequential(nn.Linear(4, 4), nn.Unflatten(0, (2, 1)), nn.Flatten(0, 1), nn.ReLU(), nn.Linear(4, 2))
     made = engine.compile(mixed, torch.randn(2, 4), threads=2)
     assert made.report.steps
-    with pytest.raises(WiringError, match="one number of images only, 2, but 3 came"):
+    with pytest.raises(WiringError, match="batch size of 2, got a batch of 3"):
         made(torch.randn(3, 4))
 
 
 @needs_kernels
 @pytest.mark.parametrize("which", ["plan", "apart"])
-def test_a_network_that_comes_out_wrong_is_not_returned(
-    program: Program, which: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    right = Plan.run
+def test_wrong_outputs_raise(program: Program, which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = ExecutionPlan.run
 
-    def wrong(self: Plan, *args: Any) -> list[Tensor]:
+    def wrong(self: ExecutionPlan, *args: Any) -> list[Tensor]:
         return [x + 1e-2 * (self.together == (which == "plan")) for x in right(self, *args)]
 
-    monkeypatch.setattr(Plan, "run", wrong)
+    monkeypatch.setattr(ExecutionPlan, "run", wrong)
     with pytest.raises(WiringError, match="the outputs of the compiled network differ from the model's"):
         engine.compile(program, engine="sparse", threads=2)
 
@@ -219,21 +217,21 @@ def test_calls_from_several_threads(program: Program) -> None:
     ("make", "words"),
     [
         (lambda p: engine.compile(p, engine="fast"), "unknown engine 'fast'.*auto, dense, sparse, torch"),
-        (lambda p: engine.compile(p, threads=0), "at least 1, not 0"),
-        (lambda p: engine.compile(p, threads=True), "at least 1, not True"),
-        (lambda p: engine.compile(p, threads=2**32 + 1), "at most 1,024, not 4,294,967,297"),
-        (lambda p: engine.compile(nn.Linear(2, 2)), "needs an example input"),
-        (lambda p: engine.compile("model"), "not str"),
-        (lambda p: engine.compile(p, engine="sparse")(torch.zeros(1, 3, 19, 20)), r"\(1, 3, 19, 20\) came. Compile it"),
-        (lambda p: engine.compile(p, engine="sparse")(torch.zeros(3, 20, 20)), r"\(3, 20, 20\) came"),
+        (lambda p: engine.compile(p, threads=0), "must be a positive integer, got 0"),
+        (lambda p: engine.compile(p, threads=True), "must be a positive integer, got True"),
+        (lambda p: engine.compile(p, threads=2**32 + 1), "at most 1,024, got 4,294,967,297"),
+        (lambda p: engine.compile(nn.Linear(2, 2)), "needs example_input for Linear"),
+        (lambda p: engine.compile("model"), "got str"),
+        (lambda p: engine.compile(p, engine="sparse")(torch.zeros(1, 3, 19, 20)), r"got \(1, 3, 19, 20\). Compile it"),
+        (lambda p: engine.compile(p, engine="sparse")(torch.zeros(3, 20, 20)), r"got \(3, 20, 20\)"),
         (lambda p: engine.compile(p, engine="sparse")(torch.zeros(1, 3, 20, 20).double()), "float32 on the CPU"),
-        (lambda p: engine.compile(p, engine="sparse")(), "takes 1 inputs, but 0 came"),
-        (lambda p: engine.load("nowhere.safetensors"), "there is no file"),
-        (lambda p: engine.compile(p, engine="sparse").save("net.onnx"), r"must end in \.safetensors.*compact model"),
+        (lambda p: engine.compile(p, engine="sparse")(), r"expected 1 inputs \(x\), got 0"),
+        (lambda p: engine.load("nowhere.safetensors"), "nowhere.safetensors does not exist"),
+        (lambda p: engine.compile(p, engine="sparse").save("net.onnx"), r"ends in \.safetensors.*compact model"),
         (lambda p: engine.compile(p, engine="sparse").save("nowhere/net.safetensors"), "folder nowhere.*not exist"),
     ],
 )
-def test_mistakes(program: Program, make: Any, words: str) -> None:
+def test_errors(program: Program, make: Any, words: str) -> None:
     with pytest.raises(WiringError, match=words):
         make(program)
 
@@ -250,15 +248,15 @@ def test_several_inputs() -> None:
     model, x, y = Two(), torch.randn(5, 3, 6, 6), torch.randn(5, 2, 6, 6)
     made = engine.compile(model, (x[:2], y[:2]), engine="sparse", threads=2)
     close(made(x, y), model(x, y).detach())
-    with pytest.raises(WiringError, match="but 5 of input, 4 of input_1 came"):
+    with pytest.raises(WiringError, match="got 5 for input, 4 for input_1"):
         made(x, y[:4])
 
 
 @needs_kernels
-def test_a_network_that_is_too_large_runs_on_pytorch(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wirings.engine.plan.FLOATS", 1000)
+def test_networks_that_are_too_large_run_on_pytorch(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wirings.engine.execution_plan.MAX_FLOATS", 1000)
     made = engine.compile(program, engine="sparse")
-    assert [part.plan for part in made._parts] == [None]
+    assert [segment.plan for segment in made._segments] == [None]
     images = torch.randn(2, 3, 20, 20)
     close(made(images), program.run(images)[0])
 
@@ -274,9 +272,9 @@ def test_a_network_that_is_too_large_runs_on_pytorch(program: Program, monkeypat
         (Activation("y", ("x",), "clamp", (-1.0, float("inf"))), True),
     ],
 )
-def test_what_the_kernels_do_not_know(operation: Any, native: bool) -> None:
+def test_operations_without_a_kernel(operation: Any, native: bool) -> None:
     single = Program({"x": (3, 40, 40)}, [operation], ("y",))
     made = engine.compile(single, engine="sparse", threads=2)
-    assert [part.plan is not None for part in made._parts] == [native]
+    assert [segment.plan is not None for segment in made._segments] == [native]
     images = 3 * torch.randn(2, 3, 40, 40)
     close(made(images), single.run(images)[0])

@@ -1,4 +1,4 @@
-"""Weights in the order in which the compiled kernels read them."""
+"""Pack weights in the order in which the compiled kernels read them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from wirings.engine.parts import Dense
+from wirings.engine.fused_steps import LinearLayer
 
 
 def filled(values: np.ndarray, rows: int) -> np.ndarray:
-    """With rows of zeros added."""
+    """An array padded with rows of zeros."""
     made = np.zeros((rows, *values.shape[1:]), np.float32)
     made[: len(values)] = values
     return made
@@ -19,11 +19,11 @@ def filled(values: np.ndarray, rows: int) -> np.ndarray:
 def grouped(
     row: np.ndarray, place: np.ndarray, value: np.ndarray, block: int, groups: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The records of groups of ``block`` rows, and where each group's begin, in words."""
+    """Where the records of each group of ``block`` rows begin, in words, and the records."""
     if block > 1:
         return _shared(row, place, value, block, groups)
     key = row.astype(np.int64) * 2**33 + place
-    if len(key) and (key[1:] <= key[:-1]).any():  # most layers come in order
+    if len(key) and (key[1:] <= key[:-1]).any():  # the edges of most layers are sorted
         key, first, inverse = np.unique(key, return_index=True, return_inverse=True)
         row, place = row[first], place[first]
         value = np.bincount(inverse, value, len(key)).astype(np.float32)
@@ -36,9 +36,9 @@ def grouped(
 def _shared(
     row: np.ndarray, place: np.ndarray, value: np.ndarray, block: int, groups: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Records with weights for several rows; places that none of a group's rows reads are left out."""
+    """Records with a weight for each row of a group; places that no row of the group reads are left out."""
     least, most = (int(place.min()), int(place.max())) if len(place) else (0, 0)
-    read = np.zeros(most - least + 1, bool)  # sorting would take longer
+    read = np.zeros(most - least + 1, bool)  # faster than sorting
     read[place - least] = len(place) > 0
     places, number = np.flatnonzero(read) + least, np.cumsum(read) - 1
     every = groups * block * len(places)
@@ -51,8 +51,8 @@ def _shared(
     return (1 + block) * np.concatenate([[0], np.cumsum(np.bincount(group, minlength=groups))]), records
 
 
-def sliced(layer: Dense, places: np.ndarray, out: np.ndarray, lanes: int) -> dict[str, Any]:
-    """A sparse linear layer: rows of about the same number of edges side by side, ``lanes`` at a time."""
+def sliced(layer: LinearLayer, places: np.ndarray, out: np.ndarray, lanes: int) -> dict[str, Any]:
+    """A sparse linear layer, ``lanes`` rows at a time, sorted by their number of edges."""
     rows = len(layer.bias)
     counts = np.count_nonzero(layer.weight, 1)
     order = np.argsort(-counts, kind="stable")

@@ -1,4 +1,4 @@
-"""Measuring on this machine which way of doing a step is the fastest."""
+"""Measure on this machine which way of computing a step is the fastest."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from wirings.engine.plan import Plan
+from wirings.engine.execution_plan import ExecutionPlan
 
 ROUNDS = 16
 SECONDS = 3.0
-"""What measuring takes at most, roughly."""
+"""The approximate limit on the time for measuring."""
 
 
-def tune(plan: Plan, inputs: Sequence[Tensor], seconds: float = SECONDS) -> None:
-    """Choose for every step of a plan what takes the least time here.
+def tune(plan: ExecutionPlan, inputs: Sequence[Tensor], seconds: float = SECONDS) -> None:
+    """Choose the fastest way of computing every step of a plan.
 
-    Each way is measured where it stands, with the steps around it, since what they leave in the caches counts. All
-    steps take turns with their ways at once; the machine's own noise goes by taking the fastest runs of each.
+    Each way is measured in place, among the other steps, since what these leave in the caches matters. All steps try
+    their ways at the same time. Noise is reduced by averaging over the fastest runs only.
     """
     ways = [plan.choices_of(step) for step in plan.steps]
     most = max(len(way) for way in ways)
@@ -31,7 +31,7 @@ def tune(plan: Plan, inputs: Sequence[Tensor], seconds: float = SECONDS) -> None
             plan.choose([way[i] for way, i in zip(ways, chosen, strict=True)])
             plan.run(inputs)
             for _ in range(3):
-                for step, seconds_taken in enumerate(timed(plan, inputs)):
+                for step, seconds_taken in enumerate(step_seconds(plan, inputs)):
                     taken[step][chosen[step]].append(seconds_taken)
         if round_number and time.perf_counter() - start > seconds:
             break
@@ -40,8 +40,8 @@ def tune(plan: Plan, inputs: Sequence[Tensor], seconds: float = SECONDS) -> None
     plan.settle()
 
 
-def timed(plan: Plan, inputs: Sequence[Tensor]) -> np.ndarray:
-    """Seconds of every step, in one run."""
+def step_seconds(plan: ExecutionPlan, inputs: Sequence[Tensor]) -> np.ndarray:
+    """The seconds of every step, in one run."""
     times = np.zeros(len(plan.steps))
     plan.run(inputs, times)
     return times

@@ -1,15 +1,15 @@
-// Everything but sums over edges: copies between layouts, pools, means, linear layers, functions of single numbers.
+// Kernels other than sums over edges: copies between layouts, pooling, means, linear layers, activations, norms.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
-#include "sums.h"
+#include "edge_sums.h"
 
-// Maps to another layout. With strides, pixels (y, x) with the same remainders make a map of their own, so that a strided
-// convolution reads maps without a stride.
-static void run_copy(const Step &step, float *memory, float *, int task, const Callers &callers) {
+// Copy maps to another layout. With strides, pixels (y, x) with equal remainders form a map of their own, so that a
+// strided convolution reads maps without a stride.
+static void run_copy(const KernelStep &step, float *memory, float *, int task, const CallerTensors &callers) {
     const int strip = task / step.chunk_count, chunk = task % step.chunk_count;
     const float *source = step.source < 0 ? memory : callers.inputs[step.source];
     const int64_t most = ceil_div(step.height, step.stride_y);
@@ -21,8 +21,8 @@ static void run_copy(const Step &step, float *memory, float *, int task, const C
     }
 }
 
-// Maps, or single numbers, to the caller's memory.
-static void run_give(const Step &step, float *memory, float *, int task, const Callers &callers) {
+// Copy maps or single numbers to the caller's output.
+static void run_give(const KernelStep &step, float *memory, float *, int task, const CallerTensors &callers) {
     float *to = callers.outputs[step.source];
     for (int c = step.chunks[task]; c < step.chunks[task + 1]; c++)
         for (int y = 0; y < step.height; y++)
@@ -32,7 +32,7 @@ static void run_give(const Step &step, float *memory, float *, int task, const C
 
 enum { MAX, AVERAGE, AVERAGE_INSIDE, ADAPTIVE_AVERAGE, ADAPTIVE_MAX };
 
-static void run_pool(const Step &step, float *memory, float *, int task, const Callers &) {
+static void run_pool(const KernelStep &step, float *memory, float *, int task, const CallerTensors &) {
     const bool adaptive = step.flag >= ADAPTIVE_AVERAGE, most = step.flag == MAX || step.flag == ADAPTIVE_MAX;
     const int strip = task / step.chunk_count, chunk = task % step.chunk_count;
     const int64_t from = cut(step.out_height, strip, step.strips), to = cut(step.out_height, strip + 1, step.strips);
@@ -65,7 +65,7 @@ static void run_pool(const Step &step, float *memory, float *, int task, const C
                 for (int64_t v = top; v < bottom; v += step.dilate_y) {
                     if (v < 0 || v >= step.height) continue;
                     const float *row = memory + at(step.in[c], v, step.pitch);
-                    float sum = 0;  // row by row: a long sum would swallow small numbers
+                    float sum = 0;  // row by row, since small numbers are lost in long sums
                     for (int64_t u = left; u < right; u += step.dilate_x) {
                         if (u < 0 || u >= step.width) continue;
                         if (most)
@@ -82,17 +82,17 @@ static void run_pool(const Step &step, float *memory, float *, int task, const C
         }
 }
 
-static void run_mean(const Step &step, float *memory, float *, int task, const Callers &) {
+static void run_mean(const KernelStep &step, float *memory, float *, int task, const CallerTensors &) {
     for (int c = step.chunks[task]; c < step.chunks[task + 1]; c++)
         memory[step.out[c]] = mean_of(step, memory + step.in[c]);
 }
 
-enum { PANEL = 4 };  // vectors of outputs that a dense linear layer has in registers
+enum { PANEL = 4 };  // vectors of outputs that a dense linear layer keeps in registers
 
-// Weights lie by panels of outputs, in a panel by inputs: they are read once, in order.
-static void run_linear(const Step &step, float *memory, float *scratch, int task, const Callers &) {
+// Weights are stored by panels of outputs, and by inputs within a panel, so that they are read once, in order.
+static void run_linear(const KernelStep &step, float *memory, float *scratch, int task, const CallerTensors &) {
     const float *x = memory + step.in[0];
-    if (step.flag) {  // inputs that lie apart
+    if (step.flag) {  // inputs that are not contiguous
         for (int i = 0; i < step.inputs; i++) scratch[i] = memory[step.in[i]];
         x = scratch;
     }
@@ -122,8 +122,8 @@ static void run_linear(const Step &step, float *memory, float *scratch, int task
     }
 }
 
-// LANES rows at a time, filled up to the longest of them; a record has their inputs' offsets, then their weights.
-static void run_sparse_linear(const Step &step, float *memory, float *, int task, const Callers &) {
+// LANES rows at a time, padded to the longest of them; a record has the offsets of their inputs, then their weights.
+static void run_sparse_linear(const KernelStep &step, float *memory, float *, int task, const CallerTensors &) {
     for (int64_t slice = step.chunks[task]; slice < step.chunks[task + 1]; slice++) {
         float sum[LANES];
         memcpy(sum, step.bias + slice * LANES, sizeof sum);
@@ -147,7 +147,7 @@ enum Function {
 
 static inline float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
 
-static inline float function_of(int kind, float x, float a, const Activation &range) {
+static inline float function_of(int kind, float x, float a, const ClampRange &range) {
     switch (kind) {
         case LEAKY_RELU: return x > 0 ? x : a * x;
         case ELU: return x > 0 ? x : a * std::expm1(x);
@@ -164,7 +164,7 @@ static inline float function_of(int kind, float x, float a, const Activation &ra
     }
 }
 
-static void run_function(const Step &step, float *memory, float *, int task, const Callers &) {
+static void run_function(const KernelStep &step, float *memory, float *, int task, const CallerTensors &) {
     for (int c = step.chunks[task]; c < step.chunks[task + 1]; c++)
         for (int y = 0; y < step.height; y++) {
             const float *row = memory + at(step.in[c], y, step.pitch);
@@ -173,7 +173,7 @@ static void run_function(const Step &step, float *memory, float *, int task, con
         }
 }
 
-static void run_instance_norm(const Step &step, float *memory, float *, int task, const Callers &) {
+static void run_instance_norm(const KernelStep &step, float *memory, float *, int task, const CallerTensors &) {
     const bool flat = step.pitch == step.width && step.out_pitch == step.width;  // a map is one long row
     const int height = flat ? 1 : step.height;
     const int64_t width = flat ? int64_t{step.height} * step.width : step.width;
@@ -198,7 +198,7 @@ static void run_instance_norm(const Step &step, float *memory, float *, int task
     }
 }
 
-static void run_multiply(const Step &step, float *memory, float *, int task, const Callers &) {
+static void run_multiply(const KernelStep &step, float *memory, float *, int task, const CallerTensors &) {
     for (int c = step.chunks[task]; c < step.chunks[task + 1]; c++)
         for (int y = 0; y < step.height; y++) {
             const float *a = memory + at(step.in[c], y, step.pitch);

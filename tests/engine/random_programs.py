@@ -1,4 +1,4 @@
-"""Random programs: operations of all kinds, sizes odd and even, weights sparse and dense, channels without edges."""
+"""Random programs: all kinds of operations, odd and even sizes, sparse and dense weights, channels without edges."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ FUNCTIONS = (
 VALUES = {"clamp": (-0.5, 1.5), "leaky_relu": (0.1,), "elu": (1.0,)}
 
 
-class Drawn:
-    """A program that grows by random operations."""
+class RandomProgram:
+    """A program to which random operations are added."""
 
     def __init__(self, seed: int, shape: tuple[int, int, int]) -> None:
         self.random = np.random.default_rng(seed)
@@ -52,7 +52,7 @@ class Drawn:
         return torch.randn(*shape, generator=self.generator)
 
     def weight(self, *shape: int, density: float | None = None) -> Tensor:
-        """Some edges, maybe none at all in some rows, of a size that keeps numbers near one."""
+        """Random edges, possibly none in some rows, scaled such that results stay near one."""
         density = float(self.random.choice([0.02, 0.1, 0.4, 1.0])) if density is None else density
         kept = torch.rand(*shape, generator=self.generator) < density
         return self.normal(*shape) * kept / max(1.0, float(kept.sum() / shape[0])) ** 0.5
@@ -67,12 +67,12 @@ class Drawn:
         return f"t{len(self.operations)}"
 
     def pick(self, dims: int = 3) -> str:
-        """A tensor of so many dimensions, a late one more often."""
+        """A tensor with ``dims`` dimensions; late ones are more likely."""
         found = [name for name, shape in self.shapes.items() if len(shape) == dims]
         return found[-1] if self.random.random() < 0.7 else str(self.random.choice(found))
 
     def like(self, name: str) -> str:
-        """Another tensor of the same shape, or the same."""
+        """A tensor of the same shape, possibly the same one."""
         return str(self.random.choice([n for n, shape in self.shapes.items() if shape == self.shapes[name]]))
 
     def conv(self, name: str) -> str:
@@ -137,7 +137,7 @@ class Drawn:
         return self.add(Crop(self.name(), (name,), tuple(starts), tuple(stops), (1, 1)))
 
     def grow(self) -> None:
-        """One more operation."""
+        """Add an operation."""
         kind = str(self.random.choice([
             "conv", "conv", "conv", "depthwise", "depthwise", "activation", "activation", "affine", "add", "concat",
             "select", "place", "pool", "crop", "pad", "map", "norm", "multiply", "constant", "opaque",
@@ -176,12 +176,12 @@ class Drawn:
                 self.add(TorchOperator(self.name(), (name,), "aten::sin", (InputRef(0),)))
 
     def border(self, shape: tuple[int, ...]) -> Tensor:
-        """Constant maps as constant nodes make them: other values at the border."""
+        """Constant maps like those of constant nodes, with other values at the border."""
         ones = torch.ones(1, shape[0], shape[1], shape[2])
         return torch.nn.functional.conv2d(ones, self.normal(shape[0], 1, 3, 3), padding=1, groups=shape[0])[0]
 
     def program(self, steps: int) -> Program:
-        """So many operations, and maybe a classifier."""
+        """A program of ``steps`` operations, possibly with a classifier."""
         for _ in range(steps):
             self.grow()
         last = self.pick()

@@ -1,8 +1,8 @@
-// A few threads that wait for work with their eyes open. A network of a millisecond has a dozen steps, and a thread
-// that sleeps takes longer to wake than a step lasts; so threads spin between steps, and for a while between calls.
+// A thread pool that spins. A network that takes a millisecond has a dozen steps, and waking a thread takes longer than
+// a step, so threads spin between steps, and for a while between calls.
 //
-// Nobody waits for a thread, only for work that it has taken: on a busy machine a thread that gets no core is late, and
-// the others have done its share meanwhile.
+// Nothing waits for a thread, only for work that it has taken: on a busy machine, a thread without a core is late, and
+// the others have done its share in the meantime.
 #pragma once
 
 #include <atomic>
@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include <sched.h>  // GNU's, which knows cores
+#include <sched.h>  // GNU extensions for CPU affinity
 
 static inline void pause_a_moment() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -26,14 +26,14 @@ static inline void pause_a_moment() {
 
 enum { SPINS_TO_YIELD = 500, SPINS_TO_SLEEP = 20000 };
 
-// Tasks that threads take one by one. Each thread does its own part of them, in order, so that what it wrote in one step
-// lies in its cache in the next; then it helps the others.
+// Tasks that threads take one by one. Each thread first does its own share, in order, so that what it wrote in one step
+// is in its cache in the next. Then it helps the others.
 class Tasks {
     struct alignas(64) Counter {
         std::atomic<int> value{0};
     };
     int count = 0, threads = 1;
-    std::unique_ptr<Counter[]> next;  // one for each thread, and how many tasks are done
+    std::unique_ptr<Counter[]> next;  // one for each thread, and the number of finished tasks
 
     int begin(int whose) const { return static_cast<int>(static_cast<int64_t>(count) * whose / threads); }
 
@@ -64,14 +64,14 @@ public:
     }
 };
 
-// Something that all threads do together. A thread that comes late may find it done, and everything but itself gone.
+// Work that all threads share. A late thread may find it finished, and everything but the work object gone.
 struct Work {
     virtual ~Work() = default;
     virtual void share(int number) = 0;
 };
 
-// On a busy machine the system may wake a thread on the very core that its caller runs on, and leave it there for
-// milliseconds. A thread that finds itself so moves to another core, and may be anywhere again from there.
+// On a busy machine, the system may wake a thread on the core that its caller runs on, and leave it there for
+// milliseconds. Such a thread moves to another core, after which the system may move it again.
 class Seats {
 #if defined(__linux__)
     std::unique_ptr<std::atomic<int>[]> cores;
@@ -101,7 +101,7 @@ public:
 #endif
 };
 
-class Pool {
+class ThreadPool {
     Seats seats;
     std::shared_ptr<Work> work;
     std::atomic<uint32_t> call{0};
@@ -136,16 +136,16 @@ public:
     const int threads;
     std::mutex using_it;
 
-    // It is never taken down: networks share it, and it sleeps when they do.
-    explicit Pool(int count) : seats(count), threads(count) {
+    // It is never destroyed: networks share it, and it sleeps while they are idle.
+    explicit ThreadPool(int count) : seats(count), threads(count) {
         try {
             for (int i = 1; i < count; i++) std::thread([this, i] { serve(i); }).detach();
         } catch (const std::system_error &) {
-            // The system gives no more threads: those that there are do all the work.
+            // The system provides no more threads: the existing ones do all the work.
         }
     }
 
-    // Let every thread share in it, the caller as number 0; returns when the caller's share returns.
+    // Run work on all threads, with the caller as number 0; returns when the caller's share is done.
     void run(const std::shared_ptr<Work> &what) {
         if (threads > 1) {
             seats.take(0);

@@ -1,40 +1,40 @@
-// Nodes: sums over edges, an activation, and a depthwise 3 × 3 convolution, without the map between them ever leaving
-// the nearest cache. A task is a strip of rows and a chunk of channels.
+// A node's convolution, fused: sums over edges, an activation, and a depthwise 3 × 3 convolution. The map between them
+// never leaves the level-1 cache. A task is a strip of rows and a chunk of channels.
 #pragma once
 
-#include "sums.h"
+#include "edge_sums.h"
 
-enum { MARGIN = 2 * LINE };  // floats before and after a map in scratch memory that may be read and are not used
+enum { MARGIN = 2 * LINE };  // floats before and after a map in scratch memory that may be read, but are not used
 
-// The masks of a block of columns: false where a kernel's left or right column lies outside the map.
+// The masks of a block of columns: false where the left or right column of a kernel is outside the map.
 static inline I inside(int first, int step, int width) {
     const I columns = first + step * count_up();
     return (columns >= 0) & (columns < width);
 }
 
-struct Row {
+struct PixelRow {
     V left, centre, right;
 };
 
 template <int STRIDE>
-static inline Row read_row(const float *row, I left, I right) {
+static inline PixelRow read_row(const float *row, I left, I right) {
     if (STRIDE == 1) return {masked(load(row - 1), left), load(row), masked(load(row + 1), right)};
     const V a = load(row), b = load(row + LANES), c = load(row - 2), d = load(row + LANES - 2);
     return {masked(odds(c, d), left), evens(a, b), masked(odds(a, b), right)};
 }
 
-static inline V weighted(const Row &row, const V *kernel, V start) {
+static inline V weighted(const PixelRow &row, const V *kernel, V start) {
     return row.left * kernel[0] + (row.centre * kernel[1] + (row.right * kernel[2] + start));
 }
 
-// Rows `from` to `to` of the output; `map` is where row 0 of the input would begin. LIMITS: see `limited`.
+// Compute rows `from` to `to` of the output; `map` is where row 0 of the input would begin. LIMITS: see `limited`.
 template <int STRIDE, int LIMITS>
-static void convolve(const Step &step, const float *map, const float *kernel, float bias, float *out, int from, int to) {
+static void convolve(const KernelStep &step, const float *map, const float *kernel, float bias, float *out, int from, int to) {
     V k[9];
     for (int i = 0; i < 9; i++) k[i] = all(kernel[i]);
     const V start = all(bias), low = all(step.activation2.low), high = all(step.activation2.high);
     const int height = step.height, width = step.width, pitch = step.pitch, out_pitch = step.out_pitch;
-    const Row none = {V{}, V{}, V{}};
+    const PixelRow none = {V{}, V{}, V{}};
     for (int x = 0; x < step.out_width; x += LANES) {
         const int n = step.out_width - x < LANES ? step.out_width - x : LANES;
         const I left = inside(x * STRIDE - 1, STRIDE, width), right = inside(x * STRIDE + 1, STRIDE, width);
@@ -42,24 +42,24 @@ static void convolve(const Step &step, const float *map, const float *kernel, fl
         const float *const end = map + at(x * STRIDE, height, pitch);
         float *row = out + at(x, from, out_pitch);
         const auto read = [&]() {
-            const Row found = read_row<STRIDE>(next, left, right);
+            const PixelRow found = read_row<STRIDE>(next, left, right);
             next += pitch;
             return found;
         };
-        const auto write = [&](const Row &above, const Row &centre, const Row &below) {
+        const auto write = [&](const PixelRow &above, const PixelRow &centre, const PixelRow &below) {
             const V v = weighted(above, k, start) + weighted(centre, k + 3, V{}) + weighted(below, k + 6, V{});
             store_part(row, limited<LIMITS>(v, low, high), n);
             row += out_pitch;
         };
-        Row a = none;
+        PixelRow a = none;
         if (from > 0) a = read(); else next += pitch;
         int left_over = to - from;
         if (STRIDE == 1) {
-            Row b = read();
+            PixelRow b = read();
             const bool last = to == height;
             left_over -= last;
-            for (; left_over >= 3; left_over -= 3) {  // three at a time, so that no row moves from register to register
-                Row c = read();
+            for (; left_over >= 3; left_over -= 3) {  // three at a time, so that no row is moved between registers
+                PixelRow c = read();
                 write(a, b, c);
                 a = read();
                 write(b, c, a);
@@ -67,7 +67,7 @@ static void convolve(const Step &step, const float *map, const float *kernel, fl
                 write(c, a, b);
             }
             for (; left_over > 0; left_over--) {
-                const Row c = read();
+                const PixelRow c = read();
                 write(a, b, c);
                 a = b;
                 b = c;
@@ -75,8 +75,8 @@ static void convolve(const Step &step, const float *map, const float *kernel, fl
             if (last) write(a, b, none);
         } else {
             for (; left_over > 0; left_over--) {
-                const Row b = read();
-                Row c = none;
+                const PixelRow b = read();
+                PixelRow c = none;
                 if (next < end) c = read();
                 write(a, b, c);
                 a = c;
@@ -85,26 +85,26 @@ static void convolve(const Step &step, const float *map, const float *kernel, fl
     }
 }
 
-typedef void (*Convolve)(const Step &, const float *, const float *, float, float *, int, int);
+typedef void (*Convolve)(const KernelStep &, const float *, const float *, float, float *, int, int);
 
-static Convolve convolution(const Step &step) {
+static Convolve convolution(const KernelStep &step) {
     static const Convolve all_of_them[2][3] = {{convolve<1, 0>, convolve<1, 1>, convolve<1, 2>},
                                                {convolve<2, 0>, convolve<2, 1>, convolve<2, 2>}};
     return all_of_them[step.stride_y - 1][step.activation2.limits()];
 }
 
-// The rows of the sums that a strip's output takes.
-static inline int top_of(const Step &step, const Strip &strip) {
+// The first row of the sums that a strip of the output reads, and the row after the last.
+static inline int top_of(const KernelStep &step, const Strip &strip) {
     const int top = strip.from * step.stride_y - 1;
     return top < 0 ? 0 : top;
 }
-static inline int bottom_of(const Step &step, const Strip &strip) {
+static inline int bottom_of(const KernelStep &step, const Strip &strip) {
     const int64_t bottom = at(2, strip.to - 1, step.stride_y);
     return bottom > step.height ? step.height : static_cast<int>(bottom);
 }
 
 // Floats of scratch memory for one map.
-static int64_t map_of(const Step &step) {
+static int64_t map_of(const KernelStep &step) {
     int rows = 0;
     for (int i = 0; i < step.strips; i++) {
         const int own = bottom_of(step, step.strip[i]) - top_of(step, step.strip[i]);
@@ -114,14 +114,14 @@ static int64_t map_of(const Step &step) {
     return (map + LINE - 1) / LINE * LINE;
 }
 
-// Floats of scratch memory that one thread needs.
-static int64_t scratch_of(const Step &step) {
+// Floats of scratch memory for one thread.
+static int64_t scratch_of(const KernelStep &step) {
     const int64_t phases = step.source < 0 ? 0 : int64_t{step.inputs} * step.dilate_y * step.dilate_x * step.flag;
     return step.block * map_of(step) + phases + step.length + LINE;
 }
 
-// Rows that other bands hold, too.
-static inline void pass_on(const Step &step, const Strip &strip, const float *own, float *memory, int32_t out) {
+// Copy rows to the other bands that hold them.
+static inline void pass_on(const KernelStep &step, const Strip &strip, const float *own, float *memory, int32_t out) {
     for (int band = 0; band < step.bands; band++) {
         const int first = step.kept[2 * band], last = step.kept[2 * band + 1];
         if (band == strip.out_band) continue;
@@ -131,11 +131,11 @@ static inline void pass_on(const Step &step, const Strip &strip, const float *ow
     }
 }
 
-static void run_nodes(const Step &step, float *memory, float *scratch, int task, const Callers &callers) {
+static void run_nodes(const KernelStep &step, float *memory, float *scratch, int task, const CallerTensors &callers) {
     const Strip &strip = step.strip[task / step.chunk_count];
     const int chunk = task % step.chunk_count, top = top_of(step, strip), bottom = bottom_of(step, strip);
     const int origin = step.source < 0 ? strip.first : top;
-    const int64_t start = at(0, top - origin, step.pitch) / LINE * LINE;  // whole lines of the inputs, which load faster
+    const int64_t start = at(0, top - origin, step.pitch) / LINE * LINE;  // aligned to cache lines, which load faster
     const int64_t vectors = ceil_div(at(step.width, bottom - 1 - origin, step.pitch) - start, LANES);
     const float *in = memory + strip.band * step.band_floats + start;
     if (step.source >= 0) {

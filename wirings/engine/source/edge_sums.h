@@ -1,11 +1,11 @@
 // Sums over edges: out[row] = activation(bias + Σ weight · in[offset + pixel]), for a tile of pixels in registers.
 //
-// One row at a time is the sparse product: a record is an edge. Eight rows that share their records are the dense one: an
-// input that is loaded once serves all of them. Everything between dense and sparse, and every kernel size, is the same
-// code with another list of records.
+// One row at a time is the sparse product, where a record is an edge. Eight rows that share their records are the dense
+// product, where an input is loaded once for all of them. Everything between dense and sparse, and every kernel size, is
+// the same code with another list of records.
 #pragma once
 
-#include "phases.h"
+#include "stride_phases.h"
 
 enum {
     BLOCK = REGISTERS == 32 ? 8 : 4,       // rows of a dense group
@@ -19,7 +19,7 @@ static inline float as_float(int32_t bits) {
     return x;
 }
 
-// B rows, T vectors. A short tile would wait for its own sums, so U records are added up apart.
+// B rows, T vectors. A short tile would wait for its own sums, so U partial sums are accumulated separately.
 template <int B, int T, int U>
 static inline void add_up(const int32_t *record, const int32_t *end, const float *in, V (&sum)[B][T]) {
     V apart[U][B][T];
@@ -56,7 +56,7 @@ static inline void add_up(const int32_t *record, const int32_t *end, const float
 }
 
 template <int B, int T, int LIMITS>
-static inline void put(V (&sum)[B][T], const Activation &activation, float *const *to, const int32_t *mask) {
+static inline void put(V (&sum)[B][T], const ClampRange &activation, float *const *to, const int32_t *mask) {
     const V low = all(activation.low), high = all(activation.high);
     UNROLLED for (int b = 0; b < B; b++) {
         if (B > 1 && !to[b]) continue;
@@ -69,9 +69,9 @@ static inline void put(V (&sum)[B][T], const Activation &activation, float *cons
     }
 }
 
-// One group, one tile: from `in` + offset to each row's `to`.
+// The sums of one group for one tile: from `in` + offset to `to` of each row.
 template <int B, int T>
-static void sum_tile(const int32_t *record, const int32_t *end, const float *bias, const Activation &activation,
+static void sum_tile(const int32_t *record, const int32_t *end, const float *bias, const ClampRange &activation,
                      const float *in, float *const *to, const int32_t *mask) {
     V sum[B][T];
     UNROLLED for (int b = 0; b < B; b++)
@@ -84,7 +84,7 @@ static void sum_tile(const int32_t *record, const int32_t *end, const float *bia
     }
 }
 
-typedef void (*SumTile)(const int32_t *, const int32_t *, const float *, const Activation &, const float *,
+typedef void (*SumTile)(const int32_t *, const int32_t *, const float *, const ClampRange &, const float *,
                         float *const *, const int32_t *);
 
 template <int B, int T>
@@ -108,15 +108,15 @@ struct Tables {
 };
 static const Tables tables;
 
-// A group's sums for `vectors` vectors of pixels, from `in` + offset to each row's `to`.
-static inline void sum_group(const Step &step, int64_t group, const float *in, float *const *to, const int32_t *mask,
+// The sums of one group for `vectors` vectors of pixels: from `in` + offset to `to` of each row.
+static inline void sum_group(const KernelStep &step, int64_t group, const float *in, float *const *to, const int32_t *mask,
                              int64_t vectors) {
     const SumTile *table = step.block == 1 ? tables.single : tables.dense;
     const int32_t *record = step.records + step.starts[group], *end = step.records + step.starts[group + 1];
     const float *bias = step.bias + group * step.block;
     const int64_t tiles = ceil_div(vectors, step.tile);
     if (tiles == 0) return;
-    const int64_t each = vectors / tiles, over = vectors % tiles;  // so that no tile costs a division
+    const int64_t each = vectors / tiles, over = vectors % tiles;  // avoids a division per tile
     float *own[BLOCK];
     int64_t from = 0, rest = 0;
     for (int64_t i = 0; i < tiles; i++) {
@@ -129,9 +129,9 @@ static inline void sum_group(const Step &step, int64_t group, const float *in, f
     }
 }
 
-enum { RUN = 1 << 16 };  // numbers that are added up at a time: a long sum would swallow small ones
+enum { RUN = 1 << 16 };  // numbers that are summed at a time, since small numbers are lost in long sums
 
-// The sum of n numbers, of what `of` makes of them; up to LANES - 1 after the last are read and not used.
+// The sum of `of(x)` over n numbers; up to LANES - 1 numbers after the last are read, but not used.
 template <class Of>
 static inline float sum_of(const float *row, int64_t n, Of &&of) {
     float all_runs = 0;
@@ -150,17 +150,17 @@ static inline float sum_of(const float *row, int64_t n) {
     return sum_of(row, n, [](V v) { return v; });
 }
 
-static inline float mean_of(const Step &step, const float *map) {
+static inline float mean_of(const KernelStep &step, const float *map) {
     float sum = 0;
     for (int y = 0; y < step.height; y++) sum += sum_of(map + at(0, y, step.pitch), step.width);
     return sum * step.scale;
 }
 
-// What becomes of the sums: maps; or only the mean over each; or maps for a strided convolution. The latter two go by
-// scratch memory.
+// What becomes of the sums: maps, the mean of each map, or maps for a strided convolution. The latter two use scratch
+// memory.
 enum { MAPS, MEANS, PHASES };
 
-static void run_sums(const Step &step, float *memory, float *scratch, int task) {
+static void run_sums(const KernelStep &step, float *memory, float *scratch, int task) {
     const int strip = task / step.chunk_count, chunk = task % step.chunk_count;
     const int64_t vectors = ceil_div(step.length, LANES), phases = step.stride_y * step.stride_x;
     const int64_t first = cut(vectors, strip, step.strips), last = cut(vectors, strip + 1, step.strips);

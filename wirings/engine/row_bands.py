@@ -1,36 +1,36 @@
-"""Bands: maps cut into as many pieces as there are threads, so that each thread's piece stays in its own cache.
+"""Cut maps into bands of rows, one for each thread, so that the band of each thread stays in its own cache.
 
-A band has rows of its own, and beside them the few rows of its neighbours that the next step reads; whoever writes
-those rows writes them there, too. Each band lies in memory of its own, laid out alike.
+A band has rows of its own, and the few rows of its neighbours that the next step reads. A step that computes such a row
+writes it to all bands that hold it. Bands have separate memory with the same layout.
 """
 
 from __future__ import annotations
 
-from wirings.engine.layout import Memory
-from wirings.engine.parts import Lowered, Nodes, Sum
+from wirings.engine.fused_steps import EdgeSum, LoweredStep, NodeConvolution
+from wirings.engine.memory_layout import MapMemory
 
 LEAST_ROWS = 14
-"""Rows of a band: of fewer, too many would be those that it holds beside its own."""
+"""The smallest number of rows of a band; with fewer, too large a share would be rows of its neighbours."""
 
 
 def rows_of(height: int, band: int, bands: int) -> tuple[int, int]:
-    """A band's own rows: the first, and the one after the last."""
+    """The first row of a band, and the row after its last."""
     return height * band // bands, height * (band + 1) // bands
 
 
-def cut(memory: Memory, steps: list[Lowered], bands: int) -> None:
-    """Cut maps into bands where every step that uses them works strip by strip."""
+def cut_into_bands(memory: MapMemory, steps: list[LoweredStep], bands: int) -> None:
+    """Cut maps into bands if every step that uses them works on strips of rows."""
     classes = memory.classes()
     needs: dict[int, list[tuple[int, int]]] = {}
     whole: set[int] = set()
     for step in steps:
         read = {memory.root(b.number) for maps in step.reads() for b in memory.of(maps)}
-        if isinstance(step.pending, Nodes) and (step.pending.caller or not _moved(step.pending.sums)):
+        if isinstance(step.fused, NodeConvolution) and (step.fused.caller or not _moved(step.fused.sums)):
             for root in read:
-                needs.setdefault(root, []).append((step.pending.height, step.pending.stride))
+                needs.setdefault(root, []).append((step.fused.height, step.fused.stride))
         else:
             whole |= read
-            if step.out is not None and not isinstance(step.pending, Nodes):
+            if step.out is not None and not isinstance(step.fused, NodeConvolution):
                 whole |= {memory.root(b.number) for b in memory.of(step.out)}
     for root, taken in needs.items():
         buffers = classes[root]
@@ -50,6 +50,6 @@ def cut(memory: Memory, steps: list[Lowered], bands: int) -> None:
             buffer.kept = kept
 
 
-def _moved(sums: Sum) -> bool:
-    """Whether a row of the sums takes other rows of the maps."""
+def _moved(sums: EdgeSum) -> bool:
+    """Whether a row of the sums reads other rows of the maps."""
     return any(term.dy.any() for term in sums.terms)
