@@ -33,7 +33,7 @@ double seconds() {
 }
 
 // The arguments of a call, which are valid as long as it has tasks.
-struct Call {
+struct KernelCall {
     const KernelStep *steps;
     int count;
     float *const *memories, *const *scratches;
@@ -54,7 +54,7 @@ class Image {
     std::vector<float *> out;
 
 public:
-    Image(const Call &call, int64_t image) {
+    Image(const KernelCall &call, int64_t image) {
         for (int i = 0; i < call.input_count; i++) in.push_back(call.inputs[i] + image * call.input_sizes[i]);
         for (int i = 0; i < call.output_count; i++) out.push_back(call.outputs[i] + image * call.output_sizes[i]);
     }
@@ -62,13 +62,13 @@ public:
 };
 
 // One image after the other, with the tasks of each step on all threads.
-class OneImageWork : public Work {
-    const Call call;
+class OneImageWork : public PoolWork {
+    const KernelCall call;
     std::vector<Image> images;
     std::vector<Tasks> tasks;  // image by image, step by step
 
 public:
-    OneImageWork(const Call &about, int threads) : call(about), tasks(static_cast<size_t>(about.images) * about.count) {
+    OneImageWork(const KernelCall &about, int threads) : call(about), tasks(static_cast<size_t>(about.images) * about.count) {
         for (int i = 0; i < call.images; i++) {
             images.emplace_back(call, call.first + i);
             for (int s = 0; s < call.count; s++)
@@ -95,13 +95,13 @@ public:
 };
 
 // Each image on one thread, with separate memory.
-class ManyImagesWork : public Work {
-    const Call call;
+class ManyImagesWork : public PoolWork {
+    const KernelCall call;
     std::vector<Image> images;
     Tasks tasks;
 
 public:
-    ManyImagesWork(const Call &about, int threads) : call(about) {
+    ManyImagesWork(const KernelCall &about, int threads) : call(about) {
         for (int i = 0; i < call.images; i++) images.emplace_back(call, call.first + i);
         tasks.set(call.images, threads);
     }
@@ -166,9 +166,9 @@ int wirings_run(ThreadPool *pool, const KernelStep *steps, int count, float *con
     std::lock_guard<std::mutex> lock(pool->using_it);
     for (int64_t first = 0; first < images; first += IMAGES) {
         const int own = static_cast<int>(images - first < IMAGES ? images - first : IMAGES);
-        const Call call = {steps, count, memories, scratches, inputs, input_sizes, input_count,
+        const KernelCall call = {steps, count, memories, scratches, inputs, input_sizes, input_count,
                            outputs, output_sizes, output_count, first, own, times};
-        std::shared_ptr<Work> work;
+        std::shared_ptr<PoolWork> work;
         try {
             if (apart)
                 work = std::make_shared<ManyImagesWork>(call, pool->threads);

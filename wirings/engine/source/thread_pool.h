@@ -65,8 +65,8 @@ public:
 };
 
 // Work that all threads share. A late thread may find it finished, and everything but the work object gone.
-struct Work {
-    virtual ~Work() = default;
+struct PoolWork {
+    virtual ~PoolWork() = default;
     virtual void share(int number) = 0;
 };
 
@@ -103,7 +103,7 @@ public:
 
 class ThreadPool {
     Seats seats;
-    std::shared_ptr<Work> work;
+    std::shared_ptr<PoolWork> work;
     std::atomic<uint32_t> call{0};
     std::atomic<int> asleep{0};
     std::mutex door;
@@ -120,7 +120,7 @@ class ThreadPool {
                 waking.wait(lock, [&] { return call.load() != seen; });
                 asleep.fetch_sub(1);
             }
-            std::shared_ptr<Work> now;
+            std::shared_ptr<PoolWork> now;
             {
                 std::lock_guard<std::mutex> lock(door);
                 seen = call.load();
@@ -146,7 +146,7 @@ public:
     }
 
     // Run work on all threads, with the caller as number 0; returns when the caller's share is done.
-    void run(const std::shared_ptr<Work> &what) {
+    void run(const std::shared_ptr<PoolWork> &what) {
         if (threads > 1) {
             seats.take(0);
             {
