@@ -14,6 +14,19 @@ from wirings.engine.memory_layout import LINE, FeatureMaps
 INFINITY = math.inf
 
 
+@dataclass(eq=False, kw_only=True)
+class ClampedStep:
+    """A step whose results are clamped to low … high, such as by a ReLU."""
+
+    low: float = -INFINITY
+    high: float = INFINITY
+
+    @property
+    def open(self) -> bool:
+        """Whether following operations may still be fused with it, since nothing is clamped yet."""
+        return self.low == -INFINITY and self.high == INFINITY
+
+
 @dataclass(eq=False)
 class EdgeTerm:
     """Edges from one tensor: out[row] += value · source[channel], shifted by dy rows and dx columns."""
@@ -29,7 +42,7 @@ class EdgeTerm:
 
 
 @dataclass(eq=False)
-class EdgeSum:
+class EdgeSum(ClampedStep):
     """Sums over edges, with a bias, clamped to low … high. It is open for fusion while nothing is clamped."""
 
     name: str
@@ -37,12 +50,6 @@ class EdgeSum:
     width: int
     terms: list[EdgeTerm]
     bias: np.ndarray
-    low: float = -INFINITY
-    high: float = INFINITY
-
-    @property
-    def open(self) -> bool:
-        return self.low == -INFINITY and self.high == INFINITY
 
     @property
     def edges(self) -> int:
@@ -69,7 +76,7 @@ class CallerInput:
 
 
 @dataclass(eq=False)
-class NodeConvolution:
+class NodeConvolution(ClampedStep):
     """Sums over edges fused with the depthwise 3 × 3 convolution that follows them: what a node of a graph does."""
 
     name: str
@@ -82,28 +89,16 @@ class NodeConvolution:
     width: int
     caller: CallerInput | None = None
     """The caller's input that the sums are over, if it is not copied; its phases are computed for each strip."""
-    low: float = -INFINITY
-    high: float = INFINITY
-
-    @property
-    def open(self) -> bool:
-        return self.low == -INFINITY and self.high == INFINITY
 
 
 @dataclass(eq=False)
-class LinearLayer:
+class LinearLayer(ClampedStep):
     """A linear layer on single numbers."""
 
     name: str
     source: FeatureMaps
     weight: np.ndarray
     bias: np.ndarray
-    low: float = -INFINITY
-    high: float = INFINITY
-
-    @property
-    def open(self) -> bool:
-        return self.low == -INFINITY and self.high == INFINITY
 
 
 FusedStep = EdgeSum | NodeConvolution | LinearLayer

@@ -52,7 +52,7 @@ def lower_activation(lowering: Lowering, o: Activation) -> FusedStep | FeatureMa
         if len(lowering.shapes[o.output]) == 3:
             channels, height, width = lowering.shape(o.output)
             bias = np.zeros(channels, np.float32)
-            return EdgeSum(o.output, height, width, [lowering.identity(o.inputs[0])], bias, low, high)
+            return EdgeSum(o.output, height, width, [lowering.identity(o.inputs[0])], bias, low=low, high=high)
     source = lowering.solid(lowering.ready(o.inputs[0]))
     out = lowering.memory.new(*lowering.shape(o.output), packed=len(lowering.shapes[o.output]) == 1)
     kind = "clamp" if limits is not None else o.kind

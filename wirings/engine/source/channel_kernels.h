@@ -32,6 +32,21 @@ static void run_give(const KernelStep &step, float *memory, float *, int task, c
 
 enum { MAX, AVERAGE, AVERAGE_INSIDE, ADAPTIVE_AVERAGE, ADAPTIVE_MAX };
 
+// The pixels that one output pixel pools along one dimension, and their number, padding included.
+struct PoolWindow {
+    int64_t from, to, size;
+};
+
+static inline PoolWindow adaptive_window(int64_t i, int64_t pixels, int64_t outputs) {
+    const int64_t from = cut(pixels, i, outputs), to = ceil_div((i + 1) * pixels, outputs);
+    return {from, to, to - from};
+}
+
+static inline PoolWindow pool_window(int64_t from, int64_t kernel, int64_t dilation, int64_t pixels, int64_t padding) {
+    const int64_t to = from + kernel * dilation;
+    return {from, to, std::min(to, pixels + padding) - from};
+}
+
 static void run_pool(const KernelStep &step, float *memory, float *, int task, const CallerTensors &) {
     const bool adaptive = step.flag >= ADAPTIVE_AVERAGE, most = step.flag == MAX || step.flag == ADAPTIVE_MAX;
     const int strip = task / step.chunk_count, chunk = task % step.chunk_count;
@@ -39,34 +54,18 @@ static void run_pool(const KernelStep &step, float *memory, float *, int task, c
     for (int c = step.chunks[chunk]; c < step.chunks[chunk + 1]; c++)
         for (int64_t y = from; y < to; y++) {
             float *out = memory + at(step.out[c], y, step.out_pitch);
-            int64_t top, bottom, rows;
-            if (adaptive) {
-                top = cut(step.height, y, step.out_height);
-                bottom = ceil_div((y + 1) * step.height, step.out_height);
-                rows = bottom - top;
-            } else {
-                top = y * step.stride_y - step.pad_y;
-                bottom = top + int64_t{step.kernel_y} * step.dilate_y;
-                rows = std::min(bottom, int64_t{step.height} + step.pad_y) - top;
-            }
+            const PoolWindow rows = adaptive ? adaptive_window(y, step.height, step.out_height)
+                : pool_window(y * step.stride_y - step.pad_y, step.kernel_y, step.dilate_y, step.height, step.pad_y);
             for (int64_t x = 0; x < step.out_width; x++) {
-                int64_t left, right, columns;
-                if (adaptive) {
-                    left = cut(step.width, x, step.out_width);
-                    right = ceil_div((x + 1) * step.width, step.out_width);
-                    columns = right - left;
-                } else {
-                    left = x * step.stride_x - step.pad_x;
-                    right = left + int64_t{step.kernel_x} * step.dilate_x;
-                    columns = std::min(right, int64_t{step.width} + step.pad_x) - left;
-                }
+                const PoolWindow columns = adaptive ? adaptive_window(x, step.width, step.out_width)
+                    : pool_window(x * step.stride_x - step.pad_x, step.kernel_x, step.dilate_x, step.width, step.pad_x);
                 float value = most ? -std::numeric_limits<float>::infinity() : 0;
                 int64_t counted = 0;
-                for (int64_t v = top; v < bottom; v += step.dilate_y) {
+                for (int64_t v = rows.from; v < rows.to; v += step.dilate_y) {
                     if (v < 0 || v >= step.height) continue;
                     const float *row = memory + at(step.in[c], v, step.pitch);
                     float sum = 0;  // row by row, since small numbers are lost in long sums
-                    for (int64_t u = left; u < right; u += step.dilate_x) {
+                    for (int64_t u = columns.from; u < columns.to; u += step.dilate_x) {
                         if (u < 0 || u >= step.width) continue;
                         if (most)
                             value = row[u] > value || std::isnan(row[u]) ? row[u] : value;
@@ -76,7 +75,7 @@ static void run_pool(const KernelStep &step, float *memory, float *, int task, c
                     }
                     if (!most) value += sum;
                 }
-                if (!most) value /= static_cast<float>(step.flag == AVERAGE ? rows * columns : counted);
+                if (!most) value /= static_cast<float>(step.flag == AVERAGE ? rows.size * columns.size : counted);
                 out[x] = value;
             }
         }
