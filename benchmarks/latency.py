@@ -37,11 +37,11 @@ from torch import Tensor, nn
 
 from benchmarks.common import machine, save, summary
 from wirings import compact, engine, finalize_, models
-from wirings.compaction.module import CompactModel
+from wirings.compaction import CompactModel
 from wirings.compaction.operations import Conv
 from wirings.compaction.program import Program
-from wirings.engine.measure import timed
-from wirings.engine.steps import Kind
+from wirings.engine.kernel_step import StepKind
+from wirings.engine.tune import step_seconds
 from wirings.models.mobilenet import STAGES, MobileNetV1DNW
 
 WIDTH = 0.225
@@ -286,10 +286,10 @@ def density(threads: int, seconds: float) -> dict[str, Any]:
             looks: dict[str, list[float]] = {way: [] for way in made}
             for _ in range(int(20 * seconds)):
                 for way, net in made.items():
-                    plan = net._parts[0].plan
+                    plan = net._segments[0].plan
                     assert plan is not None
-                    times = timed(plan, [x])
-                    kinds = [step.kind == Kind.SUMS for step in plan.steps]
+                    times = step_seconds(plan, [x])
+                    kinds = [step.kind == StepKind.SUMS for step in plan.steps]
                     looks[way].append(float(times[kinds].sum()))  # without the copies of inputs and outputs
             median = {way: float(np.median(found)) for way, found in looks.items()}
             rows.append({"layer": layer, "density": share, **{f"{way}_s": value for way, value in median.items()}})

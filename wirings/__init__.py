@@ -2,8 +2,7 @@
 
 from wirings import rules
 from wirings.budgets.budget import ConstantSchedule, CubicSchedule, LinearSchedule
-from wirings.compaction import CompactModel, compact
-from wirings.compaction.export import load_compact
+from wirings.compaction import CompactModel, compact, load_compact
 from wirings.compaction.semi_structured import semi_structured_
 from wirings.errors import WiringError
 from wirings.graph import Blocks, Complete, ContinuousGraph, Dag, DiscreteGraph, Graph, Matrix, StaticGraph

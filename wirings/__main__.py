@@ -15,7 +15,7 @@ def main() -> None:
     try:
         app()
     except WiringError as error:
-        sys.exit(f"Error: {printable(str(error), keep='\n\t')}")
+        sys.exit(printable(f"Error: {error}", keep="\n\t"))
     except ModuleNotFoundError as error:
         sys.exit(f'This command needs the package {error.name!r}: pip install "wirings[train]"')
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Random graphs, wirings and small networks, with all that compaction has to see through."""
+"""Random graphs, wirings and small networks with everything that compaction has to handle."""
 
 from typing import Any
 
@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from wirings import Blocks, Dag, StaticGraph
-from wirings.compaction.aten import TABLE, Value
-from wirings.compaction.builder import Builder
-from wirings.compaction.operations import Opaque, Taken
+from wirings.compaction.aten import CONVERTERS, ProgramTensor
+from wirings.compaction.builder import ProgramBuilder
+from wirings.compaction.operations import InputRef, TorchOperator
 from wirings.compaction.program import Program
 from wirings.graph import ActivationNode, ConvNode, Groups, PlainNode
 
@@ -76,7 +76,7 @@ def graphs(draw: Draw) -> tuple[StaticGraph, Tensor]:
 
 
 def spoil(draw: Draw, module: nn.Module) -> None:
-    """Parameters and statistics of all sizes, some of them zero: constant nodes, kernels that bring nothing."""
+    """Random parameters and statistics, some of them zero: constant nodes, kernels that contribute nothing."""
     share = draw(st.sampled_from([0.0, 0.0, 0.3]))
     with torch.no_grad():
         for name, x in [*module.named_parameters(), *module.named_buffers()]:
@@ -89,8 +89,8 @@ def spoil(draw: Draw, module: nn.Module) -> None:
                 x[torch.rand(x.shape[0]) < share] = 0
 
 
-class DrawnNet(nn.Module):
-    """Steps on tensors of one map size: each is a kind, a module perhaps, and the numbers of the tensors it takes."""
+class RandomNet(nn.Module):
+    """Steps on maps of one size. A step has a kind, possibly a module, and the numbers of the tensors it takes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ RARE = ["in_place", "softmax", "shuffle", "group_norm", "instance_norm", "number
 def networks(draw: Draw) -> tuple[nn.Module, Tensor]:
     """A small convolutional network with dead and constant channels, in double precision, and an input."""
     torch.manual_seed(draw(st.integers(0, 2**16)))
-    net = DrawnNet()
+    net = RandomNet()
     net.channels = [3]
     for _ in range(draw(st.integers(3, 12))):
         _step(draw, net)
@@ -164,7 +164,7 @@ def networks(draw: Draw) -> tuple[nn.Module, Tensor]:
     return model, torch.randn(draw(st.sampled_from([1, 2])), 3, size, size, dtype=torch.float64)
 
 
-def _step(draw: Draw, net: DrawnNet) -> None:
+def _step(draw: Draw, net: RandomNet) -> None:
     kind = draw(st.sampled_from(KINDS + RARE))
     last = len(net.channels) - 1
     i = draw(st.sampled_from([last, last, draw(st.integers(0, last))]))
@@ -217,18 +217,18 @@ def _step(draw: Draw, net: DrawnNet) -> None:
 
 
 def program_of(model: nn.Module, x: Tensor) -> Program:
-    """A drawn network as a program, without a trace, which would take most of a test's time."""
-    builder = Builder([x])
-    values = [Value(builder.inputs[0])]
+    """A drawn network as a program, without a trace, which would take most of the time of a test."""
+    builder = ProgramBuilder([x])
+    values = [ProgramTensor(builder.inputs[0])]
     net, *ends = model
-    assert isinstance(net, DrawnNet)
+    assert isinstance(net, RandomNet)
 
     def call(name: str, **arguments: Any) -> Any:
-        done = TABLE[name](builder, name, arguments)
+        done = CONVERTERS[name](builder, name, arguments)
         assert done is not None, name
         return done
 
-    def called(module: nn.Module, a: Value) -> Any:
+    def called(module: nn.Module, a: ProgramTensor) -> Any:
         own = {"weight": getattr(module, "weight", None), "bias": getattr(module, "bias", None)}
         own = {key: None if p is None else p.detach() for key, p in own.items()}
         if isinstance(module, nn.Sequential):
@@ -268,9 +268,9 @@ def program_of(model: nn.Module, x: Tensor) -> Program:
             nn.GroupNorm: ("aten::group_norm", False),
             nn.Upsample: ("aten::upsample_nearest2d.vec", True),
         }[type(module)]
-        arguments = (Taken(0), 2) if not channelwise else (Taken(0), None, (2.0, 2.0))
-        return Value(
-            builder.add(Opaque, (a.name,), "opaque", target=target, arguments=arguments, channelwise=channelwise)
+        arguments = (InputRef(0), 2) if not channelwise else (InputRef(0), None, (2.0, 2.0))
+        return ProgramTensor(
+            builder.add(TorchOperator, (a.name,), "opaque", target=target, arguments=arguments, channelwise=channelwise)
         )
 
     for kind, part, inputs in net.steps:
@@ -288,8 +288,8 @@ def program_of(model: nn.Module, x: Tensor) -> Program:
         elif kind == "half":
             made = call("chunk", self=taken[0], chunks=2, dim=1)[1]
         elif kind == "softmax":
-            settings = {"target": "aten::softmax.int", "arguments": (Taken(0), 1)}
-            made = Value(builder.add(Opaque, (taken[0].name,), "softmax", **settings))
+            settings = {"target": "aten::softmax.int", "arguments": (InputRef(0), 1)}
+            made = ProgramTensor(builder.add(TorchOperator, (taken[0].name,), "softmax", **settings))
         elif kind == "shuffle":
             count = builder.channels(taken[0].name)
             index = torch.arange(count).view(2, -1).t().flatten()

@@ -1,4 +1,4 @@
-"""Files of compact models: each loads by one call where wirings is not there, and is tried before it gets its name."""
+"""Files of compact models: each loads in one call, and its outputs are compared before it gets its name."""
 
 import subprocess
 import sys
@@ -11,22 +11,21 @@ import torch
 from torch import nn
 
 from wirings import WiringError, compact, load_compact, models
+from wirings.compaction import CompactModel
 from wirings.compaction import operations as ops
-from wirings.compaction.export import export
-from wirings.compaction.module import CompactModel
 from wirings.compaction.program import Program
 
 BLOCKED = """
 import sys
 
-class Without:
+class Blocker:
     def __init__(self, finder):
         self.finder = finder
 
     def find_spec(self, name, path=None, target=None):
         return None if name.split(".")[0] in {blocked} else self.finder.find_spec(name, path, target)
 
-sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
+sys.meta_path[:] = [Blocker(finder) for finder in sys.meta_path]
 import numpy as np
 x = np.load("x.npy")
 """
@@ -50,7 +49,7 @@ OTHERS = {"onnx", "onnxruntime", "onnxscript", "typer", "rich", "yaml", "matplot
     ("kind", "blocked"),
     [("onnx", {"wirings", "torch", "onnx", "safetensors"}), ("pt2", {"wirings", *OTHERS}), ("safetensors", OTHERS)],
 )
-def test_files_load_by_one_call_where_there_is_nothing_else(
+def test_files_load_in_one_call_without_other_packages(
     digits: CompactModel, tmp_path: Path, kind: str, blocked: set[str]
 ) -> None:
     pytest.importorskip("onnxruntime")
@@ -64,8 +63,8 @@ def test_files_load_by_one_call_where_there_is_nothing_else(
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_safetensors_come_back_bit_for_bit(digits: CompactModel, tmp_path: Path) -> None:
-    path = export(digits, tmp_path / "model.safetensors")
+def test_safetensors_are_loaded_bit_for_bit(digits: CompactModel, tmp_path: Path) -> None:
+    path = digits.save(tmp_path / "model.safetensors")
     again = load_compact(path)
     x = torch.randn(3, 1, 8, 8)
     assert torch.equal(again(x), digits(x))
@@ -102,18 +101,18 @@ def every_operation() -> Program:
         ops.InstanceNorm("norm", ("map",), t(4), t(4)),
         ops.Conv("depth", ("norm",), t(4, 1, 3, 3), stride=(1, 1), padding=(1, 1), groups=4),
         ops.Add("sum", ("depth", "norm", "a")),
-        ops.Select("some", ("sum",), torch.tensor([2, 0])),
-        ops.Select("range", ("sum",), torch.tensor([1, 2])),
+        ops.SelectChannels("some", ("sum",), torch.tensor([2, 0])),
+        ops.SelectChannels("range", ("sum",), torch.tensor([1, 2])),
         ops.Concat("joined", ("some", "range")),
-        ops.Place("placed", ("joined",), torch.tensor([0, 2, 3, 5]), 6),
+        ops.ScatterChannels("placed", ("joined",), torch.tensor([0, 2, 3, 5]), 6),
         ops.Mean("gate", ("placed",), keep=True),
         ops.Multiply("gated", ("placed", "gate")),
-        ops.Pool("max", ("gated",), "max", (3, 3), (1, 1), (1, 1)),
-        ops.Pool("avg", ("max",), "avg", (3, 3), (1, 1), (1, 1), count_padding=False),
-        ops.Pool("avg2", ("avg",), "avg", (3, 3), (1, 1), (1, 1), count_padding=True),
+        ops.Pooling("max", ("gated",), "max", (3, 3), (1, 1), (1, 1)),
+        ops.Pooling("avg", ("max",), "avg", (3, 3), (1, 1), (1, 1), count_padding=False),
+        ops.Pooling("avg2", ("avg",), "avg", (3, 3), (1, 1), (1, 1), count_padding=True),
         ops.Pad("padded", ("avg2",), (1, 0), (0, 2)),
         ops.Crop("cropped", ("padded",), (1, 0), (7, 9), (1, 2)),
-        ops.Pool("four", ("padded",), "adaptive_avg", (3, 5), (3, 5)),
+        ops.Pooling("four", ("padded",), "adaptive_avg", (3, 5), (3, 5)),
         ops.Flatten("flat", ("cropped",)),
         ops.Reshape("numbers", ("gate",), ()),
         ops.Linear("head", ("flat",), t(6, 6 * 6 * 5), t(6)),
@@ -127,9 +126,9 @@ def every_operation() -> Program:
 @pytest.mark.parametrize("kind", ["onnx", "pt2", "safetensors"])
 def test_every_operation_can_be_exported(tmp_path: Path, kind: str) -> None:
     pytest.importorskip("onnxruntime")
-    path = export(CompactModel(every_operation()), tmp_path / f"all.{kind}")  # compares the outputs itself
+    path = CompactModel(every_operation()).save(tmp_path / f"all.{kind}")  # compares the outputs
     assert path.stat().st_size > 1000
-    assert {type(o) for o in every_operation().operations} == set(ops.KINDS.values()) - {ops.Opaque}
+    assert {type(o) for o in every_operation().operations} == set(ops.OPERATIONS.values()) - {ops.TorchOperator}
     if kind == "safetensors":
         program, again = every_operation(), Program.load(path)
         for (name, one), (same, two) in zip(program.tensors(), again.tensors(), strict=True):
@@ -138,7 +137,7 @@ def test_every_operation_can_be_exported(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["onnx", "pt2", "safetensors"])
-def test_operators_that_are_passed_on_are_exported_too(tmp_path: Path, kind: str) -> None:
+def test_other_torch_operators_can_be_exported(tmp_path: Path, kind: str) -> None:
     pytest.importorskip("onnxscript")
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Softmax(1))
     small = compact(model, torch.randn(2, 2, 6, 6))
@@ -149,7 +148,7 @@ def test_operators_that_are_passed_on_are_exported_too(tmp_path: Path, kind: str
 
 
 class Cleared(nn.Module):
-    """Writes a number, which is a parameter of the compact model, to places, which are a buffer."""
+    """Writes a number, which becomes a parameter, to indices, which become a buffer."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = x.clone()
@@ -163,22 +162,20 @@ def test_weights_and_indices_of_one_operator_keep_their_order(tmp_path: Path) ->
     assert torch.equal(load_compact(path)(x), Cleared()(x))
 
 
-def test_mistakes(digits: CompactModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(WiringError, match=r"must end in .onnx, .pt2, .safetensors"):
+def test_export_errors(digits: CompactModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(WiringError, match=r"ends in .onnx, .pt2, .safetensors, got"):
         digits.save(tmp_path / "model.pth")
-    with pytest.raises(WiringError, match="does not exist; make it first"):
+    with pytest.raises(WiringError, match=r"does not exist. Create it first"):
         digits.save(tmp_path / "nowhere" / "model.onnx")
-    with pytest.raises(WiringError, match="compact it first"):
-        export(nn.Linear(2, 2), tmp_path / "model.onnx")  # type: ignore[arg-type]
-    with pytest.raises(WiringError, match="there is no file"):
+    with pytest.raises(WiringError, match=r"model.safetensors does not exist"):
         load_compact(tmp_path / "model.safetensors")
     (tmp_path / "bad.safetensors").write_bytes(b"nothing of the kind")
-    with pytest.raises(WiringError, match="damaged or no safetensors file"):
+    with pytest.raises(WiringError, match="damaged, or not a safetensors file"):
         load_compact(tmp_path / "bad.safetensors")
     from safetensors.torch import save_file
 
     save_file({"x": torch.zeros(1)}, str(tmp_path / "other.safetensors"))
-    with pytest.raises(WiringError, match="holds no compact model"):
+    with pytest.raises(WiringError, match="does not contain a compact model"):
         load_compact(tmp_path / "other.safetensors")
     import importlib.util
 
@@ -199,36 +196,36 @@ def test_mistakes(digits: CompactModel, tmp_path: Path, monkeypatch: pytest.Monk
     ("target", "arguments"),
     [
         ("aten::from_file", ("z",)),  # reads files
-        ("aten::save", (ops.Taken(0), "z")),  # writes them
-        ("aten::add_.Tensor", (ops.Taken(0), ops.Taken(0))),  # changes its input
-        ("aten::__setattr__.__call__", ("relu", 1)),  # PyTorch's own attributes, not operators
+        ("aten::save", (ops.InputRef(0), "z")),  # writes them
+        ("aten::add_.Tensor", (ops.InputRef(0), ops.InputRef(0))),  # changes its input
+        ("aten::__setattr__.__call__", ("relu", 1)),  # attributes of PyTorch, not operators
         ("aten::no_such_operator", ()),
         ("os::system", ("true",)),
         ("eval", ("1",)),
     ],
 )
-def test_files_cannot_do_anything_but_compute(
+def test_files_can_only_compute(
     target: str, arguments: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    evil = Program({"x": (1,)}, [ops.Opaque("y", ("x",), target, arguments)], ("y",))
-    with pytest.raises(WiringError, match="not among those that a file may name"):
+    evil = Program({"x": (1,)}, [ops.TorchOperator("y", ("x",), target, arguments)], ("y",))
+    with pytest.raises(WiringError, match="not allowed in a file"):
         evil.save(tmp_path / "evil.safetensors")
-    monkeypatch.setattr("wirings.compaction.files.check_target", lambda target: None)  # whoever wrote it did not mind
+    monkeypatch.setattr("wirings.compaction.file_format.check_target", lambda target: None)  # as in a forged file
     evil.save(tmp_path / "evil.safetensors")
-    with pytest.raises(WiringError, match=r"evil.safetensors cannot be read.*not among those that a file may name"):
+    with pytest.raises(WiringError, match=r"evil.safetensors cannot be read.*not allowed in a file"):
         load_compact(tmp_path / "evil.safetensors")
 
 
-def test_a_file_that_gives_other_outputs_is_not_handed_over(
+def test_a_file_with_other_outputs_is_not_written(
     digits: CompactModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("onnxruntime")
-    from wirings.compaction import onnx as writer
+    to_onnx = ops.Linear.to_onnx
 
-    def without_bias(w: Any, o: ops.Linear) -> None:
-        writer._linear(w, ops.Linear(o.output, o.inputs, o.weight))
+    def without_bias(self: ops.Linear, writer: Any) -> None:
+        to_onnx(ops.Linear(self.output, self.inputs, self.weight), writer)
 
-    monkeypatch.setitem(writer._WRITERS, ops.Linear, without_bias)
+    monkeypatch.setattr(ops.Linear, "to_onnx", without_bias)
     with pytest.raises(WiringError, match="the outputs of ONNX Runtime differ from the model's"):
         digits.save(tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())

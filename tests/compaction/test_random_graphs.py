@@ -1,4 +1,4 @@
-"""Random graphs, wirings and networks: compaction gives the same outputs, and leaves nothing that it could take."""
+"""Random graphs, wirings and networks: compaction keeps their outputs, and removes everything it can."""
 
 from collections import Counter
 
@@ -10,9 +10,9 @@ from random_networks import graphs, networks, program_of
 from torch import Tensor, nn
 
 from wirings import StaticGraph, WiringError
-from wirings.compaction.compact import compact, shrunk
+from wirings.compaction.compact import compact, shrink
 from wirings.compaction.program import Program
-from wirings.compaction.report import count
+from wirings.compaction.report import program_size
 
 
 def test_random_graphs_keep_their_outputs() -> None:
@@ -40,14 +40,14 @@ def test_random_graphs_keep_their_outputs() -> None:
 
 
 def hard_cases(graph: StaticGraph) -> list[str]:
-    """What of a wiring compaction might trip over."""
+    """Properties of a wiring that are hard for compaction."""
     targets, sources = graph.sparse().indices().numpy()
     inner = np.setdiff1d(np.arange(graph.nodes), graph.inputs)
     found = []
     if len(np.setdiff1d(graph.inputs, sources)):
         found.append("dead input")
     if len(np.intersect1d(np.setdiff1d(inner, targets), sources)):
-        found.append("constant node")  # it receives nothing and sends all the same
+        found.append("constant node")  # without inputs, but with outputs
     levels = [graph.order[start:stop] for group in graph.groups for start, stop in group.levels]
     if any(not np.isin(level, targets).any() for level in levels[1:]):
         found.append("empty stage")
@@ -63,7 +63,7 @@ def test_random_networks_keep_their_outputs(drawn: tuple[nn.Module, Tensor]) -> 
     program = program_of(model, x)
     same(program.run(x)[0], model(x))
     try:
-        small = shrunk(program)
+        small = shrink(program)
     except WiringError as error:
         no_path(error, model, x)
         return
@@ -89,7 +89,7 @@ def no_path(error: WiringError, model: nn.Module, x: Tensor) -> None:
 
 @torch.no_grad()
 def constant(model: nn.Module, x: Tensor) -> bool:
-    """Whether the output is the same for other inputs; by chance it may be so although there is a path."""
+    """Whether the output is the same for other inputs, which may happen although there is a path."""
     outputs = [model(torch.randn_like(x)) for _ in range(4)]
     return all(torch.allclose(y, outputs[0], rtol=1e-12, atol=1e-12) for y in outputs)
 
@@ -100,6 +100,6 @@ def same(found: Tensor, expected: Tensor) -> None:
 
 
 def nothing_left(small: Program) -> None:
-    """Compacting again takes nothing more away."""
-    once, twice = count(small), count(shrunk(small))
+    """Compacting again removes nothing more."""
+    once, twice = program_size(small), program_size(shrink(small))
     assert (once.nodes, once.edges, once.mult_adds) == (twice.nodes, twice.edges, twice.mult_adds)

@@ -1,4 +1,4 @@
-"""2:4 weights as semi-structured tensors: only where they can be, and only where they are faster."""
+"""2:4 weights as semi-structured tensors, only where that is supported and faster."""
 
 import copy
 
@@ -18,20 +18,18 @@ def network(width: int = 64) -> nn.Sequential:
     return wirings.finalize_(model).eval()
 
 
-def test_on_a_cpu_it_says_what_it_needs() -> None:
+def test_requires_a_cuda_device() -> None:
     model = network()
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(
-        WiringError, match=r"2:4 tensor cores .*but the model lies on cpu\. The finalized model is the same"
-    ):
+    with pytest.raises(WiringError, match=r"2:4 tensor cores .*got a model on cpu\. The finalized model is the same"):
         wirings.semi_structured_(model, torch.randn(4, 64))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_mistakes() -> None:
+def test_rejects_wired_models_and_models_without_linear_layers() -> None:
     model = nn.Sequential(nn.Linear(8, 8))
     wirings.wire_(model, "nm")
-    with pytest.raises(WiringError, match=r"wired still.*finalize_ first"):
+    with pytest.raises(WiringError, match=r"still wired.*finalize_ first"):
         semi_structured_(model, torch.randn(4, 8))
     with pytest.raises(WiringError, match=r"ReLU has no nn\.Linear"):
         semi_structured_(nn.ReLU(), torch.randn(4, 8))
@@ -49,11 +47,11 @@ def test_two_of_four() -> None:
     [
         (lambda m: None, "weight is torch.float32 and its input torch.float32; both must be"),
         (lambda m: m.bfloat16()[0].weight.data.fill_(1.0), "not 2:4"),
-        (lambda m: setattr(m.bfloat16()[2], "weight", m[0].weight), "another layer shares its weight"),
+        (lambda m: setattr(m.bfloat16()[2], "weight", m[0].weight), "shared with another layer"),
     ],
 )
-def test_why_a_layer_is_left_dense(monkeypatch: pytest.MonkeyPatch, change: object, reason: str) -> None:
-    """What is decided before anything is measured is decided on any device."""
+def test_reasons_to_keep_a_layer_dense(monkeypatch: pytest.MonkeyPatch, change: object, reason: str) -> None:
+    """Reasons that are found before anything is measured apply on any device."""
     model = network()
     change(model)
     found = {}
@@ -67,8 +65,8 @@ def test_why_a_layer_is_left_dense(monkeypatch: pytest.MonkeyPatch, change: obje
 
 
 @pytest.mark.parametrize(("dense", "sparse", "used"), [(10.0, 6.0, True), (10.0, 9.9, False), (5.0, 8.0, False)])
-def test_the_faster_one_stays(monkeypatch: pytest.MonkeyPatch, dense: float, sparse: float, used: bool) -> None:
-    """With timings that are made up, and a dense tensor for a compressed one."""
+def test_the_faster_one_is_kept(monkeypatch: pytest.MonkeyPatch, dense: float, sparse: float, used: bool) -> None:
+    """With fake timings, and a dense tensor in place of a compressed one."""
     times = iter([dense, sparse])
     monkeypatch.setattr(semi_structured, "_microseconds", lambda compute, repeats: next(times))
     monkeypatch.setattr(torch.sparse, "to_sparse_semi_structured", lambda weight: weight.clone())
@@ -80,7 +78,7 @@ def test_the_faster_one_stays(monkeypatch: pytest.MonkeyPatch, dense: float, spa
     assert "dense 10.0 µs, sparse 6.0 µs: semi-structured (1.67 times as fast)" in str(found) or not used
 
 
-def test_inputs_that_are_given_by_name() -> None:
+def test_layers_called_by_keyword() -> None:
     class Named(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -110,10 +108,10 @@ def test_on_a_gpu() -> None:
     assert not found[2].used
     for measured in found:
         assert measured.dense_us is None or measured.used == (
-            measured.dense_us >= semi_structured.GAIN * measured.sparse_us
+            measured.dense_us >= semi_structured.MIN_SPEEDUP * measured.sparse_us
         )
     with torch.no_grad():
         torch.testing.assert_close(model(x), before, rtol=2e-2, atol=2e-2 * float(before.abs().amax()))
     one = copy.deepcopy(network()).cuda().half()
     small = wirings.semi_structured_(one, torch.randn(1, 64, device="cuda", dtype=torch.float16))
-    assert not any(measured.used for measured in small), "a row at a time is as fast dense"
+    assert not any(measured.used for measured in small), "a single row is as fast dense"

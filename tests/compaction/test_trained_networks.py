@@ -1,4 +1,4 @@
-"""Trained networks: compact, exported, compiled and back, they see the same in every image of their test set."""
+"""Trained networks: compact, exported, compiled or loaded, they predict the same for every test image."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -33,27 +33,27 @@ def test_trained_networks_keep_their_outputs(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", bundled.names())
-def test_they_see_the_same_in_every_test_image(name: str, tmp_path: Path) -> None:
+def test_predictions_for_all_test_images(name: str, tmp_path: Path) -> None:
     settings = runs.open_run(name, device="cpu")[1]
     if settings.data.name == "cifar10" and not (cache_folder() / "cifar10.npy").exists():
-        pytest.skip("CIFAR-10 is not in the cache; `wirings data cifar10` puts it there")
-    accuracy = sees_the_same(name, tmp_path)
+        pytest.skip("CIFAR-10 is not in the cache; run `wirings data cifar10`")
+    accuracy = predicts_the_same(name, tmp_path)
     _, about = bundled.checkpoint.read(bundled.path_of(name))
-    assert accuracy == pytest.approx(about["accuracy"], abs=0.1)  # it was measured in half precision, on a GPU
+    assert accuracy == pytest.approx(about["accuracy"], abs=0.1)  # measured in half precision on a GPU
 
 
-def test_a_run_on_digits_sees_the_same_in_every_test_image(tmp_path: Path) -> None:
+def test_predictions_of_a_run_on_digits(tmp_path: Path) -> None:
     run, out = tmp_path / "run", tmp_path / "model.onnx"
     done = CliRunner().invoke(app, ["train", "digits/static-dnw", "--set", "epochs=6", "--out", str(run)])
     assert done.exit_code == 0, done.output
     done = CliRunner().invoke(app, ["compact", str(run), "-o", str(out)])
     assert done.exit_code == 0, done.output
     assert out.exists()
-    assert sees_the_same(str(run), tmp_path) > 50
+    assert predicts_the_same(str(run), tmp_path) > 50
 
 
-def sees_the_same(run: str, folder: Path) -> float:
-    """Check every form of a network against it on the whole test set; its accuracy in percent."""
+def predicts_the_same(run: str, folder: Path) -> float:
+    """Compare every form of a network with it on the whole test set; returns its accuracy in percent."""
     onnxruntime = pytest.importorskip("onnxruntime")
     model, settings, _, place = runs.open_run(run, device="cpu")
     test = load_data(settings, place).test
@@ -68,18 +68,18 @@ def sees_the_same(run: str, folder: Path) -> float:
     def by_runtime(x: Tensor) -> Tensor:
         return torch.from_numpy(session.run(None, {"input": x.numpy()})[0])
 
-    def seen(network: Callable[[Tensor], Tensor]) -> Tensor:
+    def predictions(network: Callable[[Tensor], Tensor]) -> Tensor:
         with torch.no_grad():
             return torch.cat([network(x).argmax(1) for x in images])
 
-    expected = seen(model)
+    expected = predictions(model)
     assert len(expected) == test.examples
     for network in (small, back, by_runtime, plain, compiled):
-        assert torch.equal(seen(network), expected)
+        assert torch.equal(predictions(network), expected)
     return 100 * float((expected == labels).double().mean())
 
 
-def test_the_command_line(tmp_path: Path) -> None:
+def test_command_line(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     out = tmp_path / "model.onnx"
     result = CliRunner().invoke(app, ["compact", "table1/static-dnw", "-o", str(out)])
@@ -87,4 +87,4 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert "multiply-adds" in result.output
     assert out.exists()
     result = CliRunner().invoke(app, ["compact", "table1/static-dnw", "-o", str(tmp_path / "model.tflite")])
-    assert "must end in" in str(result.exception)
+    assert "ends in" in str(result.exception)

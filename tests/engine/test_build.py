@@ -1,4 +1,4 @@
-"""The compiled kernels: found, built, cached; and networks run on PyTorch where they cannot be had."""
+"""The compiled kernels are found, built and cached; without them, networks run on PyTorch."""
 
 import ctypes
 import os
@@ -22,7 +22,7 @@ needs_compiler = pytest.mark.skipif(not engine.available(), reason="there is no 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of its own, with nothing in it."""
+    """An empty cache."""
     monkeypatch.setenv("WIRINGS_CACHE", str(tmp_path))
     monkeypatch.delenv("WIRINGS_ENGINE", raising=False)
     return tmp_path
@@ -37,7 +37,7 @@ def network() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
 
 
 def falls_back(words: str) -> None:
-    """It says once why there are no kernels, and gives the same outputs."""
+    """A warning says once why there are no kernels, and the outputs are the same."""
     model, images, expected = network()
     with pytest.warns(UserWarning, match=words):
         made = engine.compile(model, images)
@@ -55,12 +55,12 @@ def test_without_a_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     falls_back("There is no C\\+\\+ compiler: install g\\+\\+ or clang\\+\\+, or name one in CXX")
 
 
-def test_a_compiler_that_does_not_exist(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", str(folder / "nothing"))
     falls_back("nothing could not be run")
 
 
-def test_a_compiler_that_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = folder / "broken"
     broken.write_text('#!/bin/sh\necho "out of luck" >&2\nexit 1\n')
     broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
@@ -69,7 +69,7 @@ def test_a_compiler_that_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert not list(folder.glob("engine/*"))
 
 
-def test_a_compiler_that_writes_nonsense(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiler_that_writes_an_invalid_library(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = folder / "nonsense"
     broken.write_text('#!/bin/sh\n[ "$1" = --version ] && exit\nfor last; do :; done\necho nonsense > "$last"\n')
     broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
@@ -77,7 +77,7 @@ def test_a_compiler_that_writes_nonsense(folder: Path, monkeypatch: pytest.Monke
     falls_back(r"Remove .*kernels-.*\.so to have it built again, or set WIRINGS_CACHE")
 
 
-def test_a_compiler_that_hangs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiler_that_hangs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = folder / "slow"
     slow.write_text('#!/bin/sh\n[ "$1" = --version ] && exit\nexec sleep 60\n')
     slow.chmod(slow.stat().st_mode | stat.S_IXUSR)
@@ -95,7 +95,7 @@ def test_the_next_compiler_is_tried(folder: Path, monkeypatch: pytest.MonkeyPatc
 
 @needs_compiler
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="it asks Linux how much memory it has")
-def test_where_the_system_gives_no_threads() -> None:
+def test_without_threads() -> None:
     script = (
         "import resource, torch\n"
         "from pathlib import Path\n"
@@ -121,12 +121,12 @@ def test_where_the_system_gives_no_threads() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_folder_that_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "engine").write_text("a file is in the way")
     falls_back("Set WIRINGS_CACHE to another folder")
 
 
-def test_the_switch_leaves_the_kernels_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variable_disables_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WIRINGS_ENGINE", "torch")
     model, images, expected = network()
     made = engine.compile(model, images)  # and nothing is said, since it is what the user wants
@@ -146,7 +146,7 @@ def test_kernels_are_built_once(folder: Path) -> None:
 
 
 @needs_compiler
-def test_what_was_built_is_found_when_the_compiler_is_gone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_built_kernels_are_found_without_a_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WIRINGS_CACHE")
     usual = build._built(build._compilers(os.environ.get("CXX", "")), build.cache_folder())  # is there already
     monkeypatch.setenv("WIRINGS_CACHE", str(folder))
@@ -168,7 +168,7 @@ def test_what_was_built_is_found_when_the_compiler_is_gone(folder: Path, monkeyp
 
 
 @needs_compiler
-def test_the_key_goes_by_compiler_and_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_depends_on_compiler_and_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     (compiler, *_) = build._compilers("")
     key = build._key(compiler)
     assert build._key(compiler) == key
@@ -182,17 +182,17 @@ def test_the_key_goes_by_compiler_and_processor(monkeypatch: pytest.MonkeyPatch)
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", ["-mno-avx512f", "-mno-avx"])
-def test_other_widths_of_vectors(flags: str, tmp_path: Path) -> None:
+def test_other_vector_widths(flags: str, tmp_path: Path) -> None:
     if "x86" not in platform.machine():
         pytest.skip("these flags are for x86")
     (compiler, *_) = build._compilers("")
     script = (
         "import torch\n"
-        "from tests.engine.drawn import Drawn\n"
+        "from tests.engine.random_programs import RandomProgram\n"
         "from tests.engine.test_kernels import differences, nodes\n"
         "for way in ('sparse', 'dense'):\n"
         "    programs = [nodes(0, size, [20, 17, 9], 2, 0.3) for size in ((7, 7), (14, 14), (33, 17))]\n"
-        "    programs += [Drawn(seed, (3, 5 + seed % 13, 9)).program(8) for seed in range(40)]\n"
+        "    programs += [RandomProgram(seed, (3, 5 + seed % 13, 9)).program(8) for seed in range(40)]\n"
         "    for program in programs:\n"
         "        images = torch.randn(3, *program.inputs['x'])\n"
         "        assert max(differences(program, images, engine=way, threads=2)) < 1e-5\n"

@@ -1,4 +1,4 @@
-"""Images of every size: compiled networks give what PyTorch gives, or are refused; they never end the process."""
+"""Images of every size: compiled networks return what PyTorch does or raise; they never crash the process."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,23 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tests.engine.drawn import Drawn
+from tests.engine.random_programs import RandomProgram
 from tests.engine.test_kernels import differences, nodes
 from wirings import WiringError, engine
 from wirings.compaction.operations import Conv
 from wirings.compaction.program import Program
-from wirings.engine import bounds, pack
-from wirings.engine.layout import Memory
-from wirings.engine.records import grouped
+from wirings.engine import bounds, pack_steps
+from wirings.engine.memory_layout import MapMemory
+from wirings.engine.pack_weights import grouped
 
 needs_kernels = pytest.mark.skipif(not engine.available(), reason="there is no C++ compiler")
 
 
-def large_convolution(made: Drawn) -> None:
+def large_convolution(made: RandomProgram) -> None:
     made.add(Conv("y", ("x",), made.normal(4, 3, 3, 3), made.normal(4), (1, 1), (1, 1)))
 
 
-def large_nodes(made: Drawn) -> None:
+def large_nodes(made: RandomProgram) -> None:
     first = made.add(Conv("a", ("x",), made.normal(4, 3, 3, 3), made.normal(4), (1, 1), (1, 1)))
     second = made.add(Conv("b", (first,), made.normal(4, 1, 3, 3), None, (1, 1), (1, 1), (1, 1), 4))
     made.add(Conv("c", (second,), made.normal(2, 4, 1, 1)))
@@ -35,9 +35,9 @@ def large_nodes(made: Drawn) -> None:
 @needs_kernels
 @pytest.mark.parametrize("way", ["sparse", "dense"])
 @pytest.mark.parametrize(("make", "size"), [(large_convolution, (1150, 1150)), (large_nodes, (1080, 1920))])
-def test_large_images(make: Callable[[Drawn], None], size: tuple[int, int], way: str) -> None:
-    """These used to end the process: counts of pixels overflowed 32 bits."""
-    made = Drawn(0, (3, *size))
+def test_large_images(make: Callable[[RandomProgram], None], size: tuple[int, int], way: str) -> None:
+    """These used to crash the process: numbers of pixels overflowed 32 bits."""
+    made = RandomProgram(0, (3, *size))
     make(made)
     program = Program({"x": made.input}, made.operations, (made.operations[-1].output,))
     images = torch.randn(1, 3, *size, generator=torch.Generator().manual_seed(0))
@@ -59,7 +59,7 @@ def test_large_images(make: Callable[[Drawn], None], size: tuple[int, int], way:
     way=st.sampled_from(["sparse", "dense"]),
     threads=st.integers(1, 8),
 )
-def test_convolutions_of_any_reach(
+def test_kernels_of_any_size(
     seed: int,
     size: tuple[int, int],
     tall: bool,
@@ -72,7 +72,7 @@ def test_convolutions_of_any_reach(
     way: str,
     threads: int,
 ) -> None:
-    """Kernels that may reach further than a cache line on one side only, on maps of any height and width."""
+    """Kernels that may extend further than a cache line, on one side only, on maps of any height and width."""
     generator = torch.Generator().manual_seed(seed)
     size = size[::-1] if tall else size
     padding = tuple(
@@ -105,7 +105,7 @@ def test_narrow_images(size: tuple[int, int], how: tuple[str, int]) -> None:
 
 @needs_kernels
 def test_zeros_beside_the_last_row_of_a_map() -> None:
-    """Only the rightmost of 41 taps is there, and there are fewer floats than 20 up to the next cache line."""
+    """Only the rightmost of 41 taps is not zero, with fewer than 20 floats up to the next cache line."""
     weight = torch.zeros(3, 2, 1, 41)
     weight[..., 40] = torch.randn(3, 2, 1)
     program = Program({"x": (2, 5, 16)}, [Conv("y", ("x",), weight, None, (1, 1), (0, 20))], ("y",))
@@ -115,7 +115,7 @@ def test_zeros_beside_the_last_row_of_a_map() -> None:
 
 @needs_kernels
 def test_zeros_beside_phases_of_an_input() -> None:
-    """What earlier steps leave in scratch memory is not read as a wide kernel's padding."""
+    """A wide kernel does not read what earlier steps left in scratch memory as its padding."""
     weight, node = torch.randn(4, 3, 1, 81), torch.randn(4, 1, 3, 3)
     operations = [
         Conv("a", ("x",), weight, None, (2, 2), (0, 40)),
@@ -123,9 +123,9 @@ def test_zeros_beside_phases_of_an_input() -> None:
     ]
     program = Program({"x": (3, 64, 200)}, operations, ("b",))
     made = engine.compile(program, engine="sparse", threads=1)
-    (part,) = made._parts
-    assert part.plan is not None
-    for arena in part.plan._scratch:
+    (segment,) = made._segments
+    assert segment.plan is not None
+    for arena in segment.plan._scratch:
         arena.values[:] = np.nan
     images = torch.randn(1, 3, 64, 200)
     torch.testing.assert_close(made(images), program.run(images)[0], rtol=1e-4, atol=1e-4)
@@ -138,7 +138,7 @@ def test_zeros_beside_phases_of_an_input() -> None:
     ids=["mean", "pool", "sums"],
 )
 def test_means_of_many_pixels(layer: nn.Module) -> None:
-    """More than 2^24 ones: a plain sum in float32 would stop growing there."""
+    """More than 2^24 ones, where a plain sum in float32 would stop growing."""
     images = torch.ones(1, 1, 4200, 4200)
     for x in layer.parameters():
         nn.init.ones_(x)
@@ -148,7 +148,7 @@ def test_means_of_many_pixels(layer: nn.Module) -> None:
 
 @needs_kernels
 @pytest.mark.parametrize("threads", [1, 2])
-def test_more_images_than_are_handed_out_at_a_time(threads: int) -> None:
+def test_more_images_than_are_scheduled_at_a_time(threads: int) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)).eval()
     images = torch.randn(2 * 1024 + 3, 3)
@@ -156,43 +156,43 @@ def test_more_images_than_are_handed_out_at_a_time(threads: int) -> None:
     torch.testing.assert_close(made(images), model(images).detach())
 
 
-@pytest.mark.parametrize("number", [bounds.MOST + 1, 2**32, -(2**31), 2**40])
+@pytest.mark.parametrize("number", [bounds.MAX_INT32 + 1, 2**32, -(2**31), 2**40])
 def test_refuses_numbers_of_more_than_32_bits(number: int) -> None:
     words = rf"layer is too large .* up to 2,147,483,647, got {number:,}\. .*smaller images.*engine=\"torch\""
     with pytest.raises(WiringError, match=words):
-        bounds.fits("layer", 5, number)
+        bounds.expect_int32("layer", 5, number)
     with pytest.raises(WiringError, match=words):
-        bounds.int32(np.array([5, number]), "layer")
+        bounds.as_int32(np.array([5, number]), "layer")
 
 
-def test_keeps_the_largest_numbers_of_32_bits() -> None:
-    kept = bounds.int32(np.array([bounds.MOST, 0, -1]), "layer")
+def test_keeps_the_largest_32_bit_numbers() -> None:
+    kept = bounds.as_int32(np.array([bounds.MAX_INT32, 0, -1]), "layer")
     assert kept.dtype == np.int32
-    assert kept.tolist() == [bounds.MOST, 0, -1]
+    assert kept.tolist() == [bounds.MAX_INT32, 0, -1]
     for block in (1, 8):  # records with the largest offset
-        place = np.array([bounds.MOST, bounds.MOST - 3], np.int32)
+        place = np.array([bounds.MAX_INT32, bounds.MAX_INT32 - 3], np.int32)
         _, records = grouped(np.array([0, 1]), place, np.ones(2, np.float32), block, 2)
-        assert sorted(set(records[:, 0].tolist())) == [bounds.MOST - 3, bounds.MOST]
+        assert sorted(set(records[:, 0].tolist())) == [bounds.MAX_INT32 - 3, bounds.MAX_INT32]
 
 
 @needs_kernels
 @pytest.mark.parametrize("way", ["sparse", "dense"])
 @pytest.mark.parametrize("moved", [2**31, 2**32])
 def test_refuses_memory_of_more_than_32_bits(way: str, moved: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if all maps lay further up in memory; without the check 2^32 floats further up would be the same place."""
-    plan = Memory.plan
+    """As if all maps were further up in memory; without the check, 2^32 floats further up is the same place."""
+    plan = MapMemory.plan
 
-    def far(self: Memory) -> int:
+    def far(self: MapMemory) -> int:
         floats = plan(self) + moved
         for buffer in self.buffers:
             buffer.base += moved
         return floats
 
-    monkeypatch.setattr(Memory, "plan", far)
+    monkeypatch.setattr(MapMemory, "plan", far)
     program = nodes(0, (20, 20), [6, 4], 1, 0.5)
     made = engine.compile(program, engine=way, threads=1)  # PyTorch runs what is too large
-    assert [part.plan for part in made._parts] == [None]
-    monkeypatch.setattr("wirings.engine.plan.FLOATS", 2**40)
+    assert [segment.plan for segment in made._segments] == [None]
+    monkeypatch.setattr("wirings.engine.execution_plan.MAX_FLOATS", 2**40)
     with pytest.raises(WiringError, match=r"too large for the compiled kernels: expected .* up to 2,147,483,647, got"):
         engine.compile(program, engine=way, threads=1)
 
@@ -201,17 +201,17 @@ def test_refuses_memory_of_more_than_32_bits(way: str, moved: int, monkeypatch: 
 def test_networks_that_do_not_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     program = nodes(0, (20, 20), [60, 40], 1, 0.5)
     images = torch.randn(5, 3, 20, 20)
-    (part,) = engine.compile(program, engine="sparse", threads=4)._parts
-    plan = part.plan
+    (segment,) = engine.compile(program, engine="sparse", threads=4)._segments
+    plan = segment.plan
     assert plan is not None
-    assert part.apart is not None
+    assert segment.batch_plan is not None
     scratch = sum(4 * len(arena.values) for arena in plan._scratch)
     for installed, native in ((plan.bytes + scratch, True), (plan.bytes - 1, False)):
-        monkeypatch.setattr("wirings.engine.plan.installed", lambda installed=installed: installed)
+        monkeypatch.setattr("wirings.engine.execution_plan.installed_memory", lambda installed=installed: installed)
         made = engine.compile(program, engine="sparse", threads=4)
-        assert [(p.plan is not None, p.apart is not None) for p in made._parts] == [(native, False)]
+        assert [(p.plan is not None, p.batch_plan is not None) for p in made._segments] == [(native, False)]
         torch.testing.assert_close(made(images), program.run(images)[0], rtol=1e-5, atol=1e-5)
-    monkeypatch.setattr("wirings.engine.plan.installed", lambda: plan.bytes)
+    monkeypatch.setattr("wirings.engine.execution_plan.installed_memory", lambda: plan.bytes)
     with pytest.raises(WiringError, match=r"bytes of memory on 4 threads, but this machine has .* Use fewer threads"):
         engine.compile(program, engine="sparse", threads=4)
 
@@ -219,8 +219,8 @@ def test_networks_that_do_not_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -
 @needs_kernels
 @pytest.mark.parametrize("way", ["sparse", "dense"])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_no_step_leaves_its_memory(way: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if memory were shorter than its maps: whichever step uses the last of them is found out before it runs."""
+def test_steps_stay_inside_their_memory(way: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the memory were smaller than its maps: the step that uses the last of them raises before it runs."""
     program = nodes(0, (60, 60), [6, 4], 1, 0.5)
     checked = bounds.check
     found: list[str] = []
@@ -236,9 +236,9 @@ def test_no_step_leaves_its_memory(way: str, threads: int, monkeypatch: pytest.M
             lowering.floats = floats
         found.append(name)
 
-    monkeypatch.setattr(pack, "check", short)
+    monkeypatch.setattr(pack_steps, "check", short)
     images: Tensor = torch.randn(2, 3, 60, 60)
     made = engine.compile(program, engine=way, threads=threads)
     torch.testing.assert_close(made(images), program.run(images)[0], rtol=1e-5, atol=1e-5)
     assert {"relu0", "head"} & set(found)
-    assert len(found) >= len(made._parts[0].plan.steps)  # type: ignore[union-attr]
+    assert len(found) >= len(made._segments[0].plan.steps)  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""What the compiled kernels give is what PyTorch gives, for random networks."""
+"""The compiled kernels compute what PyTorch does, for random networks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.engine.drawn import Drawn
+from tests.engine.random_programs import RandomProgram
 from wirings import engine
 from wirings.compaction.operations import Activation, Concat, Conv, Linear, Mean
 from wirings.compaction.program import Program
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not engine.available(), reason="there is no C++ 
 
 
 def differences(program: Program, images: Tensor, **how: Any) -> list[float]:
-    """For every output the largest difference from PyTorch's, as a share of its largest number."""
+    """For every output, the largest difference from PyTorch's, as a share of its largest number."""
     made = engine.compile(program, **how)
     assert made.compiled
     results = made(images)
@@ -44,14 +44,14 @@ def differences(program: Program, images: Tensor, **how: Any) -> list[float]:
 def test_random_programs(
     seed: int, channels: int, size: tuple[int, int], steps: int, way: str, threads: int, batch: int
 ) -> None:
-    program = Drawn(seed, (channels, *size)).program(steps)
+    program = RandomProgram(seed, (channels, *size)).program(steps)
     images = torch.randn(batch, channels, *size, generator=torch.Generator().manual_seed(seed))
     assert max(differences(program, images, engine=way, threads=threads)) < 1e-5
 
 
 def nodes(seed: int, size: tuple[int, int], widths: list[int], stride: int, density: float) -> Program:
-    """A static graph as compaction leaves it: ReLU, depthwise convolution, edges from all blocks before."""
-    made = Drawn(seed, (3, *size))
+    """A compacted static graph: ReLU, depthwise convolution, edges from all earlier blocks."""
+    made = RandomProgram(seed, (3, *size))
     state = made.add(
         Conv("stem", ("x",), made.normal(widths[0], 3, 3, 3), made.normal(widths[0]), (stride, stride), (1, 1))
     )
@@ -90,13 +90,13 @@ def test_graphs_of_nodes(
 
 @pytest.mark.parametrize("size", [(7, 7), (14, 14), (28, 28), (15, 33)])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_every_choice_gives_the_same(size: tuple[int, int], threads: int) -> None:
+def test_all_choices_return_the_same(size: tuple[int, int], threads: int) -> None:
     program = nodes(0, size, [24, 40, 9], 1, 0.3)
     images = torch.randn(2, 3, *size)
     made = engine.compile(program, engine="sparse", threads=threads)
     expected = program.run(images)[0]
-    for part in made._parts:
-        for plan in (part.plan, part.apart):
+    for segment in made._segments:
+        for plan in (segment.plan, segment.batch_plan):
             if plan is None:
                 continue
             for i, step in enumerate(plan.steps):
@@ -105,23 +105,23 @@ def test_every_choice_gives_the_same(size: tuple[int, int], threads: int) -> Non
                     torch.testing.assert_close(plan.run([images])[0], expected, rtol=1e-5, atol=1e-5)
 
 
-def strided_after_a_convolution(made: Drawn) -> None:
+def strided_after_a_convolution(made: RandomProgram) -> None:
     first = made.add(Conv("a", ("x",), made.normal(4, 3, 3, 3), None, (1, 1), (1, 1)))
     second = made.add(Conv("b", (first,), made.normal(5, 4, 3, 3), None, (2, 2), (1, 1)))
     made.add(Conv("c", (second,), made.normal(5, 1, 3, 3), None, (1, 1), (1, 1), (1, 1), 5))
 
 
-def a_mean_with_a_border(made: Drawn) -> None:
+def a_mean_with_a_border(made: RandomProgram) -> None:
     wide = made.add(Conv("a", ("x",), made.normal(4, 3, 1, 1), made.normal(4), (1, 1), (0, 2)))
     made.add(Mean("b", (wide,)))
 
 
-def a_mean_without_edges(made: Drawn) -> None:
+def a_mean_without_edges(made: RandomProgram) -> None:
     wide = made.add(Conv("a", ("x",), torch.zeros(4, 3, 1, 1), made.normal(4), (3, 1), (0, 2)))
     made.add(Mean("b", (wide,)))
 
 
-def nodes_without_edges(made: Drawn) -> None:
+def nodes_without_edges(made: RandomProgram) -> None:
     first = made.add(Conv("a", ("x",), torch.zeros(4, 3, 3, 3), made.normal(4), (2, 2), (1, 1)))
     made.add(Conv("b", (first,), made.normal(4, 1, 3, 3), None, (1, 1), (1, 1), (1, 1), 4))
 
@@ -130,14 +130,14 @@ def nodes_without_edges(made: Drawn) -> None:
     "make", [strided_after_a_convolution, a_mean_with_a_border, a_mean_without_edges, nodes_without_edges]
 )
 @pytest.mark.parametrize("way", ["sparse", "dense"])
-def test_what_went_wrong_once(make: Callable[[Drawn], None], way: str) -> None:
-    made = Drawn(0, (3, 9, 7))
+def test_regressions(make: Callable[[RandomProgram], None], way: str) -> None:
+    made = RandomProgram(0, (3, 9, 7))
     make(made)
     program = Program({"x": made.input}, made.operations, (made.operations[-1].output,))
     assert max(differences(program, torch.randn(2, 3, 9, 7), engine=way, threads=2)) < 1e-5
 
 
-def test_a_row_by_hand() -> None:
+def test_one_row_by_hand() -> None:
     weight = torch.tensor([[2.0, 0.0], [0.0, 0.0], [1.0, -1.0]])[:, :, None, None]
     program = Program({"x": (2, 1, 3)}, [Conv("y", ("x",), weight, torch.tensor([0.0, 5.0, 0.5]))], ("y",))
     images = torch.tensor([[[[1.0, 2.0, 3.0]], [[10.0, 20.0, 30.0]]]])
@@ -146,19 +146,19 @@ def test_a_row_by_hand() -> None:
         torch.testing.assert_close(engine.compile(program, engine=way)(images), expected)
 
 
-def test_nan_and_infinity_go_through_as_in_pytorch() -> None:
+def test_nan_and_infinity_are_handled_as_in_pytorch() -> None:
     program = nodes(1, (9, 9), [6, 5], 1, 0.5)
     images = torch.randn(2, 3, 9, 9)
     images[0, 1, 3, 3], images[1, 0, 0, 0] = float("nan"), float("inf")
     torch.testing.assert_close(engine.compile(program, engine="sparse")(images), program.run(images)[0], equal_nan=True)
 
 
-def test_no_images() -> None:
+def test_empty_batch() -> None:
     program = nodes(1, (9, 9), [6, 5], 1, 0.5)
     assert engine.compile(program, engine="sparse", threads=2)(torch.zeros(0, 3, 9, 9)).shape == (0, 10)
 
 
-def test_inputs_that_are_not_contiguous() -> None:
+def test_non_contiguous_inputs() -> None:
     program = nodes(1, (9, 9), [6, 5], 1, 0.5)
     images = torch.randn(9, 9, 3, 2).permute(3, 2, 0, 1)
     torch.testing.assert_close(

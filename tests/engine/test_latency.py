@@ -1,4 +1,4 @@
-"""The benchmark of latency: what it measures on is what it says, and it keeps a record."""
+"""The latency benchmark: its networks have the stated cost, and it keeps a record."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not engine.available(), reason="there is no C++ 
 
 
 @pytest.mark.slow
-def test_the_drawn_network_costs_what_the_papers_does() -> None:
+def test_random_network_has_the_cost_of_the_papers() -> None:
     model, about = latency.dnw()
     counted = profile(model, (3, latency.PIXELS, latency.PIXELS))
     assert counted.mult_adds == about["mult_adds"]
@@ -26,7 +26,7 @@ def test_the_drawn_network_costs_what_the_papers_does() -> None:
 
 
 @pytest.mark.slow
-def test_a_part_is_measured_and_added_to_the_record(tmp_path: Path) -> None:
+def test_parts_are_added_to_the_record(tmp_path: Path) -> None:
     out = tmp_path / "record.json"
     out.write_text(json.dumps({"benchmark": "latency", "mobilenet": {"kept": True}}))
     command = [sys.executable, "-m", "benchmarks.latency", "density", "--seconds=0.05", "--threads=1", f"--out={out}"]
@@ -40,7 +40,7 @@ def test_a_part_is_measured_and_added_to_the_record(tmp_path: Path) -> None:
     assert all(row["sparse_s"] > 0 and row["dense_s"] > 0 for row in found["rows"])
 
 
-def test_sides_take_turns() -> None:
+def test_both_sides_alternate() -> None:
     calls: list[str] = []
 
     def side(name: str, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Networks of the registry through compaction and the compiled kernels: the same outputs, and no operator left out."""
+"""Registered models, compacted and compiled, return the same outputs and run on the kernels alone."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
-def test_networks_of_the_registry(name: str) -> None:
+def test_registered_models(name: str) -> None:
     torch.manual_seed(0)
     model = models.get(name, **NETWORKS[name])
     images = torch.randn(3, *getattr(model, "input_shape", (3, 32, 32)))
@@ -28,4 +28,4 @@ def test_networks_of_the_registry(name: str) -> None:
         expected = model.eval()(images)
     fast = engine.compile(wirings.compact(model, images), engine="sparse", threads=2)
     assert (fast(images) - expected).abs().max() <= 1e-5 * expected.abs().max()
-    assert not engine.available() or [part.plan is not None for part in fast._parts] == [True]
+    assert not engine.available() or [segment.plan is not None for segment in fast._segments] == [True]

@@ -25,17 +25,17 @@ from torch import Tensor, nn
 
 import wirings
 from wirings import WiringError, compact, engine, load_compact
-from wirings.compaction.files import checksum
+from wirings.compaction.file_format import checksum
 
 MEMORY = 3 * 2**30
-"""Bytes that loading may take beyond what a process with PyTorch has."""
+"""Bytes that loading may take beyond those of a process with PyTorch."""
 SECONDS = 20.0
-"""Of one case."""
+"""The time limit of one case."""
 CHUNK = 100
 
 
 class Mixed(nn.Module):
-    """Convolutions, maps that repeat themselves, and operators that are passed on."""
+    """Convolutions, maps with repeated rows, and other PyTorch operators."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Mixed(nn.Module):
 
 
 def sound(folder: Path, kind: str) -> tuple[Path, Tensor, Tensor]:
-    """A sound file, an input, and what the file's network gives for it."""
+    """A valid file, an input, and the network's output for it."""
     torch.manual_seed(0)
     x = torch.randn(2, 2, 10, 10)
     small = compact(Mixed().eval(), x)
@@ -68,23 +68,23 @@ def sound(folder: Path, kind: str) -> tuple[Path, Tensor, Tensor]:
         return path, x, made(x)
 
 
-# ---- what is done to a file -----------------------------------------------------------------------------------------
+# ---- how files are changed ------------------------------------------------------------------------------------------
 
 
 def flipped(raw: bytearray, draw: random.Random) -> None:
-    """A few bits, anywhere or in the header."""
+    """Flip a few bits, anywhere or in the header."""
     end = len(raw) if draw.random() < 0.5 else 8 + int.from_bytes(raw[:8], "little")
     for _ in range(draw.choice((1, 1, 2, 8))):
         raw[draw.randrange(end)] ^= 1 << draw.randrange(8)
 
 
 def truncated(raw: bytearray, draw: random.Random) -> None:
-    """Cut off."""
+    """Truncate the file."""
     del raw[draw.randrange(len(raw)) :]
 
 
 def spliced(raw: bytearray, draw: random.Random) -> None:
-    """A piece of it copied, moved or taken out."""
+    """Copy, move or remove a piece of the file."""
     start, length = draw.randrange(len(raw)), draw.choice((1, 4, 64, 1024))
     piece = raw[start : start + length]
     place = draw.randrange(len(raw))
@@ -98,21 +98,32 @@ def spliced(raw: bytearray, draw: random.Random) -> None:
 
 
 def bytes_with(tensors: dict[str, Tensor], about: Any) -> bytes:
-    """A file with these tensors and this program, and the checksum that belongs to them."""
-    header = {"format": "wirings program", "schema": "2", "program": json.dumps(about)}
+    """A file with these tensors and this program, and their checksum."""
+    header = {"format": "wirings program", "schema": "3", "program": json.dumps(about)}
     return save(tensors, {**header, "checksum": checksum(tensors, header)})
 
 
 def opened(path: Path) -> tuple[dict[str, Tensor], Any]:
-    """A file's tensors and program."""
+    """The tensors and the program of a file."""
     with safe_open(str(path), "pt") as file:
         return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["program"])  # noqa: SIM118
 
 
 ODD: tuple[Any, ...] = (
     *(None, True, 0, 1, -1, 2, 7, 63, 10**5, 10**9, -(10**9), 2**31, 2**63, 10**30, 0.5, -1e308, "", "x", "relu", []),
-    *([1], [0, 0], [-1, -1], [10**9, 10**9], [[1]], {}, {"Taken": 0}, {"Taken": -1}, {"Held": 9}, {"float": "nan"}),
-    *({"named": "torch.float16"}, {"device": "cuda"}, {"device": "meta"}, {"float": "9" * 5000}, "aten::as_strided"),
+    *(
+        [1],
+        [0, 0],
+        [-1, -1],
+        [10**9, 10**9],
+        [[1]],
+        {},
+        {"InputRef": 0},
+        {"InputRef": -1},
+        {"WeightRef": 9},
+        {"float": "nan"},
+    ),
+    *({"torch": "torch.float16"}, {"device": "cuda"}, {"device": "meta"}, {"float": "9" * 5000}, "aten::as_strided"),
     *("aten::reshape", "aten::slice.Tensor", "aten::embedding", "aten::_sparse_coo_tensor_unsafe", "pow", "mul"),
 )
 
@@ -125,14 +136,14 @@ def _places(x: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def crafted(path: Path, draw: random.Random) -> bytes:
-    """A file whose checksum is right, but whose program or tensors are not."""
+    """A file with a valid checksum, but an invalid program or invalid tensors."""
     tensors, about = opened(path)
     for _ in range(draw.choice((1, 1, 1, 2, 4))):
         if draw.random() < 0.25:
             name = draw.choice(sorted(tensors))
             made = _other(tensors[name], draw)
             if type(about.get("bytes")) is int and not name.endswith(("places", "values", "few")):
-                about["bytes"] += made.nbytes - tensors[name].nbytes  # what is recorded goes along
+                about["bytes"] += made.nbytes - tensors[name].nbytes  # keep the recorded size consistent
             tensors[name] = made
             continue
         places = _places(about)
@@ -159,7 +170,7 @@ def crafted(path: Path, draw: random.Random) -> bytes:
 
 
 def _other(x: Tensor, draw: random.Random) -> Tensor:
-    """A tensor of another size, type or content."""
+    """A tensor of another size or type, or with other values."""
     match draw.randrange(4):
         case 0:
             return x.flatten()[: draw.randrange(x.numel() + 1)].clone()
@@ -175,7 +186,7 @@ DAMAGES: tuple[Callable[[bytearray, random.Random], None], ...] = (flipped, trun
 
 
 def case(path: Path, seed: int) -> tuple[str, bytes]:
-    """A file, by number, and whether it is damaged or crafted."""
+    """The file of a seed, and whether it is damaged or crafted."""
     draw = random.Random(seed)
     if seed % 2:
         return "crafted", crafted(path, draw)
@@ -184,11 +195,11 @@ def case(path: Path, seed: int) -> tuple[str, bytes]:
     return "damaged", bytes(raw)
 
 
-# ---- what comes of it -----------------------------------------------------------------------------------------------
+# ---- what happens then ----------------------------------------------------------------------------------------------
 
 
 def outcome(kind: str, how: str, path: Path, x: Tensor, expected: Tensor) -> str:
-    """What loading a file comes to: "refused", "same", or, of a crafted one, "other" outputs; else it is a mistake."""
+    """The outcome of loading a file: "refused", "same", or "other" outputs of a crafted one; anything else is a bug."""
     try:
         made: Any = load_compact(path) if kind == "compact" else engine.load(path)
     except WiringError as error:
@@ -199,7 +210,7 @@ def outcome(kind: str, how: str, path: Path, x: Tensor, expected: Tensor) -> str
     try:
         with torch.no_grad():
             found = made(x)
-    except Exception as error:  # a crafted network may be of no use, as long as it says so
+    except Exception as error:  # a crafted network may be useless, as long as it raises
         return "other" if how == "crafted" else f"MISTAKE: it loads, then {error!r}"
     if isinstance(found, Tensor) and torch.equal(found, expected):
         return "same"
@@ -216,13 +227,13 @@ def _work(kind: str, folder: str, seeds: list[int], given: Any, results: Any) ->
         how, raw = case(path, seed)
         place = Path(folder) / f"case{seed}.safetensors"
         place.write_bytes(raw)
-        results.put((seed, how, None))  # it begins
+        results.put((seed, how, None))  # the case begins
         results.put((seed, how, outcome(kind, how, place, x, expected)))
         place.unlink()
 
 
 def run(kind: str, seeds: range, show: bool = False) -> tuple[dict[str, int], list[str]]:
-    """How often what happened, and the mistakes."""
+    """The number of each outcome, and the bugs."""
     counts: collections.Counter[str] = collections.Counter()
     mistakes: list[str] = []
     context = multiprocessing.get_context("fork")
@@ -238,7 +249,7 @@ def run(kind: str, seeds: range, show: bool = False) -> tuple[dict[str, int], li
             while done < len(chunk):
                 try:
                     seed, how, what = results.get(timeout=SECONDS)
-                except Exception:  # it crashed, or takes too long; the next process goes on behind it
+                except Exception:  # it crashed or timed out; the next process continues after this case
                     worker.kill()
                     mistakes.append(f"{kind} {begun}: crashed or took more than {SECONDS} s")
                     counts["MISTAKE"] += 1

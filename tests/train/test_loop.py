@@ -452,7 +452,7 @@ def test_removes_partial_files_of_a_killed_process(half: Path) -> None:
 
 def test_rejects_a_file_as_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(WiringError, match=r"could not be written"):
+    with pytest.raises(WiringError, match=r"file cannot be written: .*Give another --out"):
         run(tmp_path / "file")
     assert (tmp_path / "file").read_text() == ""
 

@@ -385,12 +385,12 @@ def test_norms_and_their_statistics_are_rewound(tmp_path: Path) -> None:
 
 
 def test_plan_is_called_in_new_and_resumed_runs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[int] = []
-    monkeypatch.setattr(rules.FineTune, "plan", lambda self, layers, steps: told.append(steps))
+    planned: list[int] = []
+    monkeypatch.setattr(rules.FineTune, "plan", lambda self, layers, steps: planned.append(steps))
     with pytest.raises(BreakError):
         train(home, "tuned", log=Stops(12))
     train(home, "tuned", resume=True)
-    assert told == [9, 9], "also in a resumed run"
+    assert planned == [9, 9], "also in a resumed run"
 
 
 def test_initialize_is_only_called_for_new_runs(home: Path) -> None:

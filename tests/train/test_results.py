@@ -235,9 +235,8 @@ def test_results_of_a_changed_recipe_do_not_count(tmp_path: Path) -> None:
     then = to_mapping(recipes.get(NAME).settings)
     results.write(make(seed=1, settings={**then, "epochs": 150}), tmp_path)
     results.write(make(seed=2, settings={**then, "once": "known"}), tmp_path)
-    results.write(
-        make(seed=3, settings={**then, "data": {**then["data"], "workers": 9}}), tmp_path
-    )  # a neutral setting
+    neutral = {**then["data"], "workers": 9}
+    results.write(make(seed=3, settings={**then, "data": neutral}), tmp_path)
     row = next(row for row in tables.table(1, tmp_path) if row.recipe == NAME)
     assert (row.seeds, row.left_out) == ((0, 3), 2)
 
@@ -293,7 +292,10 @@ def test_table_4_has_top5_and_names_rows_without_data(tmp_path: Path) -> None:
     assert shown[6:8] == ["92.0 %", "92.25 %"]
     assert [cell.strip() for cell in cells["table4/dense"] if cell.strip()] == ["table4/dense", "77.5 %", "0", "93.7 %"]
     assert [cell.strip() for cell in cells["table4/all-70"] if cell.strip()] == ["table4/all-70", "77.60 %*", "0"]
-    assert any(line.startswith("Figures with a star were published by the authors") for line in lines)
+    star = (
+        "Figures with a star were published by the authors with their code; the paper's table does not have these rows."
+    )
+    assert star in lines
     assert lines[-1].startswith("ImageNet was not available: 22 rows were not trained here. `wirings train table4/")
     assert "no row of this table was trained" in tables.render(tables.table(4, tmp_path / "none"))
     widths = {line.count("|") for line in tables.markdown(rows).splitlines() if line.startswith("|")}

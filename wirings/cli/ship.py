@@ -21,8 +21,8 @@ def compact(
     """Remove the dead nodes of a trained run, fold its norms, and write a file that runs without wirings."""
     import torch
 
+    from wirings.compaction import check_path
     from wirings.compaction import compact as compact_model
-    from wirings.compaction.export import check_path, export
     from wirings.train.saved_runs import open_run
 
     if out is not None:
@@ -40,4 +40,4 @@ def compact(
     small.notes["recipe"] = name
     echo(str(small.report))
     if out is not None:
-        echo(f"wrote {export(small, out)}")
+        echo(f"wrote {small.save(out)}")

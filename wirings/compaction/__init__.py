@@ -1,7 +1,22 @@
-"""Compaction: a trained network as a small program, without what is dead and with what is constant folded in."""
+"""Compaction: convert a trained network to a small program, without dead nodes and with constant nodes folded in."""
 
 from wirings.compaction.compact import compact
-from wirings.compaction.module import CompactModel
+from wirings.compaction.compact_model import CompactModel, load_compact
+from wirings.compaction.compare import check_outputs
+from wirings.compaction.export import check_path
 from wirings.compaction.program import Program
+from wirings.compaction.report import CompactionReport, NetworkSize
+from wirings.compaction.semi_structured import SemiStructuredLayer, semi_structured_
 
-__all__ = ["CompactModel", "Program", "compact"]
+__all__ = [
+    "CompactModel",
+    "CompactionReport",
+    "NetworkSize",
+    "Program",
+    "SemiStructuredLayer",
+    "check_outputs",
+    "check_path",
+    "compact",
+    "load_compact",
+    "semi_structured_",
+]

@@ -1,4 +1,4 @@
-"""Making a program step by step, with every tensor's value for the example at hand."""
+"""Build a program operation by operation, with the value of every tensor for an example input."""
 
 from __future__ import annotations
 
@@ -10,32 +10,36 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from wirings.compaction.operations import Operation
+from wirings.compaction.operation import Operation
 from wirings.compaction.program import Program
 
-Kind = TypeVar("Kind", bound=Operation)
+OperationT = TypeVar("OperationT", bound=Operation)
 
 
-class Builder:
-    """Takes operations one after the other and, with an example, runs each on it, so that shapes are known.
+class ProgramBuilder:
+    """Collects operations and, given an example, runs each of them on it, so that all shapes are known.
 
     Args:
-        example: (batch, …) each.
-        inputs: without an example the inputs' names.
+        example: the inputs, (batch, …) each.
+        names: the names of the inputs. By default they are called ``input``, ``input_1``, and so on. Without an
+            example, nothing is run.
     """
 
-    def __init__(self, example: Sequence[Tensor] = (), inputs: Sequence[str] = ()) -> None:
-        self.values: dict[str, Any] = dict.fromkeys(inputs)
-        self.runs = not inputs
+    def __init__(self, example: Sequence[Tensor] = (), names: Sequence[str] = ()) -> None:
+        self.values: dict[str, Any] = {}
+        """Every tensor of the program by name; None if there is no example."""
         self.operations: list[Operation] = []
         self.batch: int | None = None
-        """The number of images that the program takes, if it is not any."""
-        for x in example:
-            self.values[self.name("input")] = x
+        """The batch size, if the program works for one only."""
+        self._runs = bool(example) or not names
+        if not example:
+            self.values = dict.fromkeys(names)
+        for i, x in enumerate(example):
+            self.values[self.name(names[i] if names else "input")] = x
         self.inputs = list(self.values)
 
     def name(self, hint: str) -> str:
-        """A name that is not taken."""
+        """A name that is not in use yet."""
         hint = re.sub(r"[^\w.]+", "_", hint).strip("_.") or "x"
         if hint not in self.values:
             return hint
@@ -44,38 +48,38 @@ class Builder:
             number += 1
         return f"{hint}_{number}"
 
-    def add(self, operation: type[Kind], inputs: Sequence[str], hint: str, /, **fields: Any) -> str:
-        """Add an operation; the name of what it gives."""
+    def add(self, operation: type[OperationT], inputs: Sequence[str], hint: str, /, **fields: Any) -> str:
+        """Add an operation; returns the name of its result."""
         made = operation(self.name(hint), tuple(inputs), **fields)
         self.operations.append(made)
         with torch.no_grad():
-            self.values[made.output] = made.run(*(self.values[name] for name in inputs)) if self.runs else None
+            self.values[made.output] = made.run(*(self.values[name] for name in inputs)) if self._runs else None
         return made.output
 
     def channels(self, name: str) -> int:
-        """How many channels a tensor has."""
+        """The number of channels of a tensor."""
         return int(self.values[name].shape[1])
 
     def maps(self, name: str) -> tuple[int, ...]:
-        """The size of a tensor's maps; () if it has none."""
+        """The size of a tensor's maps; () if it has single numbers."""
         return tuple(self.values[name].shape[2:])
 
     def ones(self, name: str) -> Tensor:
-        """A one for each channel, to make an affine operation of."""
+        """A one for each channel of a tensor, for the scale of an affine operation."""
         x = self.values[name]
         return torch.ones(x.shape[1], dtype=x.dtype)
 
     def program(self, outputs: Sequence[str]) -> Program:
-        """What was made."""
+        """The program with these outputs."""
         shapes = {name: tuple(self.values[name].shape[1:]) for name in self.inputs}
         notes: dict[str, Any] = {} if self.batch is None else {"batch": self.batch}
-        whole = {name: str(x.dtype) for name in self.inputs if not (x := self.values[name]).is_floating_point()}
-        if whole:
-            notes["types"] = whole
+        integers = {name: str(x.dtype) for name in self.inputs if not (x := self.values[name]).is_floating_point()}
+        if integers:
+            notes["types"] = integers
         return Program(shapes, self.operations, tuple(outputs), notes)
 
     def rename(self, name: str, hint: str) -> str:
-        """Call the last operation's result something else, before anything takes it."""
+        """Rename the result of the last operation, before anything uses it; returns the new name."""
         last = self.operations[-1]
         assert last.output == name
         value = self.values.pop(name)

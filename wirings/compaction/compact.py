@@ -1,4 +1,4 @@
-"""`compact`: a model without what is dead or constant in it, with the same outputs."""
+"""`compact`: a copy of a model without dead and constant nodes, with the same outputs."""
 
 from __future__ import annotations
 
@@ -9,62 +9,74 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wirings.compaction.builder import Builder
-from wirings.compaction.fold import folded
-from wirings.compaction.graphs import can_lower, lower_discrete, lower_static
-from wirings.compaction.module import CompactModel
+from wirings.compaction.builder import ProgramBuilder
+from wirings.compaction.compact_model import CompactModel
+from wirings.compaction.compare import TOLERANCE, check_outputs, largest_magnitude, relative_difference
+from wirings.compaction.fold import fold
+from wirings.compaction.lower_graphs import can_lower, lower_discrete, lower_static
 from wirings.compaction.program import Program
-from wirings.compaction.prune import pruned
-from wirings.compaction.report import Report, count, count_model
-from wirings.compaction.trace import Lower, trace
+from wirings.compaction.prune import prune
+from wirings.compaction.report import CompactionReport, model_size, program_size
+from wirings.compaction.trace import LowerModule, trace
 from wirings.errors import WiringError
 from wirings.graph import ContinuousGraph, DiscreteGraph
 from wirings.selection.sharded import is_sharded
+from wirings.utils.example_input import CallArguments, ExampleInput, call_error, example_arguments
 from wirings.wire.finalize import finalize_
 from wirings.wire.parametrization import wired
 
-TOLERANCE = 1e-5
-"""The difference allowed between the outputs, as a share of the largest one."""
 
+def compact(model: nn.Module, example_input: ExampleInput | None = None) -> CompactModel:
+    """Return a copy of a model without dead nodes, with constant nodes folded in, and with the same outputs.
 
-def compact(model: nn.Module, example_input: Tensor | Sequence[Tensor]) -> CompactModel:
-    """A copy of a model without dead nodes, with what is constant folded in, and with the same outputs.
-
-    Nodes that cannot reach the output, or that nothing reaches from the input, are removed, through norms, depthwise
-    and grouped convolutions, additions and concatenations. Batch norms go into their neighbours. The outputs for the
-    example are compared before anything is returned.
+    Nodes that do not reach the output, or that the input does not reach, are removed, through norms, depthwise and
+    grouped convolutions, additions and concatenations. Batch norms are folded into their neighbours. The outputs for
+    the example are compared with the model's before anything is returned.
 
     Args:
-        model: any feed-forward model that `torch.export` can trace, neural graphs included; a wired one is finalized
-            on a copy. It is taken in evaluation, and left as it is.
-        example_input: (batch, …), or a tuple of inputs. The number of images is not baked in; their size is if the
-            model on larger images turns out to give something else.
+        model: any feed-forward model that `torch.export` can trace, neural graphs included. A wired model is finalized
+            first. The model is evaluated as in ``model.eval()``, and is not changed.
+        example_input: a tensor (batch, …), the shape of one example such as ``(3, 32, 32)``, a tuple of inputs, or a
+            dict of keyword inputs, which the compact model then takes by keyword, too. The batch size is not baked in;
+            the image size is, if the traced model returns something else for larger images. By default,
+            ``model.input_shape``.
 
     Returns:
-        A module of plain operators; ``print(small.report)`` tells what became of the model.
+        A module of plain PyTorch operators. ``print(small.report)`` shows what was removed.
+
+    Raises:
+        WiringError: if the model cannot be traced, or if the outputs differ.
 
     >>> small = compact(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.zeros(1, 3))
     >>> small(torch.zeros(5, 3)).shape
     torch.Size([5, 2])
     """
-    inputs = _checked(model, example_input)
-    device = inputs[0].device
+    arguments = _check_arguments(model, example_input)
+    names = list(arguments.kwargs)
+    device = [*arguments.args, *arguments.kwargs.values()][0].device
     plain = plain_copy(model)
-    inputs = [x.detach().cpu() for x in inputs]
-    with torch.no_grad():
-        outputs = plain(*(x.clone() for x in inputs))  # it may change them in place
+    plain = _WithKeywords(plain, names) if names else plain
+    inputs = [x.detach().cpu() for x in (*arguments.args, *arguments.kwargs.values())]
+    try:
+        with torch.no_grad():
+            outputs = plain(*(x.clone() for x in inputs))  # the model may change them in place
+    except WiringError:
+        raise
+    except Exception as error:
+        raise call_error(model, example_input, arguments, error, "compact") from error
     expected = _as_tuple(outputs)
     if any(y.numel() and not torch.isfinite(y).any() for y in expected):
         raise WiringError(
-            "the model gives no finite number for the example, so that nothing can be compared. Give it an example as "
-            "it was trained on, or look for what went wrong in training."
+            "the model returns no finite number for the example, so the outputs cannot be compared. Use an example "
+            "like those the model was trained on, or check whether training diverged."
         )
-    program = lower(plain, inputs)
+    program = lower(plain, inputs, ["input"] * len(arguments.args) + names)
     program.notes["one_output"] = isinstance(outputs, Tensor)
-    small = shrunk(program)
-    report = Report(count_model(program, plain), count(small), verify(program, small, inputs, expected))
+    small = shrink(program)
+    difference = check_outputs(program, small.run(*inputs), inputs, expected, "the compact model")
+    report = CompactionReport(model_size(program, plain), program_size(small), difference)
     small.notes["report"] = report.as_mapping()
-    if not _any_size(plain, small, inputs):
+    if not _works_for_any_size(plain, small, inputs):
         small.notes["one_size"] = True
     return CompactModel(small, report).to(device).eval()
 
@@ -77,92 +89,65 @@ def plain_copy(model: nn.Module) -> nn.Module:
     return plain.eval()
 
 
-def lower(model: nn.Module, inputs: Sequence[Tensor]) -> Program:
-    """A model as a program; the model must be a plain copy, on the CPU and in evaluation."""
-    leaves: dict[nn.Module, Lower] = {}
+class _WithKeywords(nn.Module):
+    """A model whose last inputs are passed by keyword."""
+
+    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        self.model, self.names = model, list(names)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        count = len(inputs) - len(self.names)
+        return self.model(*inputs[:count], **dict(zip(self.names, inputs[count:], strict=True)))
+
+
+def lower(model: nn.Module, inputs: Sequence[Tensor], names: Sequence[str] = ()) -> Program:
+    """Convert a model to a program.
+
+    Args:
+        model: a plain copy, on the CPU and in evaluation.
+        inputs: an example.
+        names: of the inputs.
+    """
+    leaves: dict[nn.Module, LowerModule] = {}
     for module in model.modules():
         if isinstance(module, ContinuousGraph) and module.steps is None:
             raise WiringError(
-                "a ContinuousGraph chooses its steps as it goes, so it is no feed-forward model. Give it equal steps "
-                '(solver="rk4", steps=…), or take the finalized model as it is.'
+                "a ContinuousGraph with an adaptive solver is not a feed-forward model. Give it a fixed number of "
+                'steps (solver="rk4", steps=…), or use the finalized model as it is.'
             )
         if can_lower(module):
             leaves[module] = lower_discrete if isinstance(module, DiscreteGraph) else lower_static
-    # Two images, so that a trace can tell their number from other sizes.
-    builder = Builder([torch.cat([x, x])[:2] for x in inputs])
-    if model in leaves:  # a graph alone, nothing to trace
+    # Two images, so that the tracer can tell the batch size from other sizes.
+    builder = ProgramBuilder([torch.cat([x, x])[:2] for x in inputs], names)
+    if model in leaves:  # nothing but a graph
         return builder.program([leaves[model](builder, model, "graph", *builder.inputs)])
     try:
         return builder.program(trace(model, builder, builder.inputs, leaves))
     except Exception:
         if all(len(x) == 2 for x in inputs):
             raise
-    builder = Builder(list(inputs))  # perhaps the model takes no other number of images
+    builder = ProgramBuilder(list(inputs), names)  # the model may work for the example's batch size only
     return builder.program(trace(model, builder, builder.inputs, leaves))
 
 
-def shrunk(program: Program) -> Program:
-    """The program without dead and constant channels, norms folded; in the precision that it had."""
+def shrink(program: Program) -> Program:
+    """The program without dead and constant channels, with norms folded, in its original precision."""
     dtype = next((x.dtype for _, x in program.tensors() if x.is_floating_point()), torch.float32)
-    small = folded(pruned(program.to(torch.float64)))
-    small = folded(pruned(small))  # groups that were filled up, and norms moved past them, leave a little more
-    return small.to(dtype).changed(lambda x: None if x is None else x.contiguous())
+    small = fold(prune(program.to(torch.float64)))
+    small = fold(prune(small))  # padded groups, and norms that moved past them, leave a little more to remove
+    return small.to(dtype).map_tensors(lambda x: x.contiguous())
 
 
 @torch.no_grad()
-def verify(program: Program, small: Program, inputs: Sequence[Tensor], expected: tuple[Tensor, ...]) -> float:
-    """Compare a model's outputs with its compact program's: see `check_outputs`."""
-    return check_outputs(program, small.run(*inputs), inputs, expected, "the compact model")
+def _works_for_any_size(model: nn.Module, small: Program, inputs: Sequence[Tensor]) -> bool:
+    """Whether a compact program returns what the model does for larger images, too.
 
-
-@torch.no_grad()
-def check_outputs(
-    program: Program,
-    found: Sequence[Tensor],
-    inputs: Sequence[Tensor],
-    expected: Sequence[Tensor],
-    what: str,
-    tolerance: float = TOLERANCE,
-) -> float:
-    """Compare outputs with those expected: the largest difference as a share of the largest; raises if it is large.
-
-    Where the expected ones are themselves further from exact arithmetic than the tolerance (a model may divide by
-    almost nothing), ``program`` in double precision tells by how much, and those found may be twice as far off.
-    """
-    worst = 0.0
-    exact: tuple[Tensor, ...] | None = None
-    for number, (one, two) in enumerate(zip(found, expected, strict=True)):
-        scale = _largest(two)
-        off = _off(one, two, scale)
-        worst = max(worst, off)
-        if off <= tolerance:
-            continue
-        if exact is None:
-            exact = program.to(torch.float64).run(*(x.double() if x.is_floating_point() else x for x in inputs))
-        own, here = _off(two, exact[number], scale), _off(one, exact[number], scale)
-        if not here <= max(tolerance, 2 * own):
-            raise WiringError(
-                f"the outputs of {what} differ from the model's by {off:.1e} of the largest, more than "
-                f"{tolerance:.0e}; the model itself is off by {own:.1e} from exact arithmetic. Nothing is returned. Is "
-                "the model deterministic in eval()? If so this is a mistake of ours: please report it with the model."
-            )
-    return worst
-
-
-def _largest(x: Tensor) -> float:
-    """The largest number of a tensor, whatever its sign; infinities would hide all differences. 1 if there is none."""
-    finite = x[torch.isfinite(x)].double()
-    return (float(finite.abs().max()) or 1.0) if finite.numel() else 1.0
-
-
-@torch.no_grad()
-def _any_size(model: nn.Module, small: Program, inputs: Sequence[Tensor]) -> bool:
-    """Whether a compact program gives what the model gives for larger images, too: traces have sizes as plain numbers.
-
-    A model divides by a size, say, or cuts the last row off, and the trace holds the example's number.
+    Traces contain sizes as plain numbers. If a model divides by a size, or removes the last row, the trace contains
+    the number for the example.
     """
 
-    def larger(x: Tensor) -> Tensor:
+    def enlarge(x: Tensor) -> Tensor:
         x = x if "batch" in small.notes else x[:1]
         for dim in range(2, x.dim()):
             x = torch.cat([x, x], dim).narrow(dim, 0, x.shape[dim] + x.shape[dim] // 2 + 1)
@@ -170,47 +155,42 @@ def _any_size(model: nn.Module, small: Program, inputs: Sequence[Tensor]) -> boo
 
     if small.one_size:
         return False
-    images = [larger(x) for x in inputs]
+    images = [enlarge(x) for x in inputs]
     if all(x.dim() <= 2 for x in images):
         return True
     try:
         pairs = list(zip(small.run(*images), _as_tuple(model(*images)), strict=True))
-        return all(_off(one, two, _largest(two)) <= TOLERANCE for one, two in pairs)
-    except Exception:  # the model takes no other size, or the program does not
+        return all(relative_difference(one, two, largest_magnitude(two)) <= TOLERANCE for one, two in pairs)
+    except Exception:  # the model or the program does not support other sizes
         return False
 
 
-def _off(one: Tensor, two: Tensor, scale: float) -> float:
-    if one.shape != two.shape:
-        raise WiringError(f"the compact model gives {tuple(one.shape)} where the model gives {tuple(two.shape)}.")
-    difference = (one.double() - two.double()).abs()
-    both = torch.isnan(one) & torch.isnan(two) | (one == two)  # infinities are equal, their difference is not a number
-    return float(torch.where(both, 0.0, difference).max()) / scale if difference.numel() else 0.0
-
-
-def _checked(model: nn.Module, example: Any) -> list[Tensor]:
+def _check_arguments(model: nn.Module, example_input: ExampleInput | None) -> CallArguments:
     if not isinstance(model, nn.Module):
-        raise WiringError(f"compact takes a torch.nn.Module, not {type(model).__name__}.")
-    inputs = [example] if isinstance(example, Tensor) else list(example) if isinstance(example, (tuple, list)) else []
-    if not inputs or not all(isinstance(x, Tensor) and x.dim() > 0 for x in inputs):
-        raise WiringError(
-            f"compact(model, example_input) takes an example of the model's input, a tensor (batch, …) or a tuple of "
-            f"them, but {type(example).__name__} came."
-        )
-    if any(x.shape[0] == 0 for x in inputs):
-        raise WiringError("the example has no image in it; outputs can be compared on at least one.")
+        raise WiringError(f"compact expects a torch.nn.Module, got {type(model).__name__}.")
+    arguments = example_arguments(model, example_input, "compact")
+    named = [*((f"input {i}", x) for i, x in enumerate(arguments.args)), *arguments.kwargs.items()]
+    for name, x in named:
+        if not isinstance(x, Tensor) or x.dim() == 0:
+            got = "a tensor without a batch dimension" if isinstance(x, Tensor) else type(x).__name__
+            raise WiringError(
+                f"compact expects tensors (batch, …) as inputs of the model, got {got} for {name}. Wrap the model in a "
+                "module that sets all other arguments."
+            )
+        if x.shape[0] == 0:
+            raise WiringError("example_input is an empty batch. Outputs are compared on at least one example.")
     for name, x in [*model.named_parameters(), *model.named_buffers()]:
         if is_sharded(x):
             raise WiringError(
-                f"{name} is sharded over processes: load the whole weights into a model of one process, as "
-                "get_model_state_dict with full_state_dict=True gives them, and compact that one."
+                f"{name} is sharded over processes. Load the full weights, as from get_model_state_dict with "
+                "full_state_dict=True, into a model in one process, and compact that one."
             )
         if x.dtype in (torch.float16, torch.bfloat16):
             raise WiringError(
-                f"{name} is {x.dtype}; outputs are compared in single precision: compact model.float(), and lower the "
-                "precision of what comes out."
+                f"{name} is {x.dtype}, but outputs are compared in single precision. Compact model.float(), and "
+                "convert the compact model."
             )
-    return inputs
+    return arguments
 
 
 def _as_tuple(outputs: Any) -> tuple[Tensor, ...]:
@@ -222,6 +202,6 @@ def _as_tuple(outputs: Any) -> tuple[Tensor, ...]:
     if isinstance(outputs, (tuple, list)):
         what += f" of ({', '.join(type(x).__name__ for x in outputs)})"
     raise WiringError(
-        f"compaction takes models that return a tensor or a tuple of tensors, but this one returned {what}. Wrap it in "
-        "a module that returns the tensors."
+        f"compaction expects a model that returns a tensor or a tuple of tensors, got {what}. Wrap the model in a "
+        "module that returns the tensors."
     )

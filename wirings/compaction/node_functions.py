@@ -1,4 +1,4 @@
-"""What the nodes of a graph do, as operations; functions of the caller's own by a trace of them."""
+"""Convert the functions of a graph's nodes to operations. Functions that users define are traced."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wirings.compaction.aten import norm_as_affine
-from wirings.compaction.builder import Builder
-from wirings.compaction.operations import Activation, Affine, Concat, Conv, InstanceNorm, Pad, Select
+from wirings.compaction.builder import ProgramBuilder
+from wirings.compaction.operations import Activation, Affine, Concat, Conv, InstanceNorm, Pad, SelectChannels
+from wirings.compaction.operations.affine import norm_as_affine
 from wirings.compaction.trace import trace
 from wirings.graph.nodes import (
     ACTIVATIONS,
@@ -24,25 +24,36 @@ from wirings.graph.nodes import (
     Timed,
 )
 
-Where = list[tuple[NodeFunction, int]]
-"""For each of some nodes the function that it has and its number there."""
+NodeFunctions = list[tuple[NodeFunction, int]]
+"""For each of some nodes, its function and its number among the nodes of that function."""
 
 
-def known(function: NodeFunction) -> bool:
-    """Whether a function can be taken apart, node by node."""
+def can_split(function: NodeFunction) -> bool:
+    """Whether a function can be converted for some of its nodes only."""
     if type(function) in (Plain, Activations, Convolutions):
         return True
     if type(function) in (Grouped, Stepwise):
-        return all(known(inner) for inner in function.functions)  # type: ignore[union-attr]
-    return type(function) is Timed and known(function.rest)
+        return all(can_split(inner) for inner in function.functions)  # type: ignore[union-attr]
+    return type(function) is Timed and can_split(function.rest)
 
 
-def part_of(builder: Builder, where: Where, part: tuple[Any, ...], x: str, hint: str) -> str:
-    """What nodes do ``("before", time)``, ``("after", time)`` or ``("between", time, next time)`` the edges."""
-    if not all(known(function) for function, _ in where):
+def lower_node_functions(
+    builder: ProgramBuilder, where: NodeFunctions, part: tuple[Any, ...], x: str, hint: str
+) -> str:
+    """Add a part of the functions of some nodes to a program; returns the name of the result.
+
+    Args:
+        builder: the program.
+        where: the nodes, one for each channel of the input.
+        part: ``("before", time)``, ``("after", time)`` or ``("between", time, next time)`` the edges.
+        x: the name of the input.
+        hint: for the names of the operations.
+    """
+    if not all(can_split(function) for function, _ in where):
         return _traced(builder, where, part, x, hint)
     if part[0] == "between":
-        return part_of(builder, where, ("before", part[2]), part_of(builder, where, ("after", part[1]), x, hint), hint)
+        state = lower_node_functions(builder, where, ("after", part[1]), x, hint)
+        return lower_node_functions(builder, where, ("before", part[2]), state, hint)
     leaves = [_leaf(function, number, part[1]) for function, number in where]
     kinds: dict[Any, list[int]] = {}
     for i, (function, _) in enumerate(leaves):
@@ -51,17 +62,17 @@ def part_of(builder: Builder, where: Where, part: tuple[Any, ...], x: str, hint:
         return _same_kind(builder, leaves, part, x, hint)
     done, order = [], []
     for numbers in kinds.values():
-        own = builder.add(Select, (x,), hint, index=torch.tensor(numbers))
+        own = builder.add(SelectChannels, (x,), hint, index=torch.tensor(numbers))
         done.append(_same_kind(builder, [leaves[i] for i in numbers], part, own, hint))
         order += numbers
     joined = builder.add(Concat, done, hint)
     if order == sorted(order):
         return joined
-    return builder.add(Select, (joined,), hint, index=torch.tensor(np.argsort(order)))
+    return builder.add(SelectChannels, (joined,), hint, index=torch.tensor(np.argsort(order)))
 
 
 def _leaf(function: NodeFunction, number: int, time: float) -> tuple[NodeFunction, int]:
-    """The function that a node has at a time, without what only gathers functions."""
+    """The function that a node has at a time, inside functions that only combine others."""
     if isinstance(function, Stepwise):
         return _leaf(function.at(time), number, time)
     if isinstance(function, Grouped):
@@ -73,24 +84,24 @@ def _leaf(function: NodeFunction, number: int, time: float) -> tuple[NodeFunctio
 
 
 def _signature(function: NodeFunction) -> Any:
-    """Functions of one signature differ in their parameters only."""
+    """A key that is equal for functions that differ in their parameters only."""
     if isinstance(function, Convolutions):
         return "conv", function.recipe, function.parts["before"], function.parts["after"]
     if isinstance(function, Activations):
         return "activation", function.activation, function.bias is not None
-    if isinstance(function, Timed):  # its nodes are gathered by the rest's own signature when they get there
+    if isinstance(function, Timed):  # its inner function is grouped by signature later
         return "timed", id(function)
     return "plain"
 
 
-def _same_kind(builder: Builder, leaves: Where, part: tuple[Any, ...], x: str, hint: str) -> str:
-    """What nodes of one signature do."""
+def _same_kind(builder: ProgramBuilder, leaves: NodeFunctions, part: tuple[Any, ...], x: str, hint: str) -> str:
+    """Convert the functions of nodes with the same signature."""
     function, time = leaves[0][0], part[1]
     if isinstance(function, Timed):
         if part[0] == "after" and time != 0:
             shift = time * _rows(leaves, "slope")
             x = builder.add(Affine, (x,), hint, scale=torch.ones_like(shift), shift=shift)
-        return part_of(builder, [(f.rest, i) for f, i in leaves], part, x, hint)  # type: ignore[misc]
+        return lower_node_functions(builder, [(f.rest, i) for f, i in leaves], part, x, hint)  # type: ignore[misc]
     if isinstance(function, Activations) and part[0] == "after":
         if function.bias is not None:
             shift = _rows(leaves, "bias")
@@ -107,15 +118,15 @@ def _same_kind(builder: Builder, leaves: Where, part: tuple[Any, ...], x: str, h
     return x
 
 
-def _rows(leaves: Where, name: str) -> Tensor:
-    """A parameter's entries for these nodes."""
+def _rows(leaves: NodeFunctions, name: str) -> Tensor:
+    """The entries of a parameter for these nodes."""
     function = leaves[0][0]
     if all(f is function for f, _ in leaves):
         return getattr(function, name).detach().cpu()[[i for _, i in leaves]]
     return torch.stack([getattr(f, name).detach().cpu()[i] for f, i in leaves])
 
 
-def _norm(builder: Builder, leaves: Where, x: str, hint: str) -> str:
+def _norm(builder: ProgramBuilder, leaves: NodeFunctions, x: str, hint: str) -> str:
     function: Any = leaves[0][0]
     weight, bias = _rows(leaves, "norm_weight"), _rows(leaves, "norm_bias")
     if function.recipe.norm == "instance":
@@ -125,7 +136,7 @@ def _norm(builder: Builder, leaves: Where, x: str, hint: str) -> str:
     return builder.add(Affine, (x,), f"{hint}.norm", scale=scale, shift=shift)
 
 
-def _activation(builder: Builder, activation: Any, x: str, hint: str) -> str:
+def _activation(builder: ProgramBuilder, activation: Any, x: str, hint: str) -> str:
     if activation is None:
         return x
     for name, known in ACTIVATIONS.items():
@@ -134,7 +145,7 @@ def _activation(builder: Builder, activation: Any, x: str, hint: str) -> str:
     return trace(_Call(activation), builder, [x], {})[0]
 
 
-def _convolution(builder: Builder, leaves: Where, x: str, hint: str) -> str:
+def _convolution(builder: ProgramBuilder, leaves: NodeFunctions, x: str, hint: str) -> str:
     function: Any = leaves[0][0]
     recipe = function.recipe
     kernel, dims = _rows(leaves, "kernel"), recipe.dims
@@ -148,8 +159,8 @@ def _convolution(builder: Builder, leaves: Where, x: str, hint: str) -> str:
     return builder.add(Pad, (out,), f"{hint}.pad", before=before, after=after)
 
 
-def _traced(builder: Builder, where: Where, part: tuple[Any, ...], x: str, hint: str) -> str:
-    """What nodes with a function of the caller's own do, by a trace of it."""
+def _traced(builder: ProgramBuilder, where: NodeFunctions, part: tuple[Any, ...], x: str, hint: str) -> str:
+    """Trace a function that a user defined."""
     function = where[0][0]
     numbers = [i for _, i in where]
     assert all(f is function for f, _ in where)

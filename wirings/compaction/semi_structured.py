@@ -1,8 +1,8 @@
-"""2:4 weights as PyTorch's semi-structured tensors, where these are faster than dense ones on the user's own shapes.
+"""Convert 2:4 weights to PyTorch's semi-structured tensors, where these are faster than dense ones.
 
-A GPU with sparse tensor cores multiplies by a matrix of which two of every four entries are zero in up to half the
-time, for large products in half precision. For small ones the dense product is faster. So both are timed here, with the
-input that the layer gets, and the faster one stays.
+A GPU with sparse tensor cores multiplies by a matrix with two zeros in every four entries in up to half the time, for
+large products in half precision. For small products, the dense one is faster. So both are timed with the input that the
+layer receives, and the faster one is kept.
 """
 
 from __future__ import annotations
@@ -17,28 +17,29 @@ import torch
 from torch import Tensor, nn
 
 from wirings.errors import WiringError
+from wirings.utils.example_input import example_arguments
 from wirings.wire.parametrization import wired
 
 CAPABILITY = (8, 0)
-"""Of the first GPUs with 2:4 tensor cores."""
-GAIN = 1.02
-"""How much faster the sparse product must be: more than the spread of the timings."""
+"""The compute capability of the first GPUs with 2:4 tensor cores."""
+MIN_SPEEDUP = 1.02
+"""How much faster the sparse product must be, which is more than the spread of the timings."""
 HALF = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What was found for one linear layer."""
+class SemiStructuredLayer:
+    """The timings of one linear layer, and whether its weight was converted."""
 
     name: str
     shape: tuple[int, ...]
     rows: int
-    """That it was measured with: all examples and positions of the example input."""
+    """Rows of the input in the timings: all examples and positions of the example input."""
     dense_us: float | None
-    """Median time of the dense product, in microseconds; None where there was nothing to measure."""
+    """Median time of the dense product in microseconds; None if it was not measured."""
     sparse_us: float | None
     used: bool
-    """Whether the layer's weight is a semi-structured tensor now."""
+    """Whether the layer's weight is now a semi-structured tensor."""
     reason: str
 
     def __str__(self) -> str:
@@ -47,32 +48,35 @@ class Measured:
         return f"{self.name} {'×'.join(map(str, self.shape))}, {self.rows} rows{times}: {kept} ({self.reason})"
 
 
-def semi_structured_(model: nn.Module, example_input: Any, *, repeats: int = 30) -> list[Measured]:
-    """Turn the weights of linear layers into semi-structured tensors, in place, where that is faster.
+def semi_structured_(model: nn.Module, example_input: Any, *, repeats: int = 30) -> list[SemiStructuredLayer]:
+    """Convert the weights of linear layers to semi-structured tensors, in place, where that is faster.
 
-    For inference, with a finalized model that was wired with the rule `nm` in 2:4, in half precision, on a CUDA device
-    of compute capability 8.0 or more. Layers that are not 2:4, or not faster so, are left as they are; what comes back
-    says why. Outputs are the same but for rounding. The model's ``state_dict`` can no longer be loaded into a plain
-    one.
+    This is for inference, with a finalized model that was wired with the rule `nm` in 2:4, in half precision, on a CUDA
+    device of compute capability 8.0 or more. Layers that are not 2:4, or not faster, are left as they are. Outputs are
+    the same up to rounding. The model's ``state_dict`` can no longer be loaded into a plain model.
 
     Args:
-        model: a plain model, in evaluation.
-        example_input: what it is called with, a tensor or a tuple of arguments; the batch matters.
-        repeats: timings of each product, of which the median counts.
+        model: a plain model.
+        example_input: a tensor, a tuple of inputs, a dict of keyword inputs, or the shape of one example. The timings
+            depend on its batch size.
+        repeats: timings of each product, of which the median is used.
+
+    Returns:
+        For each linear layer, its timings and why it was converted or not.
     """
     if wired(model):
         raise WiringError(
-            "the model is wired still, and its weights change with every step; call wirings.finalize_ first."
+            "semi_structured_ expects a finalized model, but this one is still wired. Call wirings.finalize_ first."
         )
     layers = [(name, module) for name, module in model.named_modules() if type(module) is nn.Linear]
     if not layers:
-        raise WiringError(f"{type(model).__name__} has no nn.Linear, and only these can be semi-structured.")
-    place = layers[0][1].weight.device
-    if place.type != "cuda" or torch.cuda.get_device_capability(place) < CAPABILITY:
-        kind = f"{torch.cuda.get_device_name(place)} has none" if place.type == "cuda" else f"the model lies on {place}"
+        raise WiringError(f"{type(model).__name__} has no nn.Linear; only linear layers can be semi-structured.")
+    device = layers[0][1].weight.device
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < CAPABILITY:
+        got = torch.cuda.get_device_name(device) if device.type == "cuda" else f"a model on {device}"
         raise WiringError(
-            "semi-structured tensors need a CUDA device with 2:4 tensor cores (compute capability 8.0 or more), but "
-            f"{kind}. The finalized model is the same network, and runs anywhere."
+            "semi-structured tensors need a CUDA device with 2:4 tensor cores (compute capability 8.0 or more), got "
+            f"{got}. The finalized model is the same network, and runs anywhere."
         )
     inputs = _inputs(model, layers, example_input)
     users: dict[int, int] = {}
@@ -94,7 +98,8 @@ def is_two_of_four(weight: Tensor) -> bool:
 
 
 def _inputs(model: nn.Module, layers: list[tuple[str, nn.Linear]], example_input: Any) -> dict[str, Tensor]:
-    """What each layer gets when the model is called: the last input, if it is called several times."""
+    """The input of each layer when the model is called; the last one if it is called several times."""
+    arguments = example_arguments(model, example_input, "semi_structured_")
     seen: dict[str, Tensor] = {}
 
     def note(name: str) -> Any:
@@ -105,7 +110,7 @@ def _inputs(model: nn.Module, layers: list[tuple[str, nn.Linear]], example_input
     try:
         model.eval()
         with torch.no_grad():
-            model(*(example_input if type(example_input) is tuple else (example_input,)))
+            model(*arguments.args, **arguments.kwargs)
     finally:
         for hook in hooks:
             hook.remove()
@@ -115,28 +120,28 @@ def _inputs(model: nn.Module, layers: list[tuple[str, nn.Linear]], example_input
 
 
 @torch.no_grad()
-def _try(name: str, layer: nn.Linear, x: Tensor | None, shared: bool, repeats: int) -> Measured:
+def _try(name: str, layer: nn.Linear, x: Tensor | None, shared: bool, repeats: int) -> SemiStructuredLayer:
     weight = layer.weight
     shape, rows = tuple(weight.shape), 0 if x is None else x.numel() // weight.shape[1]
 
-    def left(reason: str, dense: float | None = None, sparse: float | None = None) -> Measured:
-        return Measured(name, shape, rows, dense, sparse, False, reason)
+    def left(reason: str, dense: float | None = None, sparse: float | None = None) -> SemiStructuredLayer:
+        return SemiStructuredLayer(name, shape, rows, dense, sparse, False, reason)
 
     if x is None:
-        return left("it was not called with the example input")
+        return left("not called for the example input")
     if shared:
-        return left("another layer shares its weight")
+        return left("its weight is shared with another layer")
     if weight.dtype not in HALF or x.dtype != weight.dtype:
         return left(f"its weight is {weight.dtype} and its input {x.dtype}; both must be float16 or bfloat16")
     if not is_two_of_four(weight):
         return left("its weight is not 2:4")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # PyTorch calls it a prototype
+            warnings.simplefilter("ignore", UserWarning)  # PyTorch warns that it is a prototype
             compressed = torch.sparse.to_sparse_semi_structured(weight.detach().contiguous())
             compute = nn.functional.linear(x, compressed, layer.bias)
     except (RuntimeError, NotImplementedError, ValueError) as error:
-        return left(f"PyTorch does not take it: {str(error).splitlines()[0]}")
+        return left(f"not supported by PyTorch: {str(error).splitlines()[0]}")
     expected = nn.functional.linear(x, weight, layer.bias)
     if not torch.allclose(
         compute.float(), expected.float(), rtol=2e-2, atol=2e-2 * float(expected.float().abs().amax())
@@ -144,14 +149,14 @@ def _try(name: str, layer: nn.Linear, x: Tensor | None, shared: bool, repeats: i
         return left("its outputs would differ by more than rounding")
     dense = _microseconds(lambda: nn.functional.linear(x, weight, layer.bias), repeats)
     sparse = _microseconds(lambda: nn.functional.linear(x, compressed, layer.bias), repeats)
-    if dense < GAIN * sparse:
+    if dense < MIN_SPEEDUP * sparse:
         return left("the dense product is as fast", dense, sparse)
     layer.weight = nn.Parameter(compressed, requires_grad=False)
-    return Measured(name, shape, rows, dense, sparse, True, f"{dense / sparse:.2f} times as fast")
+    return SemiStructuredLayer(name, shape, rows, dense, sparse, True, f"{dense / sparse:.2f} times as fast")
 
 
 def _microseconds(compute: Callable[[], Any], repeats: int) -> float:
-    """The median time of ``compute`` on the GPU, after a warm-up."""
+    """The median time of ``compute`` on the GPU in microseconds, after a warm-up."""
     for _ in range(5):
         compute()
     times = []

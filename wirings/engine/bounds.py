@@ -1,7 +1,7 @@
-"""Checks before a step first runs: its numbers fit into 32 bits, and all it reads and writes lies inside its memory.
+"""Checks before a step first runs: its numbers fit into 32 bits, and it stays inside its memory.
 
-The compiled kernels check nothing, and NumPy and ctypes silently wrap integers that are too large, so a mistake here
-would end the process.
+The compiled kernels check nothing, and NumPy and ctypes silently wrap integers that are too large, so that a bug would
+crash the process.
 """
 
 from __future__ import annotations
@@ -11,58 +11,58 @@ from typing import Any
 
 import numpy as np
 
-from wirings.engine.layout import LINE
-from wirings.engine.lower import Lowering
-from wirings.engine.steps import MAPS, MEANS, Kind
+from wirings.engine.kernel_step import MAPS, MEANS, StepKind
+from wirings.engine.lowering import Lowering
+from wirings.engine.memory_layout import LINE
 from wirings.errors import WiringError
 
-MOST = 2**31 - 1
-"""The largest number that the kernels' fields and offsets hold."""
+MAX_INT32 = 2**31 - 1
+"""The largest number that the fields and offsets of the kernels can represent."""
 
 
-def int32(values: np.ndarray, name: str) -> np.ndarray:
-    """Whole numbers as the kernels take them; raises if one does not fit. ``name`` is the step's or the field's."""
+def as_int32(values: np.ndarray, name: str) -> np.ndarray:
+    """Integers as the kernels take them; raises if one does not fit. ``name`` is that of the step or field."""
     if values.dtype != np.int32 and values.size:
-        fits(name, int(values.min()), int(values.max()))
+        expect_int32(name, int(values.min()), int(values.max()))
     return np.ascontiguousarray(values, np.int32)
 
 
-def fits(name: str, *numbers: int) -> None:
+def expect_int32(name: str, *numbers: int) -> None:
     """Raise unless numbers fit into 32 bits."""
     most = max(numbers, key=abs)
-    if not -MOST <= most <= MOST:
+    if not -MAX_INT32 <= most <= MAX_INT32:
         raise WiringError(
-            f"{name} is too large for the compiled kernels: expected sizes and offsets up to {MOST:,}, got {most:,}. "
-            'Compile the network for smaller images, or with engine="torch".'
+            f"{name} is too large for the compiled kernels: expected sizes and offsets up to {MAX_INT32:,}, "
+            f'got {most:,}. Compile the network for smaller images, or with engine="torch".'
         )
 
 
 def check(name: str, numbers: dict[str, Any], lanes: int, lowering: Lowering) -> None:
-    """Raise unless a step stays inside the memory that all maps share, and inside the caller's.
+    """Raise unless a step stays inside the memory that all maps share, and inside the caller's tensors.
 
     Args:
         name: of the step.
-        numbers: fields of `wirings.engine.steps.Step`, arrays as they are before they are packed.
-        lanes: floats of a vector; sums are written in whole vectors.
-        lowering: what the step is a part of.
+        numbers: fields of `wirings.engine.kernel_step.KernelStep`, with arrays that are not packed yet.
+        lanes: floats per vector; sums are written in whole vectors.
+        lowering: of which the step is a part.
     """
     kind, floats = numbers["kind"], lowering.floats
-    if kind == Kind.NODES:
+    if kind == StepKind.NODES:
         return _check_nodes(name, numbers, lanes, lowering)
     taken = _extent(numbers, "")
-    if kind == Kind.SUMS:
+    if kind == StepKind.SUMS:
         length = _whole(numbers["length"], lanes)
         flag = numbers["flag"]
         given = length if flag == MAPS else 1 if flag == MEANS else _extent(numbers, "out_")
         _inside(name, numbers["records"][:, 0], length, floats)
         _inside(name, _real(numbers["out"]), given, floats)
-    elif kind == Kind.SPARSE_LINEAR:
+    elif kind == StepKind.SPARSE_LINEAR:
         _inside(name, numbers["records"].reshape(-1, 2, lanes)[:, 0], 1, floats)
         _inside(name, _real(numbers["out"]), 1, floats)
-    elif kind == Kind.LINEAR:
+    elif kind == StepKind.LINEAR:
         _inside(name, numbers["in_"], 1, floats)
         _inside(name, numbers["out"][:1], numbers["channels"], floats)
-    elif kind == Kind.GIVE:
+    elif kind == StepKind.GIVE:
         _inside(name, numbers["in_"], taken, floats)
         shape = lowering.shapes[lowering.program.outputs[numbers["source"]]]
         size = len(numbers["in_"]) * numbers["height"] * numbers["width"]
@@ -78,7 +78,7 @@ def check(name: str, numbers: dict[str, Any], lanes: int, lowering: Lowering) ->
 
 
 def _check_nodes(name: str, numbers: dict[str, Any], lanes: int, lowering: Lowering) -> None:
-    """Strip by strip: each reads and writes the memory of a band."""
+    """Check every strip, each of which reads and writes the memory of one band."""
     first, last, band, origin, out_band, out_origin = numbers["strip"].astype(np.int64).T
     stride, pitch, floats = numbers["stride_y"], numbers["pitch"], lowering.floats
     top = np.maximum(first * stride - 1, 0)
@@ -87,7 +87,7 @@ def _check_nodes(name: str, numbers: dict[str, Any], lanes: int, lowering: Lower
     if numbers["source"] < 0:
         start = (top - origin) * pitch // LINE * LINE
         size, margin = floats, 0
-    else:  # phases in scratch memory, which begin with the strip's first row
+    else:  # phases in scratch memory, which begin at the first row of the strip
         origin, start = top, np.zeros_like(top)
         phases = numbers["inputs"] * numbers["dilate_y"] * numbers["dilate_x"]
         size, margin = phases * numbers["flag"] + LINE, numbers["length"]
@@ -103,7 +103,7 @@ def _check_nodes(name: str, numbers: dict[str, Any], lanes: int, lowering: Lower
 
 
 def _extent(numbers: dict[str, Any], side: str) -> int:
-    """Floats from a map's first pixel to its last; ``side`` is "" for what is read, "out_" for what is written."""
+    """Floats from the first to the last pixel of a map; ``side`` is "" for the input and "out_" for the output."""
     if f"{side}height" not in numbers:
         return 0
     width, height = numbers[f"{side}width"], numbers[f"{side}height"]
@@ -115,12 +115,12 @@ def _whole(floats: Any, lanes: int) -> Any:
 
 
 def _real(out: np.ndarray) -> np.ndarray:
-    """Without rows that only fill a group up."""
+    """Without rows that only pad a group."""
     return out[out != -1]
 
 
 def _inside(name: str, places: np.ndarray, extent: int, size: int, before: int = 0) -> None:
-    """Raise unless ``extent`` floats from every place on lie within ``size``, and none more than ``before`` below 0."""
+    """Raise unless ``extent`` floats from every place are within ``size``, and at most ``before`` below 0."""
     if not places.size:
         return
     low, high = int(places.min()) + before, int(places.max()) + extent

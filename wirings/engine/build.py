@@ -1,4 +1,4 @@
-"""The compiled kernels: built on this machine the first time they are needed, kept in the cache, loaded by ctypes.
+"""Build the compiled kernels when they are first needed, cache them, and load them with ctypes.
 
 They are an optional part. Where there is no compiler, or it fails, a warning says so once, and networks run on PyTorch.
 """
@@ -18,14 +18,14 @@ import warnings
 from ctypes import POINTER, c_double, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 
-from wirings.engine.steps import Step
+from wirings.engine.kernel_step import KernelStep
 from wirings.utils.cache import cache_folder
 from wirings.utils.files import whole_file
 
 SOURCE = Path(__file__).parent / "source"
 SWITCH = "WIRINGS_ENGINE"
-"""An environment variable: "torch" leaves the compiled kernels out."""
-# No -ffast-math: NaN and infinity are to behave as in PyTorch. Contraction is what makes fused multiply-adds.
+"""An environment variable; "torch" disables the compiled kernels."""
+# No -ffast-math: NaN and infinity have to behave as in PyTorch. Contraction enables fused multiply-adds.
 FLAGS = (
     "-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-pthread",
 )  # fmt: skip
@@ -34,11 +34,11 @@ _lock = threading.Lock()
 
 
 class MissingError(Exception):
-    """The kernels cannot be had; the message says why."""
+    """The kernels are not available; the message says why."""
 
 
 def kernels() -> ctypes.CDLL | None:
-    """The compiled kernels, or None where there are none; then a warning has said why."""
+    """The compiled kernels, or None if they are not available, which a warning explains once."""
     with _lock:
         return _kernels(os.environ.get(SWITCH, ""), os.environ.get("CXX", ""), str(cache_folder()))
 
@@ -70,14 +70,14 @@ def _opened(library: Path) -> ctypes.CDLL:
 
 
 def _compilers(named: str) -> list[list[str]]:
-    """Commands to try, in order: the one that the user names, or else those that can be found."""
+    """Compilers to try, in order: the one that the user names, or those on the PATH."""
     if named:
         return [shlex.split(named)]
     return [[path] for name in ("c++", "g++", "clang++") if (path := shutil.which(name))]
 
 
 def _built_before(folder: Path) -> Path:
-    """A library that was built here while there was a compiler: the newest."""
+    """The newest library in the cache, for machines without a compiler."""
     found = list((folder / "engine").glob(f"kernels-{_own_key()}-*.so"))
     if not found:
         raise MissingError("There is no C++ compiler: install g++ or clang++, or name one in CXX.")
@@ -85,12 +85,12 @@ def _built_before(folder: Path) -> Path:
 
 
 def _built(compilers: list[list[str]], folder: Path) -> Path:
-    """The library's path; it is built unless the cache has it."""
+    """The path of the library, which is built unless it is in the cache."""
     failures, own = [], _own_key()
     for compiler in compilers:
         try:
             library = folder / "engine" / f"kernels-{own}-{_key(compiler)}.so"
-        except MissingError as missing:  # it does not even tell its version
+        except MissingError as missing:  # it does not print its version
             failures.append(str(missing))
             continue
         if library.is_file():
@@ -111,7 +111,7 @@ def _built(compilers: list[list[str]], folder: Path) -> Path:
 
 def _compile(compiler: list[str], library: Path) -> None:
     problem = ""
-    for machine in (["-march=native"], ["-mcpu=native"], []):  # not every compiler knows every one of them
+    for machine in (["-march=native"], ["-mcpu=native"], []):  # not every compiler supports each of these
         command = [*compiler, *FLAGS, *machine, str(SOURCE / "engine.cpp"), "-o", str(library)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
@@ -124,13 +124,13 @@ def _compile(compiler: list[str], library: Path) -> None:
 
 
 def _own_key() -> str:
-    """Names a library by what it depends on beside the compiler: the source, the flags and the processor."""
+    """A key for everything a library depends on besides the compiler: the source, the flags and the processor."""
     parts = [path.read_bytes() for path in sorted(SOURCE.iterdir())]
     return _digest([*parts, " ".join(FLAGS).encode(), processor().encode()])
 
 
 def _key(compiler: list[str]) -> str:
-    """Names a library by the compiler."""
+    """A key for the compiler and its version."""
     try:
         told = subprocess.run([*compiler, "--version"], capture_output=True, check=False, timeout=SECONDS).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -146,7 +146,7 @@ def _digest(parts: list[bytes]) -> str:
 
 
 def processor() -> str:
-    """The processor and what it can do, so that a cache shared by several machines gives each its own library."""
+    """The processor and its features, so that machines that share a cache have separate libraries."""
     about = Path("/proc/cpuinfo")
     if about.is_file():
         wanted = ("model name", "flags", "Features", "CPU part")
@@ -156,20 +156,20 @@ def processor() -> str:
 
 
 def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
-    """The library with its functions' types; raises if its steps are not those that Python describes."""
+    """Declare the types of the library's functions; raises if the layout of a step differs from Python's."""
     pointers = POINTER(c_void_p)
     library.wirings_tile.argtypes = [c_int]
     library.wirings_step_bytes.restype = c_int64
-    library.wirings_scratch.argtypes, library.wirings_scratch.restype = [POINTER(Step)], c_int64
+    library.wirings_scratch.argtypes, library.wirings_scratch.restype = [POINTER(KernelStep)], c_int64
     library.wirings_memory.argtypes, library.wirings_memory.restype = [c_int64], POINTER(c_float)
     library.wirings_free.argtypes, library.wirings_free.restype = [POINTER(c_float)], None
     library.wirings_pool.argtypes, library.wirings_pool.restype = [c_int], c_void_p
     sizes = POINTER(c_int64)
     library.wirings_run.argtypes = [
-        c_void_p, POINTER(Step), c_int, pointers, pointers,
+        c_void_p, POINTER(KernelStep), c_int, pointers, pointers,
         pointers, sizes, c_int, pointers, sizes, c_int, c_int64, c_int, POINTER(c_double),
     ]  # fmt: skip
     library.wirings_run.restype = c_int
-    if library.wirings_step_bytes() != ctypes.sizeof(Step):
+    if library.wirings_step_bytes() != ctypes.sizeof(KernelStep):
         raise MissingError("The compiler lays steps out differently from ctypes.")
     return library

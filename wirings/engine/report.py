@@ -1,4 +1,4 @@
-"""Where a compiled network's time goes."""
+"""Where the time of a compiled network goes."""
 
 from __future__ import annotations
 
@@ -6,31 +6,33 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from wirings.utils.tables import text_table
+
 
 @dataclass(frozen=True)
 class StepReport:
-    """One step: what is done, how, and how long it takes."""
+    """One step: what it computes, how, and how long it takes."""
 
     name: str
-    """The tensor that it gives."""
+    """The tensor that it computes."""
     kind: str
     way: str
-    """sparse, dense, or torch; empty where there is but one."""
+    """``sparse``, ``dense`` or ``torch``; empty if there is no choice."""
     strips: int
-    """Strips of rows that its maps are cut into."""
+    """The number of strips of rows that its maps are cut into."""
     mult_adds: int
-    """Of weights that are not zero, for one image."""
+    """Multiply-adds with nonzero weights, for one image."""
     seconds: float
 
     @property
     def speed(self) -> float:
-        """Multiply-adds a second."""
+        """Multiply-adds per second."""
         return self.mult_adds / self.seconds if self.seconds > 0 else 0.0
 
 
 @dataclass(frozen=True)
 class EngineReport:
-    """A compiled network, step by step, for one image; print it for a table."""
+    """The steps of a compiled network, with times for one image. Print it for a table."""
 
     engine: str
     threads: int
@@ -38,23 +40,24 @@ class EngineReport:
 
     @property
     def seconds(self) -> float:
-        """Of all steps together."""
+        """The time of all steps together."""
         return sum(step.seconds for step in self.steps)
 
     def as_mapping(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """The report as plain Python values, for JSON."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
-        rows = [("step", "kind", "way", "strips", "multiply-adds", "µs", "G/s")]
+        rows = []
         for step in self.steps:
-            strips = str(step.strips) if step.strips > 1 else ""
-            rows.append((step.name[:23], step.kind, step.way, strips, *_measured(step.mult_adds, step.seconds)))
-        rows.append(("all", "", "", "", *_measured(sum(step.mult_adds for step in self.steps), self.seconds)))
-        lines = [f"{row[0]:24}{row[1]:>14}{row[2]:>8}{row[3]:>7}{row[4]:>15}{row[5]:>9}{row[6]:>7}" for row in rows]
+            strips = step.strips if step.strips > 1 else None
+            rows.append([step.name[:23], step.kind, step.way, strips, *_measured(step.mult_adds, step.seconds)])
+        total = ["total", "", "", None, *_measured(sum(step.mult_adds for step in self.steps), self.seconds)]
+        header = ["step", "kind", "way", "strips", "multiply-adds", "µs", "G/s"]
+        lines = text_table(header, rows, align="lllrrrr", footer=[total])
         return "\n".join([*lines, f"engine {self.engine}, {self.threads} threads"])
 
 
-def _measured(work: int, seconds: float) -> tuple[str, str, str]:
+def _measured(work: int, seconds: float) -> tuple[int | None, str, str]:
     speed = f"{work / seconds / 1e9:.1f}" if work and seconds > 0 else ""
-    return f"{work:,}" if work else "", f"{1e6 * seconds:.1f}", speed
+    return work or None, f"{1e6 * seconds:.1f}", speed

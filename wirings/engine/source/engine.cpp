@@ -6,13 +6,13 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "nodes.h"
-#include "others.h"
-#include "pool.h"
+#include "fused_node_convolution.h"
+#include "channel_kernels.h"
+#include "thread_pool.h"
 
 namespace {
 
-void run_task(const Step &step, float *memory, float *scratch, int task, const Callers &callers) {
+void run_task(const KernelStep &step, float *memory, float *scratch, int task, const CallerTensors &callers) {
     switch (step.kind) {
         case SUMS: return run_sums(step, memory, scratch, task);
         case NODES: return run_nodes(step, memory, scratch, task, callers);
@@ -32,9 +32,9 @@ double seconds() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// What a call is about; it holds as long as there are tasks.
-struct Call {
-    const Step *steps;
+// The arguments of a call, which are valid as long as it has tasks.
+struct KernelCall {
+    const KernelStep *steps;
     int count;
     float *const *memories, *const *scratches;
     const float *const *inputs;
@@ -48,27 +48,27 @@ struct Call {
     double *times;
 };
 
-// One image's inputs and outputs.
+// The inputs and outputs of one image.
 class Image {
     std::vector<const float *> in;
     std::vector<float *> out;
 
 public:
-    Image(const Call &call, int64_t image) {
+    Image(const KernelCall &call, int64_t image) {
         for (int i = 0; i < call.input_count; i++) in.push_back(call.inputs[i] + image * call.input_sizes[i]);
         for (int i = 0; i < call.output_count; i++) out.push_back(call.outputs[i] + image * call.output_sizes[i]);
     }
-    Callers callers() const { return {in.data(), out.data()}; }
+    CallerTensors callers() const { return {in.data(), out.data()}; }
 };
 
-// Images one after the other, the tasks of each step on all threads.
-class Together : public Work {
-    const Call call;
+// One image after the other, with the tasks of each step on all threads.
+class OneImageWork : public PoolWork {
+    const KernelCall call;
     std::vector<Image> images;
     std::vector<Tasks> tasks;  // image by image, step by step
 
 public:
-    Together(const Call &about, int threads) : call(about), tasks(static_cast<size_t>(about.images) * about.count) {
+    OneImageWork(const KernelCall &about, int threads) : call(about), tasks(static_cast<size_t>(about.images) * about.count) {
         for (int i = 0; i < call.images; i++) {
             images.emplace_back(call, call.first + i);
             for (int s = 0; s < call.count; s++)
@@ -81,7 +81,7 @@ public:
         for (size_t t = 0; t < tasks.size(); t++) {
             const size_t s = t % call.count;
             tasks[t].share(number, [&](int task) {
-                const Callers callers = images[t / call.count].callers();
+                const CallerTensors callers = images[t / call.count].callers();
                 run_task(call.steps[s], call.memories[0], call.scratches[number], task, callers);
             });
             tasks[t].wait();
@@ -94,14 +94,14 @@ public:
     }
 };
 
-// Each image on one thread, in memory of its own.
-class Apart : public Work {
-    const Call call;
+// Each image on one thread, with separate memory.
+class ManyImagesWork : public PoolWork {
+    const KernelCall call;
     std::vector<Image> images;
     Tasks tasks;
 
 public:
-    Apart(const Call &about, int threads) : call(about) {
+    ManyImagesWork(const KernelCall &about, int threads) : call(about) {
         for (int i = 0; i < call.images; i++) images.emplace_back(call, call.first + i);
         tasks.set(call.images, threads);
     }
@@ -125,15 +125,15 @@ int wirings_lanes() { return LANES; }
 int wirings_block() { return BLOCK; }
 int wirings_tile(int block) { return block == 1 ? TILE : DENSE_TILE; }
 int wirings_panel() { return PANEL * LANES; }
-int64_t wirings_step_bytes() { return sizeof(Step); }
+int64_t wirings_step_bytes() { return sizeof(KernelStep); }
 
-int64_t wirings_scratch(const Step *step) {
+int64_t wirings_scratch(const KernelStep *step) {
     if (step->kind == NODES) return scratch_of(*step);
     if (step->kind == SUMS && step->flag) return step->block * ceil_div(step->length, LANES) * LANES;
     return step->kind == LINEAR ? step->inputs : 0;
 }
 
-// Zeros, on large pages where the system has them: maps lie far apart, and each page costs a look-up.
+// Memory of zeros, on large pages if the system has them: maps are far apart, and each page costs a lookup.
 float *wirings_memory(int64_t floats) {
     const size_t page = size_t{1} << 21, bytes = (static_cast<size_t>(floats) * sizeof(float) + page - 1) / page * page;
     void *memory = nullptr;
@@ -147,33 +147,33 @@ float *wirings_memory(int64_t floats) {
 
 void wirings_free(float *memory) { free(memory); }
 
-// Null where there is no memory for it. No exception may leave this library: it would end the process.
-Pool *wirings_pool(int threads) {
+// Null if there is not enough memory. No exception may leave this library, since it would terminate the process.
+ThreadPool *wirings_pool(int threads) {
     try {
-        return new Pool(threads);
+        return new ThreadPool(threads);
     } catch (const std::bad_alloc &) {
         return nullptr;
     }
 }
 
-enum { IMAGES = 1024 };  // that are handed out at a time: each takes memory for its tasks
+enum { IMAGES = 1024 };  // images that are scheduled at a time, since each takes memory for its tasks
 
-// Images one after the other, each on all threads (memories has one), or each on one thread (a memory for every thread).
-// `times`, where it is given, gets the seconds of every step added. Returns 0, or 1 where there is no memory left.
-int wirings_run(Pool *pool, const Step *steps, int count, float *const *memories, float *const *scratches,
+// Run one image after the other on all threads, with one memory, or each image on one thread, with a memory per thread.
+// If `times` is not null, the seconds of each step are added to it. Returns 0, or 1 if there is not enough memory.
+int wirings_run(ThreadPool *pool, const KernelStep *steps, int count, float *const *memories, float *const *scratches,
                  const float *const *inputs, const int64_t *input_sizes, int input_count, float *const *outputs,
                  const int64_t *output_sizes, int output_count, int64_t images, int apart, double *times) {
     std::lock_guard<std::mutex> lock(pool->using_it);
     for (int64_t first = 0; first < images; first += IMAGES) {
         const int own = static_cast<int>(images - first < IMAGES ? images - first : IMAGES);
-        const Call call = {steps, count, memories, scratches, inputs, input_sizes, input_count,
+        const KernelCall call = {steps, count, memories, scratches, inputs, input_sizes, input_count,
                            outputs, output_sizes, output_count, first, own, times};
-        std::shared_ptr<Work> work;
+        std::shared_ptr<PoolWork> work;
         try {
             if (apart)
-                work = std::make_shared<Apart>(call, pool->threads);
+                work = std::make_shared<ManyImagesWork>(call, pool->threads);
             else
-                work = std::make_shared<Together>(call, pool->threads);
+                work = std::make_shared<OneImageWork>(call, pool->threads);
         } catch (const std::bad_alloc &) {
             return 1;
         }

@@ -1,4 +1,4 @@
-// Vectors of floats as the compiler's own extension has them: AVX-512, AVX2, NEON or SSE, whatever the machine has.
+// Vectors of floats, with the compiler's vector extensions: AVX-512, AVX2, NEON or SSE, as the machine has them.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ enum { LANES = 4, REGISTERS = 16 };
 #define UNROLLED _Pragma("GCC unroll 32")
 #endif
 
-enum { LINE = 16 };  // floats in a cache line: what every channel's memory starts at a multiple of
+enum { LINE = 16 };  // floats in a cache line, to which every channel is aligned
 
 typedef float V __attribute__((vector_size(4 * LANES)));
 typedef int32_t I __attribute__((vector_size(4 * LANES)));
@@ -35,11 +35,11 @@ static inline V load(const float *p) { return *reinterpret_cast<const Anywhere *
 static inline I load_mask(const int32_t *p) { return *reinterpret_cast<const AnywhereI *>(p); }
 static inline void store(float *p, V v) { *reinterpret_cast<Anywhere *>(p) = v; }
 
-static inline V all(float x) { return x - V{}; }  // minus zero changes no number, not even -0
+static inline V all(float x) { return x - V{}; }  // subtracting zero changes no number, not even -0
 
 static inline V masked(V v, I mask) { return reinterpret_cast<V>(reinterpret_cast<I>(v) & mask); }
 
-// The first n lanes only; n is 0 to LANES.
+// Store the first n lanes, from 0 to LANES.
 static inline void store_part(float *p, V v, int n) {
 #if defined(__AVX512F__)
     _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << n) - 1), reinterpret_cast<__m512>(v));
@@ -66,7 +66,7 @@ static inline I count_up() {
     return v;
 }
 
-// Every second number of 2 · LANES numbers: those at even places, and those at odd ones.
+// The numbers at even and at odd positions of 2 · LANES numbers.
 static inline V evens(V a, V b);
 static inline V odds(V a, V b);
 
@@ -87,14 +87,15 @@ static inline V evens(V a, V b) { return PICK(a, b, 0, 2, 4, 6); }
 static inline V odds(V a, V b) { return PICK(a, b, 1, 3, 5, 7); }
 #endif
 
-// What follows a sum: a ReLU is 0 to infinity, nothing is -infinity to infinity. NaN goes through, as in PyTorch.
-struct Activation {
+// The range that a sum is clamped to: 0 to infinity for a ReLU, -infinity to infinity for none. NaN is kept, as in
+// PyTorch.
+struct ClampRange {
     float low, high;
 
     int limits() const { return high < __builtin_inff() ? 2 : low > -__builtin_inff() ? 1 : 0; }
 };
 
-// With as many of the limits as there are: none, the lower one, or both.
+// Apply the limits: none, the lower one, or both.
 template <int LIMITS>
 static inline V limited(V v, V low, V high) {
     if (LIMITS > 0) v = v < low ? low : v;
@@ -102,6 +103,6 @@ static inline V limited(V v, V low, V high) {
     return v;
 }
 
-static inline V limited(V v, const Activation &activation) {
+static inline V limited(V v, const ClampRange &activation) {
     return limited<2>(v, all(activation.low), all(activation.high));
 }

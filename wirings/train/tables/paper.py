@@ -205,13 +205,13 @@ def _footnotes(rows: Sequence[TableRow]) -> list[str]:
         for row in rows
         if row.left_out
     ]
-    told = [f"{row.recipe}: {remark}" for row in rows for remark in remarks(row.size, row.note)]
+    sizes = [f"{row.recipe}: {remark}" for row in rows for remark in remarks(row.size, row.note)]
     published = [
         "Figures with a star were published by the authors with their code; the paper's table does not have these rows."
     ]
     legends = [text for name, text in LEGENDS.items() if any(row.recipe.startswith(f"{name}/") for row in rows)]
     starred = published if any(row.published for row in rows) else []
-    return [*legends, *starred, *left_out, *told, *_not_at_hand(rows)]
+    return [*legends, *starred, *left_out, *sizes, *_not_at_hand(rows)]
 
 
 def _not_at_hand(rows: Sequence[TableRow]) -> list[str]:

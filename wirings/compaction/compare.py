@@ -1,0 +1,78 @@
+"""Compare outputs with those expected, up to rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from wirings.compaction.program import Program
+from wirings.errors import WiringError
+
+TOLERANCE = 1e-5
+"""The largest difference between outputs that rounding explains, as a share of the largest output."""
+
+
+@torch.no_grad()
+def check_outputs(
+    program: Program,
+    found: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    expected: Sequence[Tensor],
+    what: str,
+    tolerance: float = TOLERANCE,
+) -> float:
+    """Compare outputs with those expected.
+
+    Where the expected outputs themselves are further from exact arithmetic than the tolerance (a model may divide by
+    almost nothing), running ``program`` in double precision tells by how much; the outputs may be twice as far off.
+
+    Args:
+        program: the model as a program.
+        found: the outputs to compare.
+        inputs: what they were computed from.
+        expected: the model's outputs.
+        what: what computed the outputs, for the error message.
+        tolerance: the largest difference allowed, as a share of the largest output.
+
+    Returns:
+        The largest difference, as a share of the largest output.
+
+    Raises:
+        WiringError: if the difference is too large.
+    """
+    worst = 0.0
+    exact: tuple[Tensor, ...] | None = None
+    for number, (one, two) in enumerate(zip(found, expected, strict=True)):
+        scale = largest_magnitude(two)
+        difference = relative_difference(one, two, scale)
+        worst = max(worst, difference)
+        if difference <= tolerance:
+            continue
+        if exact is None:
+            exact = program.to(torch.float64).run(*(x.double() if x.is_floating_point() else x for x in inputs))
+        own = relative_difference(two, exact[number], scale)
+        if not relative_difference(one, exact[number], scale) <= max(tolerance, 2 * own):
+            raise WiringError(
+                f"the outputs of {what} differ from the model's by {difference:.1e} of the largest output, which is "
+                f"more than {tolerance:.0e}; the model itself is off by {own:.1e} from exact arithmetic. Check that "
+                "the model is deterministic in eval(). If it is, this is a bug in wirings: please report it with the "
+                "model."
+            )
+    return worst
+
+
+def largest_magnitude(x: Tensor) -> float:
+    """The largest finite magnitude of a tensor; 1 if it has none, or if all are zero."""
+    finite = x[torch.isfinite(x)].double()
+    return (float(finite.abs().max()) or 1.0) if finite.numel() else 1.0
+
+
+def relative_difference(one: Tensor, two: Tensor, scale: float) -> float:
+    """The largest difference between two tensors, divided by ``scale``."""
+    if one.shape != two.shape:
+        raise WiringError(f"the compact model returns shape {tuple(one.shape)}, the model {tuple(two.shape)}.")
+    difference = (one.double() - two.double()).abs()
+    same = torch.isnan(one) & torch.isnan(two) | (one == two)  # infinities are equal, but their difference is NaN
+    return float(torch.where(same, 0.0, difference).max()) / scale if difference.numel() else 0.0

@@ -1,0 +1,141 @@
+"""Any other operator, run by PyTorch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from wirings.compaction.allowed_operators import (
+    ALLOWED_OPERATORS,
+    PYTHON_OPERATORS,
+    check_arguments,
+    python_operator,
+)
+from wirings.compaction.operation import Operation, Tensors, expect
+from wirings.errors import WiringError
+
+
+@dataclass(frozen=True)
+class InputRef:
+    """In the arguments of a `TorchOperator`: the input of this number."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class WeightRef:
+    """In the arguments of a `TorchOperator`: the weight of this number."""
+
+    number: int
+
+
+@dataclass(frozen=True, eq=False)
+class TorchOperator(Operation):
+    """An operator of PyTorch or Python with its arguments. Unless ``channelwise``, it needs all channels around it."""
+
+    input_count = None
+    target: str = ""
+    """An operator such as ``aten::softmax.int``, or one of Python's such as ``getitem``."""
+    arguments: tuple[Any, ...] = ()
+    """Numbers, strings, tuples of them, `InputRef` and `WeightRef`."""
+    options: tuple[tuple[str, Any], ...] = ()
+    """Keyword arguments."""
+    channelwise: bool = False
+    """Whether it takes one tensor and treats all of its channels alike and separately."""
+    held: tuple[Tensor, ...] = ()
+    """The weights."""
+
+    def compute(self, inputs: Sequence[Tensor], own: Tensors) -> Tensor:
+        def resolve(x: Any) -> Any:
+            if isinstance(x, InputRef):
+                return inputs[x.number]
+            if isinstance(x, WeightRef):
+                return own[f"held{x.number}"]
+            return [resolve(item) for item in x] if isinstance(x, tuple) else x
+
+        named = {name: resolve(x) for name, x in self.options}
+        arguments = tuple(resolve(x) for x in self.arguments)
+        check_arguments(self.target, arguments, named)
+        return find_operator(self.target)(*arguments, **named)
+
+    def tensors(self) -> dict[str, Tensor | None]:
+        return {f"held{i}": value for i, value in enumerate(self.held)}
+
+    def with_tensors(self, own: Tensors) -> Self:
+        return dataclasses.replace(self, held=tuple(own[f"held{i}"] for i in range(len(self.held))))
+
+    def with_dtype(self, dtype: torch.dtype) -> Self:
+        def changed(x: Any) -> Any:
+            if isinstance(x, tuple):
+                return tuple(changed(item) for item in x)
+            return dtype if x in (torch.float32, torch.float64) else x
+
+        return dataclasses.replace(self, arguments=changed(self.arguments), options=changed(self.options))
+
+    @property
+    def opaque(self) -> bool:
+        return not self.channelwise
+
+    @property
+    def fixed_size(self) -> bool:
+        return True
+
+    def pruned_weights(self, wanted: Tensor) -> dict[str, Any]:
+        return {}
+
+    # ---- files ------------------------------------------------------------------------------------------------------
+
+    def infer(self, inputs: Sequence[Any]) -> Any:
+        check_target(self.target)
+        _check_references((self.arguments, self.options), len(inputs), len(self.held))
+        options = dict(_on_meta(self.options))
+        if self.target not in PYTHON_OPERATORS:
+            names = [argument.name for argument in find_operator(self.target)._schema.arguments]
+            expect(set(options) <= set(names), "arguments that the operator has")
+            if "device" in names[len(self.arguments) :]:
+                options["device"] = torch.device("meta")
+        own = {name: torch.empty_like(x, device="meta") for name, x in self.tensors().items() if x is not None}
+        meta = dataclasses.replace(self, arguments=_on_meta(self.arguments), options=tuple(options.items()))
+        made: Any = meta.compute(inputs, own)
+        several = made if isinstance(made, (tuple, list)) else (made,)
+        expect(all(isinstance(x, (Tensor, int, float)) for x in several), "tensors or numbers")
+        on_meta = all(not isinstance(x, Tensor) or x.is_meta for x in several)
+        expect(on_meta, "tensors that depend on its arguments alone")
+        return made
+
+
+def find_operator(target: str) -> Any:
+    """The operator of a name: PyTorch's, such as ``aten::softmax.int``, or one of `PYTHON_OPERATORS`."""
+    if target in PYTHON_OPERATORS:
+        return python_operator(target)
+    namespace, _, name = target.partition("::")
+    name, _, overload = name.partition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
+
+
+def check_target(target: str) -> None:
+    """Raise unless a file may contain an operator."""
+    if target not in ALLOWED_OPERATORS and target not in PYTHON_OPERATORS:
+        raise WiringError(
+            f"the operator {target[:60]!r} is not allowed in a file (see wirings/compaction/allowed_operators.py)"
+        )
+
+
+def _check_references(x: Any, inputs: int, weights: int) -> None:
+    if isinstance(x, tuple):
+        for item in x:
+            _check_references(item, inputs, weights)
+    elif isinstance(x, (InputRef, WeightRef)):
+        most = inputs if isinstance(x, InputRef) else weights
+        expect(type(x.number) is int and 0 <= x.number < most, f"an argument's number from 0 to {most - 1}")
+
+
+def _on_meta(x: Any) -> Any:
+    if isinstance(x, tuple):
+        return tuple(_on_meta(item) for item in x)
+    return torch.device("meta") if isinstance(x, torch.device) else x

@@ -1,0 +1,251 @@
+"""A module that runs a network with the compiled kernels."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from wirings.compaction import check_outputs, check_path
+from wirings.compaction.operations import Operation
+from wirings.compaction.program import Program, bind_inputs, check_batch
+from wirings.engine.build import kernels, processor
+from wirings.engine.execution_plan import ExecutionPlan
+from wirings.engine.pack_steps import StepChoice
+from wirings.engine.report import EngineReport, StepReport
+from wirings.engine.segments import ProgramSegment, split_program
+from wirings.engine.tune import step_seconds, tune
+from wirings.errors import WiringError, unknown
+
+ENGINES = ("auto", "sparse", "dense", "torch")
+TOLERANCE = 1e-3
+"""A larger difference from PyTorch's outputs, as a share of the largest output, cannot be explained by rounding."""
+MAX_THREADS = 1024
+"""More than any machine has cores. Each thread takes memory of its own."""
+REPORT_RUNS = 31
+"""Runs of which a report shows the median."""
+
+
+class EngineModel(nn.Module):
+    """A network compiled for this machine, which `wirings.engine.compile` and `wirings.engine.load` return.
+
+    It takes and returns what the network does, in float32 on the CPU, for images of one size and any batch size.
+    """
+
+    def __init__(
+        self, program: Program, engine: str = "auto", threads: int | None = None, choices: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__()
+        check_settings(engine, threads)
+        self.program = program.to(device="cpu", dtype=torch.float32)
+        self.engine, self.threads = engine, threads or torch.get_num_threads()
+        library = None if engine == "torch" else kernels()
+        self.compiled = library is not None
+        """Whether the compiled kernels are used; otherwise the network runs on PyTorch."""
+        self._shapes, self._like = self.program.shapes(), self.program.zeros(0)
+        self._segments = self._make_segments(library)
+        self._report: EngineReport | None = None
+        if library is not None:
+            self._choose(choices)
+            self._verify()
+
+    # ---- compiling --------------------------------------------------------------------------------------------------
+
+    def _make_segments(self, library: ctypes.CDLL | None) -> list[ProgramSegment]:
+        program = self.program
+        pieces = list(split_program(program, self._shapes)) if library is not None else [(False, program.operations)]
+        if not any(native for native, _ in pieces):
+            pieces = [(False, program.operations)]
+        segments = []
+        for number, (native, operations) in enumerate(pieces):
+            made = {o.output for o in operations}
+            later = {name for _, rest in pieces[number + 1 :] for o in rest for name in o.inputs} | set(program.outputs)
+            taken = list(dict.fromkeys(n for o in operations for n in o.inputs if n not in made))
+            given = [o.output for o in operations if o.output in later]
+            segment = ProgramSegment(operations, taken, given)
+            if native and library is not None and given:
+                own = Program({name: self._shapes[name] for name in taken}, operations, tuple(given))
+                plan = ExecutionPlan(library, own, self._shapes, self.threads)
+                if not plan.too_large:
+                    segment.plan = plan
+                    if self.threads > 1:
+                        many = ExecutionPlan(library, own, self._shapes, self.threads, together=False, like=plan)
+                        segment.batch_plan = None if many.too_large else many
+            segments.append(segment)
+        return segments
+
+    def _plans(self) -> list[ExecutionPlan]:
+        return [p for segment in self._segments for p in (segment.plan, segment.batch_plan) if p is not None]
+
+    def _choose(self, saved: dict[str, Any] | None) -> None:
+        """Choose how each step is computed: as saved on such a machine, as the user says, or by measuring."""
+        plans = self._plans()
+        if saved is not None and saved == {**saved, **self._about()} and _is_valid(saved["steps"], plans):
+            for plan, choices in zip(plans, saved["steps"], strict=True):
+                plan.choose([StepChoice(way, strips) for way, strips in choices])
+                plan.settle()
+            return
+        if self.engine != "auto":
+            for plan in plans:
+                plan.choose([plan.usual(step, self.engine) for step in plan.steps])
+                plan.settle()
+            return
+        for plan in plans:
+            images = 1 if plan.together else self.threads
+            tune(plan, [torch.zeros(images, *shape) for shape in plan.program.inputs.values()])
+
+    def _verify(self) -> None:
+        """Raise unless the kernels compute what PyTorch does, with one image per thread and with one on all threads.
+
+        This finds bugs. The tolerance is wide, since sums in another order are rounded differently.
+        """
+        images = self.program.example(self.threads + 1)
+        found = self(*images)
+        found = found if isinstance(found, tuple) else (found,)
+        check_outputs(self.program, found, images, self.program.run(*images), "the compiled network", TOLERANCE)
+
+    def _about(self) -> dict[str, Any]:
+        return {"engine": self.engine, "threads": self.threads, "processor": processor()}
+
+    # ---- running ----------------------------------------------------------------------------------------------------
+
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> Any:
+        """The outputs for a batch. Inputs may be given by keyword, by the names in ``program.inputs``."""
+        inputs = bind_inputs(list(self.program.inputs), args, kwargs)
+        self._check(inputs)
+        values: dict[str, Tensor] = dict(zip(self.program.inputs, inputs, strict=True))
+        for segment in self._segments:
+            segment.run(values, self.threads)
+        results = tuple(values[name] for name in self.program.outputs)
+        return results[0] if self.program.notes.get("one_output", len(results) == 1) else results
+
+    def _check(self, inputs: Sequence[Tensor]) -> None:
+        shapes = self.program.inputs
+        for (name, shape), like, x in zip(shapes.items(), self._like, inputs, strict=True):
+            if x.shape[1:] != shape or x.dim() != len(shape) + 1:
+                expected = ", ".join(map(str, ("batch", *shape)))
+                raise WiringError(
+                    f"{name}: this compiled network expects shape ({expected}), got {tuple(x.shape)}. Compile it with "
+                    "an example of this size."
+                )
+            if x.dtype != like.dtype or not x.is_cpu:
+                kind = str(like.dtype).removeprefix("torch.")
+                raise WiringError(
+                    f"{name}: a compiled network expects {kind} on the CPU, got {x.dtype} on {x.device}. Convert it."
+                )
+            check_batch(self.program.notes, x.shape[0])
+        if len({len(x) for x in inputs}) > 1:  # the kernels rely on it
+            counts = ", ".join(f"{len(x)} for {name}" for name, x in zip(shapes, inputs, strict=True))
+            raise WiringError(f"a compiled network expects the same batch size for all inputs, got {counts}.")
+
+    # ---- reports and files ------------------------------------------------------------------------------------------
+
+    @property
+    def report(self) -> EngineReport:
+        """How each step is computed and how long it takes for one image; measured on first access."""
+        if self._report is None:
+            steps: list[StepReport] = []
+            values = dict(zip(self.program.inputs, self.program.example(1), strict=True))
+            for segment in self._segments:
+                steps += self._time_segment(segment, values)
+                segment.run(values, self.threads)
+            self._report = EngineReport(self.engine if self.compiled else "torch", self.threads, steps)
+        return self._report
+
+    def _time_segment(self, segment: ProgramSegment, values: dict[str, Tensor]) -> list[StepReport]:
+        if segment.plan is None:
+            return [self._time_operation(o, values) for o in segment.operations]
+        inputs = [values[name].contiguous() for name in segment.inputs]
+        taken = np.array([step_seconds(segment.plan, inputs) for _ in range(REPORT_RUNS)])
+        rows = []
+        for step, choice, seconds in zip(segment.plan.steps, segment.plan.choices, np.median(taken, 0), strict=True):
+            way = choice.way if step.fused is not None else ""
+            kind = step.kind.name.lower().replace("_", " ")
+            rows.append(StepReport(step.name, kind, way, choice.strips, step.work, float(seconds)))
+        return rows
+
+    @torch.no_grad()
+    def _time_operation(self, operation: Operation, values: dict[str, Tensor]) -> StepReport:
+        taken = []
+        for _ in range(REPORT_RUNS):
+            start = time.perf_counter()
+            values[operation.output] = operation.run(*(values[name] for name in operation.inputs))
+            taken.append(time.perf_counter() - start)
+        work = operation.counts(self._shapes.get(operation.output, ())).mult_adds
+        kind = re.sub(r"(?<!^)(?=[A-Z])", " ", type(operation).__name__).lower()
+        return StepReport(operation.output, kind, "torch", 1, work, float(np.median(taken)))
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        """What was chosen for each step, and on which machine, for JSON."""
+        steps = [[[c.way, c.strips] for c in plan.choices] for plan in self._plans()]
+        return {**self._about(), "steps": steps}
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of memory for maps, not counting weights."""
+        return sum(plan.bytes for plan in self._plans())
+
+    def save(self, path: str | Path) -> Path:
+        """Write the network, and what was chosen for this machine, to one .safetensors file."""
+        checked = check_path(path)
+        if checked.suffix != ".safetensors":
+            raise WiringError(
+                f"expected a file name that ends in .safetensors, got {path}: other formats cannot store what was "
+                "chosen for a compiled network. Save the compact model instead."
+            )
+        notes = {**self.program.notes, "engine": self.choices}
+        Program(self.program.inputs, self.program.operations, self.program.outputs, notes).save(checked)
+        return checked
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Raise, since weights are packed for this machine; otherwise, an empty dictionary would be saved."""
+        raise WiringError(
+            "a compiled network has no state_dict, since its weights are packed for this machine. Use save() and "
+            "wirings.engine.load, or keep the model that it was compiled from."
+        )
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Raise; see `state_dict`."""
+        raise WiringError(
+            "a compiled network has no state_dict. Load it into the model that this was compiled from, and compile "
+            "that again with wirings.engine.compile."
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"program": self.program, "engine": self.engine, "threads": self.threads, "choices": self.choices}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def extra_repr(self) -> str:
+        used = "compiled kernels" if self.compiled else "PyTorch"
+        return f"engine={self.engine!r}, threads={self.threads}, {len(self.program.operations)} operations, {used}"
+
+
+def check_settings(engine: Any, threads: Any) -> None:
+    """Raise unless ``engine`` is one of `ENGINES`, and ``threads`` is None or a positive integer."""
+    if engine not in ENGINES:
+        raise unknown("engine", str(engine)[:60], ENGINES)
+    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+        raise WiringError(f"threads must be a positive integer, got {threads!r}.")
+    if threads is not None and threads > MAX_THREADS:
+        raise WiringError(f"threads must be at most {MAX_THREADS:,}, got {threads:,}.")
+
+
+def _is_valid(saved: Any, plans: list[ExecutionPlan]) -> bool:
+    """Whether the choices in a file are among those that would be measured here. The kernels do not check them."""
+    if [len(choices) for choices in saved] != [len(plan.steps) for plan in plans]:
+        return False
+    return all(
+        StepChoice(*choice) in plan.choices_of(step)
+        for choices, plan in zip(saved, plans, strict=True)
+        for choice, step in zip(choices, plan.steps, strict=True)
+    )

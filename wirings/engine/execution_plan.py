@@ -1,0 +1,261 @@
+"""An execution plan: the steps of a segment, its memory, and how the compiled kernels are called."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from ctypes import POINTER, c_double, c_int64, c_void_p
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from wirings.compaction.program import Program
+from wirings.engine.fused_steps import EdgeSum, LinearLayer, LoweredStep, NodeConvolution
+from wirings.engine.kernel_step import MAPS, KernelStep, StepKind
+from wirings.engine.lowering import Lowering
+from wirings.engine.operations import lower
+from wirings.engine.pack_steps import KernelSizes, PackedStep, StepChoice
+from wirings.errors import WiringError
+
+L1_BYTES = 24 * 1024
+"""Bytes of maps between the sums and the convolution of nodes that stay in the level-1 cache."""
+RARE, EVEN, COMMON = 0.1, 0.35, 0.7
+"""Densities: below the first, dense is never faster; above the last, sparse is never faster; at the second, both are
+about equally fast."""
+MAX_FLOATS = 2**31 - 2**16
+"""The most floats of maps, and words of the weights of one step, that the kernels can address."""
+_pools: dict[int, int] = {}
+_pools_lock = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pools.clear)  # a forked process does not have the threads
+
+
+def pool(library: ctypes.CDLL, threads: int) -> int:
+    """The thread pool that all networks with this number of threads share."""
+    found = _pools.get(threads)
+    if found is None:
+        with _pools_lock:
+            found = _pools.get(threads) or library.wirings_pool(threads)
+            if not found:
+                raise MemoryError(f"not enough memory for {threads:,} threads")
+            _pools[threads] = found
+    return found
+
+
+def installed_memory() -> int:
+    """Bytes of this machine's memory. The system kills a process that uses more, instead of refusing the allocation."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # not available on every system
+        return 2**63
+
+
+class KernelMemory:
+    """Aligned memory that the kernels allocate, initially zero."""
+
+    def __init__(self, library: ctypes.CDLL, floats: int) -> None:
+        self.library = library
+        self.pointer = library.wirings_memory(max(floats, 1))
+        if not self.pointer:
+            raise MemoryError(f"not enough memory for {4 * floats:,} bytes of maps")
+        self.address = ctypes.cast(self.pointer, c_void_p).value
+        self.values = np.ctypeslib.as_array(self.pointer, (max(floats, 1),))
+
+    def __del__(self) -> None:
+        if getattr(self, "pointer", None):
+            self.library.wirings_free(self.pointer)
+
+
+class ExecutionPlan:
+    """Steps that are ready to run. Concurrent calls are serialized.
+
+    Args:
+        library: the compiled kernels.
+        program: a program whose operations the kernels support.
+        shapes: of all of its tensors, without the batch dimension.
+        threads: the number of threads.
+        together: whether all threads work on one image, with its maps cut into bands; otherwise, each thread has images
+            of its own.
+        like: a plan of the same program, whose packed weights are reused where possible.
+    """
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        program: Program,
+        shapes: dict[str, tuple[int, ...]],
+        threads: int,
+        together: bool = True,
+        like: ExecutionPlan | None = None,
+    ) -> None:
+        self.library, self.program, self.threads, self.together = library, program, threads, together
+        self.machine = KernelSizes.of(library)
+        whole = like is not None and like.lowering.bands == 1  # then the memory has the same layout
+        self.lowering: Lowering = (
+            like.lowering if like and whole else Lowering(program, shapes, threads if together else 1, lower)
+        )
+        self.steps = self.lowering.steps
+        self.output_shapes = [shapes[name] for name in program.outputs]
+        self._kept: dict[tuple[int, StepChoice], PackedStep] = dict(like._kept) if like and whole else {}
+        self._arenas: list[KernelMemory] = []
+        self._scratch: list[KernelMemory] = []
+        self._lock = threading.Lock()
+        # Arguments of a call, allocated once.
+        self._inputs, self._outputs = (c_void_p * len(program.inputs))(), (c_void_p * len(program.outputs))()
+        self._input_sizes = _sizes(program.inputs.values())
+        self._output_sizes = _sizes(self.output_shapes)
+        self.choices: list[StepChoice] = []
+
+    @property
+    def too_large(self) -> bool:
+        """Whether it exceeds the 32-bit offsets of the kernels, or the memory of this machine."""
+        counted = self.lowering.floats > MAX_FLOATS or any(step.words > MAX_FLOATS for step in self.steps)
+        return counted or self.bytes > installed_memory()
+
+    # ---- how steps are computed --------------------------------------------------------------------------------------
+
+    def usual(self, step: LoweredStep, way: str | None = None) -> StepChoice:
+        """The choice without measuring."""
+        way = way or self._ways(step)[0]
+        if isinstance(step.fused, LinearLayer):
+            return StepChoice(way)
+        if isinstance(step.fused, EdgeSum):
+            return StepChoice(way)
+        if isinstance(step.fused, NodeConvolution):
+            rows, width = step.fused.height, step.fused.sums.width * step.fused.stride
+            shared = self._split(step)
+            strips = max(shared, -(-rows * width * 4 * 2 // L1_BYTES))
+            return StepChoice(way, min(-(-strips // shared) * shared, max(rows // 4, 1)))
+        if step.kind == StepKind.COPY:
+            return StepChoice("sparse", self.threads if self.together else 1)
+        return StepChoice()
+
+    def _ways(self, step: LoweredStep) -> list[str]:
+        """The ways that may be the fastest, the most likely first."""
+        fused = step.fused
+        if isinstance(fused, LinearLayer):
+            density = float(np.count_nonzero(fused.weight) / max(fused.weight.size, 1))
+        elif fused is not None:
+            density = (fused.sums if isinstance(fused, NodeConvolution) else fused).density
+        else:
+            return ["sparse"]
+        ways = ["sparse", "dense"] if density < EVEN else ["dense", "sparse"]
+        return ways if RARE < density < COMMON or isinstance(fused, LinearLayer) else ways[:1]
+
+    def _split(self, step: LoweredStep) -> int:
+        """The smallest number of strips of a step, one for each thread if maps are cut into bands."""
+        cut = [
+            b.kept for maps in (*step.reads(), *([step.out] if step.out else [])) for b in self.lowering.memory.of(maps)
+        ]
+        return self.lowering.bands if any(kept is not None for kept in cut) else 1
+
+    def choices_of(self, step: LoweredStep) -> list[StepChoice]:
+        """The choices that are worth measuring, the default first."""
+        usual = self.usual(step)
+        found = [usual]
+        fused = step.fused
+        ways = self._ways(step)
+        if isinstance(fused, LinearLayer):
+            found += [StepChoice(way) for way in ways]
+        elif isinstance(fused, (EdgeSum, NodeConvolution)):
+            counts = [usual.strips]
+            if isinstance(fused, NodeConvolution):
+                least = self._split(step)
+                counts += [least * n for n in (1, 2, 4, 8, 16) if least * n <= max(fused.height // 3, least)]
+            elif step.fields["flag"] == MAPS:
+                vectors = fused.height * fused.width // self.machine.lanes
+                counts += [self.threads * n for n in (1, 2, 4) if self.threads * n <= vectors // 4]
+            found += [StepChoice(way, count) for way in ways for count in counts]
+        return list(dict.fromkeys(found))
+
+    def choose(self, choices: Sequence[StepChoice]) -> None:
+        """Compute each step as chosen."""
+        self.choices = list(choices)
+        packed = []
+        for i, choice in enumerate(self.choices):
+            if (i, choice) not in self._kept:
+                self._kept[i, choice] = PackedStep(self.steps[i], self.lowering, self.machine, self.threads, choice)
+            packed.append(self._kept[i, choice])
+        self._steps = (KernelStep * len(packed))(*(p.step for p in packed))
+        need = max((self.library.wirings_scratch(ctypes.byref(p.step)) for p in packed), default=0)
+        wanted = self.bytes + 4 * need * self.threads
+        if wanted > installed_memory():
+            raise WiringError(
+                f"images of this size need {wanted:,} bytes of memory on {self.threads} threads, "
+                f'but this machine has {installed_memory():,}. Use fewer threads, smaller images, or engine="torch".'
+            )
+        if not self._scratch or len(self._scratch[0].values) < need:
+            self._scratch = [KernelMemory(self.library, need) for _ in range(self.threads)]
+        self._scratches = _pointers(self._scratch)
+
+    def settle(self) -> None:
+        """Free the weights that were packed for other choices."""
+        self._kept = {key: packed for key, packed in self._kept.items() if key[1] == self.choices[key[0]]}
+
+    # ---- running ----------------------------------------------------------------------------------------------------
+
+    def _allocate(self) -> None:
+        """Allocate the memory for maps, on the first call."""
+        for _ in range(1 if self.together else self.threads):
+            arena = KernelMemory(self.library, self.lowering.floats * self.lowering.bands)
+            for buffer in self.lowering.memory.buffers:
+                for place, row in buffer.constants(self.lowering.floats):
+                    arena.values[place : place + len(row)] = row
+            self._arenas.append(arena)
+        self._memories = _pointers(self._arenas)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of memory for maps."""
+        return 4 * self.lowering.floats * (self.lowering.bands if self.together else self.threads)
+
+    def run(self, inputs: Sequence[Tensor], times: np.ndarray | None = None) -> list[Tensor]:
+        """The outputs for inputs, which are contiguous float32 tensors on the CPU.
+
+        Args:
+            inputs: one tensor for each input of the program.
+            times: the seconds of each step are added to it.
+        """
+        batch = inputs[0].shape[0]
+        outputs = [torch.empty(batch, *shape) for shape in self.output_shapes]
+        if batch == 0:
+            return outputs
+        with self._lock:
+            if not self._arenas:
+                self._allocate()
+            for i, x in enumerate(inputs):
+                self._inputs[i] = x.data_ptr()
+            for i, x in enumerate(outputs):
+                self._outputs[i] = x.data_ptr()
+            full = self.library.wirings_run(
+                pool(self.library, self.threads),
+                self._steps,
+                len(self._steps),
+                self._memories,
+                self._scratches,
+                self._inputs,
+                self._input_sizes,
+                len(inputs),
+                self._outputs,
+                self._output_sizes,
+                len(outputs),
+                batch,
+                not self.together,
+                None if times is None else times.ctypes.data_as(POINTER(c_double)),
+            )
+        if full:
+            raise MemoryError(f"not enough memory to run {batch:,} images")
+        return outputs
+
+
+def _pointers(arenas: Sequence[KernelMemory]) -> ctypes.Array[c_void_p]:
+    return (c_void_p * len(arenas))(*(arena.address for arena in arenas))
+
+
+def _sizes(shapes: Iterable[tuple[int, ...]]) -> ctypes.Array[c_int64]:
+    sizes = [math.prod(shape) for shape in shapes]
+    return (c_int64 * len(sizes))(*sizes)

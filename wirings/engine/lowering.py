@@ -1,0 +1,212 @@
+"""Lower a program to the steps of the compiled kernels, and fuse operations into as few steps as possible.
+
+A sum over edges stays open while operations follow that can be fused with it: a norm, an addition, an activation,
+another convolution's sum. A depthwise 3 × 3 convolution after it makes it a `NodeConvolution`. Selecting, scattering
+and concatenating channels cost nothing: they only change where the next step reads. How each kind of operation is
+lowered is defined in `wirings.engine.operations`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from torch import Tensor
+
+from wirings.compaction.operations import Conv, Operation
+from wirings.compaction.program import Program
+from wirings.engine.fused_steps import (
+    CallerInput,
+    EdgeSum,
+    EdgeTerm,
+    FusedStep,
+    LinearLayer,
+    LoweredStep,
+    NodeConvolution,
+)
+from wirings.engine.kernel_step import MAPS, PHASES, StepKind
+from wirings.engine.memory_layout import EMPTY, FeatureMaps, MapMemory
+from wirings.engine.row_bands import cut_into_bands
+
+LowerOperation = Callable[["Lowering", Operation], FusedStep | FeatureMaps]
+
+
+class Lowering:
+    """The steps of a program, all of whose operations the kernels support.
+
+    Args:
+        program: the program.
+        shapes: of all of its tensors, without the batch dimension.
+        bands: into how many bands of rows maps may be cut, one for each thread.
+        lower: adds one operation; `wirings.engine.operations.lower`.
+    """
+
+    def __init__(self, program: Program, shapes: dict[str, tuple[int, ...]], bands: int, lower: LowerOperation) -> None:
+        self.program, self.shapes, self.bands = program, shapes, bands
+        self.memory, self.steps = MapMemory(), list[LoweredStep]()
+        self.values: dict[str, FeatureMaps | FusedStep] = {}
+        """Tensors that a step has computed, and steps that are still open."""
+        self.users = {name: len(users) for name, users in program.users().items()}
+        for name in program.outputs:
+            self.users[name] += 1
+        self.phases: dict[tuple[str, int, int], LoweredStep] = {}
+        for operation in program.operations:
+            self.values[operation.output] = lower(self, operation)
+        for number, name in enumerate(program.outputs):
+            maps = self.solid(self.ready(name))
+            self.emit(LoweredStep(name, StepKind.GIVE, None, maps, fields={"source": number, **size_of(maps)}))
+        for number, step in enumerate(self.steps):
+            self.memory.used(number, *step.reads(), *([step.out] if step.out is not None else []))
+        if bands > 1:
+            cut_into_bands(self.memory, self.steps, bands)
+        if not any(buffer.kept for buffer in self.memory.buffers):
+            self.bands = 1
+        self.floats = self.memory.plan()
+        """The size of the memory for all maps, or for those of one band."""
+
+    def shape(self, name: str) -> tuple[int, int, int]:
+        """Channels, height and width of a tensor; single numbers are maps of one pixel."""
+        shape = self.shapes[name]
+        return (shape[0], 1, 1) if len(shape) == 1 else (shape[0], shape[1], shape[2])
+
+    # ---- inputs of an operation -------------------------------------------------------------------------------------
+
+    def ready(self, name: str) -> FeatureMaps:
+        """A tensor in memory; a step that is still open is closed."""
+        if name not in self.values:
+            self.values[name] = self._copy_input(name)
+        value = self.values[name]
+        if not isinstance(value, FeatureMaps):
+            value = self.values[name] = self._close(value)
+        return value
+
+    def fusible(self, name: str) -> FusedStep | None:
+        """The open step that computes a tensor, if it may be fused with the only operation that reads it."""
+        value = self.values.get(name)
+        if value is None or isinstance(value, FeatureMaps) or self.users[name] != 1:
+            return None
+        return value if value.open else None
+
+    def identity(self, name: str, scale: np.ndarray | None = None) -> EdgeTerm:
+        """The channels of a tensor as edges, each to itself."""
+        maps = self.ready(name)
+        rows = np.flatnonzero(maps.buffers != EMPTY)
+        zeros = np.zeros(len(rows), int)
+        value = np.ones(len(maps), np.float32) if scale is None else scale
+        return EdgeTerm(maps, rows, rows, value[rows], zeros, zeros, len(rows))
+
+    def solid(self, maps: FeatureMaps) -> FeatureMaps:
+        """The same tensor with maps of zeros for channels that are all zero, for steps that read every channel."""
+        empty = maps.buffers == EMPTY
+        if not empty.any():
+            self.memory.join(maps)
+            return maps
+        zeros = self.memory.constant(np.zeros((1, maps.height, maps.width), np.float32))
+        filled = replace(maps, buffers=np.where(empty, zeros.buffers[0], maps.buffers))
+        self.memory.join(filled)
+        return filled
+
+    def _copy_input(self, name: str) -> FeatureMaps:
+        packed = len(self.shapes[name]) == 1
+        maps = self.memory.new(*self.shape(name), packed=packed)
+        out = FeatureMaps(1, len(maps), maps.buffers[:1], maps.channels[:1]) if packed else maps
+        fields = {"source": list(self.program.inputs).index(name), "stride_y": 1, "stride_x": 1, **size_of(out)}
+        self.emit(LoweredStep(f"{name} in", StepKind.COPY, out, fields=fields))
+        return maps
+
+    # ---- steps ------------------------------------------------------------------------------------------------------
+
+    def emit(self, step: LoweredStep) -> LoweredStep:
+        """Add a step."""
+        self.steps.append(step)
+        return step
+
+    def emit_sums(self, sums: EdgeSum, out: FeatureMaps, fields: dict[str, int]) -> LoweredStep:
+        """Add a step of sums; ``fields`` say what becomes of them."""
+        self.memory.join(*sums.sources())
+        work = sums.edges * sums.height * sums.width
+        fields = {"stride_y": 1, "stride_x": 1, **fields}
+        return self.emit(LoweredStep(sums.name, StepKind.SUMS, out, fused=sums, work=work, fields=fields))
+
+    def emit_copy(self, name: str, source: FeatureMaps, out: FeatureMaps) -> None:
+        """Add a step that copies maps."""
+        fields = {"source": -1, "stride_y": 1, "stride_x": 1, "height": source.height, "width": source.width}
+        self.emit(LoweredStep(name, StepKind.COPY, out, source, fields=fields))
+
+    def _close(self, fused: FusedStep) -> FeatureMaps:
+        """Add an open step; returns where its result is."""
+        if isinstance(fused, LinearLayer):
+            out = self.memory.new(len(fused.bias), 1, 1, packed=True)
+            work = int(np.count_nonzero(fused.weight))
+            self.emit(LoweredStep(fused.name, StepKind.LINEAR, out, fused=fused, work=work))
+            return out
+        if isinstance(fused, NodeConvolution):
+            sums = fused.sums
+            self.memory.join(*sums.sources())
+            out = self.memory.new(len(fused.bias), fused.height, fused.width)
+            work = sums.edges * sums.height * sums.width + 9 * len(fused.bias) * fused.height * fused.width
+            self.emit(LoweredStep(fused.name, StepKind.NODES, out, fused=fused, work=work))
+            return out
+        out = self.memory.new(len(fused.bias), fused.height, fused.width)
+        self.memory.join(*fused.sources(), out)
+        self.emit_sums(fused, out, {"flag": MAPS})
+        return out
+
+    # ---- strided convolutions ---------------------------------------------------------------------------------------
+
+    def phases_of(self, name: str, stride: tuple[int, int]) -> FeatureMaps:
+        """A tensor as maps of the pixels with equal remainders by the stride: (channels · stride · stride) of them."""
+        if (name, *stride) in self.phases:
+            out = self.phases[(name, *stride)].out
+            assert out is not None
+            return out
+        channels, height, width = self.shape(name)
+        sy, sx = stride
+        out = self.memory.new(channels * sy * sx, -(-height // sy), -(-width // sx))
+        self.memory.buffers[out.buffers[0]].own = True  # a phase may be smaller than the others
+        made = self.values.get(name)
+        if isinstance(made, EdgeSum) and self._only_strided(name, stride):
+            self.phases[(name, *stride)] = self.emit_sums(made, out, {"flag": PHASES, "stride_y": sy, "stride_x": sx})
+            return out
+        outside = name in self.program.inputs and name not in self.values
+        source = None if outside else self.solid(self.ready(name))
+        number = list(self.program.inputs).index(name) if outside else -1
+        fields = {"source": number, "stride_y": sy, "stride_x": sx, "height": height, "width": width}
+        copy = self.emit(LoweredStep(f"{name} by {sy} × {sx}", StepKind.COPY, out, source, fields=fields))
+        self.phases[(name, *stride)] = copy
+        return out
+
+    def _only_strided(self, name: str, stride: tuple[int, int]) -> bool:
+        """Whether only convolutions of this stride read a tensor, so that it is needed in no other form."""
+        users = self.program.users()[name]
+        strided = all(isinstance(o, Conv) and o.stride == stride and not is_node_convolution(o) for o in users)
+        return strided and name not in self.program.outputs
+
+    def read_from_caller(self, sums: EdgeSum) -> CallerInput | None:
+        """If sums are over one of the caller's inputs alone, that input; the step that copies it is removed."""
+        for (name, *stride), copy in self.phases.items():
+            if len(sums.terms) == 1 and sums.terms[0].source is copy.out and self.users[name] == 1:
+                if copy.kind != StepKind.COPY or copy.source is not None or not sums.edges:
+                    return None
+                self.steps.remove(copy)
+                return CallerInput(copy.fields["source"], *self.shape(name), (stride[0], stride[1]))
+        return None
+
+
+def is_node_convolution(o: Conv) -> bool:
+    """Whether the kernel for nodes can compute a convolution: depthwise, 3 × 3, with a padding of one pixel."""
+    square = o.weight.shape[2:] == (3, 3) and o.padding == (1, 1) and o.dilation == (1, 1)
+    return o.depthwise and square and o.stride in ((1, 1), (2, 2))
+
+
+def size_of(maps: FeatureMaps) -> dict[str, int]:
+    """The height and width of maps, as fields of a step."""
+    return {"height": maps.height, "width": maps.width}
+
+
+def as_array(x: Tensor | None, zeros: int = 0) -> np.ndarray:
+    """A weight as float32; ``zeros`` zeros if there is none."""
+    if x is None:
+        return np.zeros(zeros, np.float32)
+    return x.detach().cpu().float().numpy()

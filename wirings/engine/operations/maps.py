@@ -1,0 +1,70 @@
+"""Operations on the pixels of maps: means, pooling, slices and padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from wirings.compaction.operations import Crop, Mean, Pad, Pooling
+from wirings.engine.fused_steps import EdgeSum, LoweredStep
+from wirings.engine.kernel_step import MEANS, POOLS, StepKind
+from wirings.engine.lowering import Lowering, size_of
+from wirings.engine.memory_layout import FeatureMaps
+from wirings.engine.operations.registry import Shape, is_maps, kernel_for
+
+
+@kernel_for(Mean, lambda o, shapes: is_maps(*shapes))
+def lower_mean(lowering: Lowering, o: Mean) -> FeatureMaps:
+    name = o.inputs[0]
+    channels, height, width = lowering.shape(name)
+    out = lowering.memory.new(channels, 1, 1, packed=len(lowering.shapes[o.output]) == 1)
+    value = lowering.values.get(name)
+    if isinstance(value, EdgeSum) and lowering.users[name] == 1:
+        lowering.emit_sums(replace(value, name=o.output), out, {"flag": MEANS})
+        return out
+    source = lowering.solid(lowering.ready(name))
+    fields = {"scale": 1 / (height * width), **size_of(source)}
+    lowering.emit(LoweredStep(o.output, StepKind.MEAN, out, source, fields=fields))
+    return out
+
+
+@kernel_for(Pooling, lambda o, shapes: is_maps(*shapes) and len(o.kernel) == 2)
+def lower_pooling(lowering: Lowering, o: Pooling) -> FeatureMaps:
+    source = lowering.solid(lowering.ready(o.inputs[0]))
+    out = lowering.memory.new(*lowering.shape(o.output))
+    kind = "avg inside" if o.kind == "avg" and not o.count_padding else o.kind
+    pairs = {"kernel": o.kernel, "stride": o.stride, "pad": o.padding, "dilate": o.dilation}
+    if o.kind.startswith("adaptive"):
+        pairs = {"dilate": (1, 1)}
+    if o.kind == "avg":
+        pairs["dilate"] = (1, 1)
+    fields = {f"{name}_{side}": pair[i] for name, pair in pairs.items() for i, side in enumerate("yx")}
+    fields = {"flag": POOLS.index(kind), **fields, **size_of(source)}
+    lowering.emit(LoweredStep(o.output, StepKind.POOL, out, source, fields=fields))
+    return out
+
+
+@kernel_for(Crop, lambda o, shapes: is_maps(*shapes) and set(o.steps) == {1} and len(o.steps) == 2)
+def lower_crop(lowering: Lowering, o: Crop) -> FeatureMaps:
+    maps = lowering.solid(lowering.ready(o.inputs[0]))
+    _, height, width = lowering.shape(o.output)
+    size = (maps.height, maps.width)
+    top, left = (slice(a, b).indices(n)[0] for a, b, n in zip(o.starts, o.stops, size, strict=True))
+    part = FeatureMaps(height, width, maps.buffers, maps.channels, maps.y + top, maps.x + left)
+    out = lowering.memory.new(len(maps), height, width)
+    lowering.emit_copy(o.output, part, out)
+    return out
+
+
+def _supports_pad(o: Pad, shapes: Sequence[Shape]) -> bool:
+    return is_maps(*shapes) and min(*o.before, *o.after) >= 0 and len(o.before) == 2
+
+
+@kernel_for(Pad, _supports_pad)
+def lower_pad(lowering: Lowering, o: Pad) -> FeatureMaps:
+    maps = lowering.solid(lowering.ready(o.inputs[0]))
+    out = lowering.memory.new(*lowering.shape(o.output))
+    lowering.memory.buffers[out.buffers[0]].own = True
+    inner = FeatureMaps(maps.height, maps.width, out.buffers, out.channels, out.y + o.before[0], out.x + o.before[1])
+    lowering.emit_copy(o.output, maps, inner)
+    return out

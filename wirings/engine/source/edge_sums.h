@@ -1,0 +1,184 @@
+// Sums over edges: out[row] = activation(bias + Σ weight · in[offset + pixel]), for a tile of pixels in registers.
+//
+// One row at a time is the sparse product, where a record is an edge. Eight rows that share their records are the dense
+// product, where an input is loaded once for all of them. Everything between dense and sparse, and every kernel size, is
+// the same code with another list of records.
+#pragma once
+
+#include "stride_phases.h"
+
+enum {
+    BLOCK = REGISTERS == 32 ? 8 : 4,       // rows of a dense group
+    TILE = REGISTERS == 32 ? 16 : 12,      // vectors of pixels, one row at a time
+    DENSE_TILE = 3,
+};
+
+static inline float as_float(int32_t bits) {
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+// B rows, T vectors. A short tile would wait for its own sums, so U partial sums are accumulated separately.
+template <int B, int T, int U>
+static inline void add_up(const int32_t *record, const int32_t *end, const float *in, V (&sum)[B][T]) {
+    V apart[U][B][T];
+    UNROLLED for (int u = 1; u < U; u++)
+        UNROLLED for (int b = 0; b < B; b++)
+            UNROLLED for (int t = 0; t < T; t++) apart[u][b][t] = V{};
+    for (; record + U * (B + 1) <= end; record += U * (B + 1)) {
+        UNROLLED for (int u = 0; u < U; u++) {
+            const int32_t *own = record + u * (B + 1);
+            const float *x = in + own[0];
+            if (B == 1) {
+                const V w = all(as_float(own[1]));
+                UNROLLED for (int t = 0; t < T; t++) {
+                    V &s = u ? apart[u][0][t] : sum[0][t];
+                    s += w * load(x + t * LANES);
+                }
+            } else {
+                V pixels[T];
+                UNROLLED for (int t = 0; t < T; t++) pixels[t] = load(x + t * LANES);
+                UNROLLED for (int b = 0; b < B; b++) {
+                    const V w = all(as_float(own[1 + b]));
+                    UNROLLED for (int t = 0; t < T; t++) sum[b][t] += w * pixels[t];
+                }
+            }
+        }
+    }
+    for (; U > 1 && record < end; record += B + 1) {
+        const V w = all(as_float(record[1]));
+        UNROLLED for (int t = 0; t < T; t++) sum[0][t] += w * load(in + record[0] + t * LANES);
+    }
+    UNROLLED for (int u = 1; u < U; u++)
+        UNROLLED for (int b = 0; b < B; b++)
+            UNROLLED for (int t = 0; t < T; t++) sum[b][t] += apart[u][b][t];
+}
+
+template <int B, int T, int LIMITS>
+static inline void put(V (&sum)[B][T], const ClampRange &activation, float *const *to, const int32_t *mask) {
+    const V low = all(activation.low), high = all(activation.high);
+    UNROLLED for (int b = 0; b < B; b++) {
+        if (B > 1 && !to[b]) continue;
+        float *out = to[b];
+        UNROLLED for (int t = 0; t < T; t++) {
+            V v = limited<LIMITS>(sum[b][t], low, high);
+            if (mask) v = masked(v, load_mask(mask + t * LANES));
+            store(out + t * LANES, v);
+        }
+    }
+}
+
+// The sums of one group for one tile: from `in` + offset to `to` of each row.
+template <int B, int T>
+static void sum_tile(const int32_t *record, const int32_t *end, const float *bias, const ClampRange &activation,
+                     const float *in, float *const *to, const int32_t *mask) {
+    V sum[B][T];
+    UNROLLED for (int b = 0; b < B; b++)
+        UNROLLED for (int t = 0; t < T; t++) sum[b][t] = all(bias[b]);
+    add_up<B, T, (B > 1 || T > 6 ? 1 : T > 3 ? 2 : 4)>(record, end, in, sum);
+    switch (activation.limits()) {
+        case 0: return put<B, T, 0>(sum, activation, to, mask);
+        case 1: return put<B, T, 1>(sum, activation, to, mask);
+        default: return put<B, T, 2>(sum, activation, to, mask);
+    }
+}
+
+typedef void (*SumTile)(const int32_t *, const int32_t *, const float *, const ClampRange &, const float *,
+                        float *const *, const int32_t *);
+
+template <int B, int T>
+struct Tiles {
+    static void fill(SumTile *table) {
+        table[T] = sum_tile<B, T>;
+        Tiles<B, T - 1>::fill(table);
+    }
+};
+template <int B>
+struct Tiles<B, 0> {
+    static void fill(SumTile *) {}
+};
+
+struct Tables {
+    SumTile single[TILE + 1] = {}, dense[DENSE_TILE + 1] = {};
+    Tables() {
+        Tiles<1, TILE>::fill(single);
+        Tiles<BLOCK, DENSE_TILE>::fill(dense);
+    }
+};
+static const Tables tables;
+
+// The sums of one group for `vectors` vectors of pixels: from `in` + offset to `to` of each row.
+static inline void sum_group(const KernelStep &step, int64_t group, const float *in, float *const *to, const int32_t *mask,
+                             int64_t vectors) {
+    const SumTile *table = step.block == 1 ? tables.single : tables.dense;
+    const int32_t *record = step.records + step.starts[group], *end = step.records + step.starts[group + 1];
+    const float *bias = step.bias + group * step.block;
+    const int64_t tiles = ceil_div(vectors, step.tile);
+    if (tiles == 0) return;
+    const int64_t each = vectors / tiles, over = vectors % tiles;  // avoids a division per tile
+    float *own[BLOCK];
+    int64_t from = 0, rest = 0;
+    for (int64_t i = 0; i < tiles; i++) {
+        rest += over;
+        const bool longer = rest >= tiles;
+        if (longer) rest -= tiles;
+        for (int b = 0; b < step.block; b++) own[b] = to[b] ? to[b] + from : nullptr;
+        table[each + longer](record, end, bias, step.activation, in + from, own, mask ? mask + from : nullptr);
+        from += (each + longer) * LANES;
+    }
+}
+
+enum { RUN = 1 << 16 };  // numbers that are summed at a time, since small numbers are lost in long sums
+
+// The sum of `of(x)` over n numbers; up to LANES - 1 numbers after the last are read, but not used.
+template <class Of>
+static inline float sum_of(const float *row, int64_t n, Of &&of) {
+    float all_runs = 0;
+    for (; n > 0; row += RUN, n -= RUN) {
+        const int own = n < RUN ? static_cast<int>(n) : RUN;
+        V sum = V{};
+        int i = 0;
+        for (; i + LANES <= own; i += LANES) sum += of(load(row + i));
+        if (i < own) sum += masked(of(load(row + i)), count_up() < own - i);
+        all_runs += total(sum);
+    }
+    return all_runs;
+}
+
+static inline float sum_of(const float *row, int64_t n) {
+    return sum_of(row, n, [](V v) { return v; });
+}
+
+static inline float mean_of(const KernelStep &step, const float *map) {
+    float sum = 0;
+    for (int y = 0; y < step.height; y++) sum += sum_of(map + at(0, y, step.pitch), step.width);
+    return sum * step.scale;
+}
+
+// What becomes of the sums: maps, the mean of each map, or maps for a strided convolution. The latter two use scratch
+// memory.
+enum { MAPS, MEANS, PHASES };
+
+static void run_sums(const KernelStep &step, float *memory, float *scratch, int task) {
+    const int strip = task / step.chunk_count, chunk = task % step.chunk_count;
+    const int64_t vectors = ceil_div(step.length, LANES), phases = step.stride_y * step.stride_x;
+    const int64_t first = cut(vectors, strip, step.strips), last = cut(vectors, strip + 1, step.strips);
+    const int64_t from = first * LANES;
+    const int32_t *mask = step.mask ? step.mask + from : nullptr;
+    float *to[BLOCK];
+    for (int64_t group = step.chunks[chunk]; group < step.chunks[chunk + 1]; group++) {
+        const int32_t *out = step.out + group * step.block * phases;
+        for (int b = 0; b < step.block; b++)
+            to[b] = out[b * phases] < 0 ? nullptr : step.flag ? scratch + b * vectors * LANES : memory + out[b] + from;
+        sum_group(step, group, memory + from, to, mask, last - first);
+        for (int b = 0; step.flag && b < step.block; b++) {
+            if (!to[b]) continue;
+            if (step.flag == MEANS)
+                memory[out[b]] = sum_of(to[b], vectors * LANES) * step.scale;
+            else
+                for (int y = 0; y < step.height; y++)
+                    deal_out(to[b] + at(0, y, step.pitch), y, step.width, step, memory, out + b * phases);
+        }
+    }
+}

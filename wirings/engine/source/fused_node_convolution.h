@@ -1,0 +1,162 @@
+// A node's convolution, fused: sums over edges, an activation, and a depthwise 3 × 3 convolution. The map between them
+// never leaves the level-1 cache. A task is a strip of rows and a chunk of channels.
+#pragma once
+
+#include "edge_sums.h"
+
+enum { MARGIN = 2 * LINE };  // floats before and after a map in scratch memory that may be read, but are not used
+
+// The masks of a block of columns: false where the left or right column of a kernel is outside the map.
+static inline I inside(int first, int step, int width) {
+    const I columns = first + step * count_up();
+    return (columns >= 0) & (columns < width);
+}
+
+struct PixelRow {
+    V left, centre, right;
+};
+
+template <int STRIDE>
+static inline PixelRow read_row(const float *row, I left, I right) {
+    if (STRIDE == 1) return {masked(load(row - 1), left), load(row), masked(load(row + 1), right)};
+    const V a = load(row), b = load(row + LANES), c = load(row - 2), d = load(row + LANES - 2);
+    return {masked(odds(c, d), left), evens(a, b), masked(odds(a, b), right)};
+}
+
+static inline V weighted(const PixelRow &row, const V *kernel, V start) {
+    return row.left * kernel[0] + (row.centre * kernel[1] + (row.right * kernel[2] + start));
+}
+
+// Compute rows `from` to `to` of the output; `map` is where row 0 of the input would begin. LIMITS: see `limited`.
+template <int STRIDE, int LIMITS>
+static void convolve(const KernelStep &step, const float *map, const float *kernel, float bias, float *out, int from, int to) {
+    V k[9];
+    for (int i = 0; i < 9; i++) k[i] = all(kernel[i]);
+    const V start = all(bias), low = all(step.activation2.low), high = all(step.activation2.high);
+    const int height = step.height, width = step.width, pitch = step.pitch, out_pitch = step.out_pitch;
+    const PixelRow none = {V{}, V{}, V{}};
+    for (int x = 0; x < step.out_width; x += LANES) {
+        const int n = step.out_width - x < LANES ? step.out_width - x : LANES;
+        const I left = inside(x * STRIDE - 1, STRIDE, width), right = inside(x * STRIDE + 1, STRIDE, width);
+        const float *next = map + at(x * STRIDE, int64_t{from} * STRIDE - 1, pitch);  // the row above the first
+        const float *const end = map + at(x * STRIDE, height, pitch);
+        float *row = out + at(x, from, out_pitch);
+        const auto read = [&]() {
+            const PixelRow found = read_row<STRIDE>(next, left, right);
+            next += pitch;
+            return found;
+        };
+        const auto write = [&](const PixelRow &above, const PixelRow &centre, const PixelRow &below) {
+            const V v = weighted(above, k, start) + weighted(centre, k + 3, V{}) + weighted(below, k + 6, V{});
+            store_part(row, limited<LIMITS>(v, low, high), n);
+            row += out_pitch;
+        };
+        PixelRow a = none;
+        if (from > 0) a = read(); else next += pitch;
+        int left_over = to - from;
+        if (STRIDE == 1) {
+            PixelRow b = read();
+            const bool last = to == height;
+            left_over -= last;
+            for (; left_over >= 3; left_over -= 3) {  // three at a time, so that no row is moved between registers
+                PixelRow c = read();
+                write(a, b, c);
+                a = read();
+                write(b, c, a);
+                b = read();
+                write(c, a, b);
+            }
+            for (; left_over > 0; left_over--) {
+                const PixelRow c = read();
+                write(a, b, c);
+                a = b;
+                b = c;
+            }
+            if (last) write(a, b, none);
+        } else {
+            for (; left_over > 0; left_over--) {
+                const PixelRow b = read();
+                PixelRow c = none;
+                if (next < end) c = read();
+                write(a, b, c);
+                a = c;
+            }
+        }
+    }
+}
+
+typedef void (*Convolve)(const KernelStep &, const float *, const float *, float, float *, int, int);
+
+static Convolve convolution(const KernelStep &step) {
+    static const Convolve all_of_them[2][3] = {{convolve<1, 0>, convolve<1, 1>, convolve<1, 2>},
+                                               {convolve<2, 0>, convolve<2, 1>, convolve<2, 2>}};
+    return all_of_them[step.stride_y - 1][step.activation2.limits()];
+}
+
+// The first row of the sums that a strip of the output reads, and the row after the last.
+static inline int top_of(const KernelStep &step, const Strip &strip) {
+    const int top = strip.from * step.stride_y - 1;
+    return top < 0 ? 0 : top;
+}
+static inline int bottom_of(const KernelStep &step, const Strip &strip) {
+    const int64_t bottom = at(2, strip.to - 1, step.stride_y);
+    return bottom > step.height ? step.height : static_cast<int>(bottom);
+}
+
+// Floats of scratch memory for one map.
+static int64_t map_of(const KernelStep &step) {
+    int rows = 0;
+    for (int i = 0; i < step.strips; i++) {
+        const int own = bottom_of(step, step.strip[i]) - top_of(step, step.strip[i]);
+        rows = own > rows ? own : rows;
+    }
+    const int64_t map = static_cast<int64_t>(rows) * step.pitch + 2 * LINE + 2 * MARGIN + 2 * LANES;
+    return (map + LINE - 1) / LINE * LINE;
+}
+
+// Floats of scratch memory for one thread.
+static int64_t scratch_of(const KernelStep &step) {
+    const int64_t phases = step.source < 0 ? 0 : int64_t{step.inputs} * step.dilate_y * step.dilate_x * step.flag;
+    return step.block * map_of(step) + phases + step.length + LINE;
+}
+
+// Copy rows to the other bands that hold them.
+static inline void pass_on(const KernelStep &step, const Strip &strip, const float *own, float *memory, int32_t out) {
+    for (int band = 0; band < step.bands; band++) {
+        const int first = step.kept[2 * band], last = step.kept[2 * band + 1];
+        if (band == strip.out_band) continue;
+        for (int y = strip.from > first ? strip.from : first; y < strip.to && y < last; y++)
+            memcpy(memory + band * step.band_floats + at(out, y - first, step.out_pitch), own + at(0, y, step.out_pitch),
+                   sizeof(float) * step.out_width);
+    }
+}
+
+static void run_nodes(const KernelStep &step, float *memory, float *scratch, int task, const CallerTensors &callers) {
+    const Strip &strip = step.strip[task / step.chunk_count];
+    const int chunk = task % step.chunk_count, top = top_of(step, strip), bottom = bottom_of(step, strip);
+    const int origin = step.source < 0 ? strip.first : top;
+    const int64_t start = at(0, top - origin, step.pitch) / LINE * LINE;  // aligned to cache lines, which load faster
+    const int64_t vectors = ceil_div(at(step.width, bottom - 1 - origin, step.pitch) - start, LANES);
+    const float *in = memory + strip.band * step.band_floats + start;
+    if (step.source >= 0) {
+        make_phases(step, callers.inputs[step.source], scratch + step.length, top, bottom);
+        in = scratch + step.length;
+        scratch += int64_t{step.inputs} * step.dilate_y * step.dilate_x * step.flag + step.length;
+    }
+    float *out = memory + strip.out_band * step.band_floats;
+    const int64_t each = map_of(step);
+    const Convolve convolved = convolution(step);
+    float *rows[BLOCK];
+    for (int b = 0; b < step.block; b++) rows[b] = scratch + b * each + MARGIN;
+    for (int64_t group = step.chunks[chunk]; group < step.chunks[chunk + 1]; group++) {
+        sum_group(step, group, in, rows, nullptr, vectors);
+        for (int b = 0; b < step.block; b++) {
+            const int64_t row = group * step.block + b;
+            if (step.out[row] < 0) continue;
+            const float *map = rows[b] - start - at(0, origin, step.pitch);
+            float *to = out + step.out[row] - at(0, strip.out_first, step.out_pitch);
+            convolved(step, map, step.kernels + 9 * row, step.kernel_bias[row], to, strip.from, strip.to);
+            if (step.kept) pass_on(step, strip, to, memory, step.out[row]);
+        }
+    }
+}
