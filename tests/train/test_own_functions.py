@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from wirings import WiringError
-from wirings.train import phases, recipes, results, runs
+from wirings.train import phases, recipes, results, saved_runs
 from wirings.train.settings import from_mapping
 from wirings.train.untrained import new_model
 
@@ -76,9 +76,9 @@ def test_trains_a_model_and_data_of_the_users_own(name: str, tmp_path: Path) -> 
     assert (result.steps, result.edges) == (12, (16 * 16 + 2 * 16) // 2)
     assert result.accuracy == 100.0
     assert results.read(tmp_path / "run" / "result.json").settings["model"]["name"] == f"{name}:plain"
-    assert runs.measure(tmp_path / "run", device="cpu")[1] == 100.0, "opened again"
+    assert saved_runs.measure(tmp_path / "run", device="cpu")[1] == 100.0, "opened again"
     with pytest.raises(WiringError, match="was trained on data of your own"):
-        next(runs.predict(tmp_path / "run", [tmp_path / "image.png"], device="cpu"))
+        next(saved_runs.predict(tmp_path / "run", [tmp_path / "image.png"], device="cpu"))
 
 
 def test_options_reach_the_functions(name: str, tmp_path: Path) -> None:
