@@ -13,7 +13,7 @@ from transformers import Trainer, TrainingArguments, ViTConfig, ViTForImageClass
 
 import wirings
 from wirings.train.data import digits
-from wirings.train.integrations.hugging_face import WiringCallback
+from wirings.train.integrations.hugging_face import WiringTrainerCallback
 
 
 def main(epochs: int = 10) -> tuple[float, nn.Module]:
@@ -44,7 +44,7 @@ def main(epochs: int = 10) -> tuple[float, nn.Module]:
             use_cpu=True,
             disable_tqdm=True,
         )
-        callback = WiringCallback(wiring)
+        callback = WiringTrainerCallback(wiring)
         trainer = Trainer(model=model, args=arguments, train_dataset=rows[:1400], callbacks=[callback])
         trainer.train()
         predicted = trainer.predict(rows[1400:])

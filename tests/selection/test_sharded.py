@@ -261,7 +261,7 @@ def layouts(rank: int, folder: str) -> None:
         found = {name: value.full_tensor() for name, value in model.state_dict().items()}
         assert all(torch.equal(found[name], first[name]) for name in first)
         assert all(torch.equal(mask, before[name]) for name, mask in wiring.masks(full=True).items())
-    with pytest.raises(WiringError, match=r"is sharded over processes: load the whole weights"):
+    with pytest.raises(WiringError, match=r"is sharded over processes. Load the full weights"):
         wirings.compact(model, torch.zeros(1, 5))
     refused("is the model's own tensor", lambda m: wirings.rewind_(fully_shard(m), m.state_dict()))
     refused(

@@ -11,7 +11,7 @@ from breaking import BreakError, Heard, Stops, lines, same_runs
 from safetensors.torch import load_file
 from torch import nn
 
-from wirings import WiringError, choose, rules
+from wirings import Wiring, WiringError, choose
 from wirings.train import files, phases, recipes, results
 from wirings.train import saved_runs as runs
 from wirings.train.run import checkpoint, loop
@@ -237,7 +237,7 @@ def test_starts_from_a_given_folder(home: Path) -> None:
         ("data", r"has data.options = \{.*\}, but must have \{'examples': 50"),
         ("initial", r"has no initial.safetensors, which start.weights=initial needs"),
         ("damaged", r"last.safetensors is damaged or not a checkpoint"),
-        ("shapes", r"cannot start from .*last.safetensors: rewind_: graph.weight is"),
+        ("shapes", r"cannot start from .*last.safetensors: rewind_: graph.weight has shape"),
     ],
 )
 def test_rejects_invalid_first_runs(case: str, message: str, home: Path) -> None:
@@ -386,7 +386,7 @@ def test_norms_and_their_statistics_are_rewound(tmp_path: Path) -> None:
 
 def test_plan_is_called_in_new_and_resumed_runs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planned: list[int] = []
-    monkeypatch.setattr(rules.FineTune, "plan", lambda self, layers, steps: planned.append(steps))
+    monkeypatch.setattr(Wiring, "plan", lambda self, steps: planned.append(steps))
     with pytest.raises(BreakError):
         train(home, "tuned", log=Stops(12))
     train(home, "tuned", resume=True)

@@ -20,7 +20,7 @@ from wirings.train.run import loop
 from wirings.train.settings import with_overrides
 from wirings.train.tables import paper as tables
 from wirings.train.tables.format import millions
-from wirings.train.tables.sizes import NetworkSize, remarks
+from wirings.train.tables.sizes import CountedSize, remarks
 from wirings.train.tables.sizes import size_of as sized
 from wirings.train.untrained import new_model
 
@@ -35,7 +35,7 @@ def call(*arguments: Any) -> str:
     return result.output
 
 
-def size_of(name: str, *changes: str) -> NetworkSize:
+def size_of(name: str, *changes: str) -> CountedSize:
     recipe = recipes.get(f"table3/{name}")
     settings, _ = with_overrides(recipe.settings, changes)
     return sized(replace(recipe, settings=settings), [])

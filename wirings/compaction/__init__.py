@@ -5,14 +5,14 @@ from wirings.compaction.compact_model import CompactModel, load_compact
 from wirings.compaction.compare import check_outputs
 from wirings.compaction.export import check_path
 from wirings.compaction.program import Program
-from wirings.compaction.report import CompactionReport, NetworkSize
+from wirings.compaction.report import CompactionReport, ProgramSize
 from wirings.compaction.semi_structured import SemiStructuredLayer, semi_structured_
 
 __all__ = [
     "CompactModel",
     "CompactionReport",
-    "NetworkSize",
     "Program",
+    "ProgramSize",
     "SemiStructuredLayer",
     "check_outputs",
     "check_path",

@@ -14,10 +14,10 @@ def needed_channels(program: Program, constants: dict[str, ChannelConstants | No
 
     All others are dead: they do not reach an output, or no input reaches them, so that they are constant.
     """
-    return Liveness(program, constants).run()
+    return NeededChannels(program, constants).run()
 
 
-class Liveness:
+class NeededChannels:
     """Walks a program from its outputs to its inputs and marks the channels that are needed."""
 
     def __init__(self, program: Program, constants: dict[str, ChannelConstants | None]) -> None:

@@ -29,7 +29,7 @@ from wirings.compaction.channel_constants import ChannelConstants, all_varying
 from wirings.errors import WiringError
 
 if TYPE_CHECKING:
-    from wirings.compaction.liveness import Liveness
+    from wirings.compaction.liveness import NeededChannels
     from wirings.compaction.onnx import OnnxWriter
     from wirings.compaction.operations.affine import Affine
     from wirings.compaction.prune import Pruner
@@ -159,13 +159,13 @@ class Operation(ABC):
 
     # ---- needed channels --------------------------------------------------------------------------------------------
 
-    def mark_needed(self, liveness: Liveness, needed: Tensor) -> None:
+    def mark_needed(self, liveness: NeededChannels, needed: Tensor) -> None:
         """Mark the channels of the inputs that the ``needed`` channels of the result depend on."""
         for number, name in enumerate(self.inputs):
             if name in liveness.needed:
                 liveness.mark(name, self.needed_channels(number, needed, liveness))
 
-    def needed_channels(self, number: int, needed: Tensor, liveness: Liveness) -> Tensor:
+    def needed_channels(self, number: int, needed: Tensor, liveness: NeededChannels) -> Tensor:
         """The channels of input ``number`` that the ``needed`` channels of the result depend on."""
         return needed
 

@@ -15,7 +15,7 @@ from wirings.utils.tables import text_table
 
 
 @dataclass(frozen=True)
-class NetworkSize:
+class ProgramSize:
     """The size of a network, for one image of the example's size."""
 
     nodes: int
@@ -34,13 +34,13 @@ class NetworkSize:
     """Bytes of all tensors, zeros included."""
 
 
-def program_size(program: Program) -> NetworkSize:
+def program_size(program: Program) -> ProgramSize:
     """The size of a program."""
     shapes = program.shapes()
     counts = [o.counts(shapes.get(o.output, ())) for o in program.operations]
     nodes = sum(shape[0] if shape else 1 for shape in program.inputs.values())
     tensors = [x for _, x in program.tensors()]
-    return NetworkSize(
+    return ProgramSize(
         nodes + sum(c.nodes for c in counts),
         sum(c.edges for c in counts),
         _count_parameters(tensors),
@@ -50,7 +50,7 @@ def program_size(program: Program) -> NetworkSize:
     )
 
 
-def model_size(program: Program, model: nn.Module) -> NetworkSize:
+def model_size(program: Program, model: nn.Module) -> ProgramSize:
     """The size of a model: that of its program, but with the parameters and bytes of the model itself."""
     size, dense = _count_bytes(list(model.state_dict().values()))
     parameters = _count_parameters(list(model.parameters()))
@@ -72,8 +72,8 @@ def _count_bytes(tensors: list[Tensor]) -> tuple[int, int]:
 class CompactionReport:
     """What compaction did. Print it for a table."""
 
-    before: NetworkSize
-    after: NetworkSize
+    before: ProgramSize
+    after: ProgramSize
     difference: float
     """The largest difference between the outputs for the example, as a share of the largest output."""
 
@@ -84,7 +84,7 @@ class CompactionReport:
     @classmethod
     def from_mapping(cls, mapping: dict[str, Any]) -> CompactionReport:
         """The report from `as_mapping`; raises if a number is missing or has another type."""
-        before, after = (NetworkSize(**mapping[key]) for key in ("before", "after"))
+        before, after = (ProgramSize(**mapping[key]) for key in ("before", "after"))
         numbers = [*dataclasses.astuple(before), *dataclasses.astuple(after)]
         difference = mapping["difference"]
         if not all(type(x) is int for x in numbers) or not isinstance(difference, float):

@@ -11,7 +11,7 @@ import torch
 
 from wirings.history import History, WiringState, file_format
 from wirings.history.quantize import encode
-from wirings.history.structure import EdgeTile, NodeGroup, RecordedLayer, WiringStructure
+from wirings.history.structure import NodeGroup, RecordedLayer, RecordedTile, WiringStructure
 
 MAX_EDGES, MAX_NODES = 60_000, 3_000
 """The largest graph that is drawn node by node."""
@@ -45,7 +45,7 @@ class NodeBins:
             nodes=count,
             groups=groups,
             layers=[RecordedLayer("all layers", 0, count * count, (count, count))],
-            tiles=[EdgeTile(0, 0, count, 0, count)],
+            tiles=[RecordedTile(0, 0, count, 0, count)],
             inputs=np.unique(self.of_node[structure.inputs]),
             outputs=np.unique(self.of_node[structure.outputs]),
             layout=structure.layout,

@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from wirings.errors import WiringError
-from wirings.history.structure import DiscreteTime, EdgeTile, NodeGroup, NodeKernels, RecordedLayer, WiringStructure
+from wirings.history.structure import DiscreteTime, NodeGroup, NodeKernels, RecordedLayer, RecordedTile, WiringStructure
 from wirings.utils.layers import CONVOLUTIONS, is_transposed_linear, sends_first
 from wirings.wire.handle import Wiring
 
@@ -58,7 +58,7 @@ class _StructureBuilder:
     def __init__(self) -> None:
         self.groups: list[NodeGroup] = []
         self.layers: list[RecordedLayer] = []
-        self.tiles: list[EdgeTile] = []
+        self.tiles: list[RecordedTile] = []
         self.kernels: list[tuple[list[int], tuple[int, ...]]] = []
         self.inputs: list[np.ndarray] = []
         self.outputs: list[np.ndarray] = []
@@ -109,10 +109,12 @@ class _StructureBuilder:
         start = self.index + tile.start
         if tile.places is None and _is_range(targets) and _is_range(sources):
             first = (int(targets[0]) + offset, len(targets), int(sources[0]) + offset, len(sources))
-            self.tiles.append(EdgeTile(start, *first))
+            self.tiles.append(RecordedTile(start, *first))
         else:
             into, out_of = tile.edge_list()
-            self.tiles.append(EdgeTile(start, pairs=(into.astype(np.int64) + offset, out_of.astype(np.int64) + offset)))
+            self.tiles.append(
+                RecordedTile(start, pairs=(into.astype(np.int64) + offset, out_of.astype(np.int64) + offset))
+            )
 
     def add_layer(self, weight: WiredWeight) -> None:
         module, shape = weight.module, tuple(weight.weight.shape)
@@ -144,7 +146,7 @@ class _StructureBuilder:
             into, out_of = (cols if flip else rows) * i, (rows if flip else cols) * i
             into, out_of = (0, 0) if recurrent else (into, out_of)
             where = (targets.start + into, rows, sources.start + out_of, cols)
-            self.tiles.append(EdgeTile(self.index + i * step, *where, inner=inner, flip=flip))
+            self.tiles.append(RecordedTile(self.index + i * step, *where, inner=inner, flip=flip))
         self._finish_weight(weight)
 
     def _sources(self, weight: WiredWeight, takes: int) -> tuple[range, int]:

@@ -14,7 +14,7 @@ import numpy as np
 
 
 @dataclass(frozen=True, eq=False)
-class EdgeTile:
+class RecordedTile:
     """The nodes joined by a range of possible edges, from flat index ``start`` on.
 
     Edges are laid out row by row and, within a row, column by column, with ``inner`` edges for each pair of nodes (the
@@ -53,7 +53,7 @@ class EdgeTile:
         return {name: getattr(self, name) for name in names}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> EdgeTile:
+    def from_json(cls, data: dict[str, Any]) -> RecordedTile:
         if "pairs" in data:
             into, out_of = (np.asarray(side, np.int64) for side in data["pairs"])
             return cls(int(data["start"]), pairs=(into, out_of))
@@ -105,7 +105,7 @@ class WiringStructure:
     nodes: int
     groups: list[NodeGroup]
     layers: list[RecordedLayer]
-    tiles: list[EdgeTile]
+    tiles: list[RecordedTile]
     inputs: np.ndarray
     outputs: np.ndarray
     kernels: list[NodeKernels] = field(default_factory=list)
@@ -161,7 +161,7 @@ class WiringStructure:
             nodes=int(data["nodes"]),
             groups=[NodeGroup(str(name), int(start), int(stop)) for name, start, stop in data["groups"]],
             layers=[RecordedLayer(str(n), int(a), int(b), tuple(map(int, shape))) for n, a, b, shape in data["layers"]],
-            tiles=[EdgeTile.from_json(tile) for tile in data["tiles"]],
+            tiles=[RecordedTile.from_json(tile) for tile in data["tiles"]],
             inputs=np.asarray(data["inputs"], np.int64),
             outputs=np.asarray(data["outputs"], np.int64),
             kernels=[NodeKernels([int(v) for v in nodes], int(a), tuple(s)) for nodes, a, s in data["kernels"]],

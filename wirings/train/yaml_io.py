@@ -56,7 +56,9 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         for key, _ in node.value:
             if isinstance(key.value, str):
                 if key.value in seen:
-                    raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} twice", key.start_mark)
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"found the key {key.value!r} twice", key.start_mark
+                    )
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
 

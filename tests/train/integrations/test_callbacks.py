@@ -223,11 +223,11 @@ def train(module: nn.Module, callback: Any, folder: Path, steps: int, resume: bo
 
 @needs_trainer
 def test_trainer_steps_the_wiring_after_every_optimizer_step(tmp_path: Path) -> None:
-    from wirings.train.integrations.hugging_face import WiringCallback
+    from wirings.train.integrations.hugging_face import WiringTrainerCallback
 
     module = ForTrainer()
     wiring = wirings.wire_(module, density=falling_density())
-    trainer = train(module, WiringCallback(wiring), tmp_path, steps=12, gradient_accumulation_steps=2)
+    trainer = train(module, WiringTrainerCallback(wiring), tmp_path, steps=12, gradient_accumulation_steps=2)
     assert wiring.steps == trainer.state.global_step == 12
     logged = [line for line in trainer.state.log_history if "loss" in line]
     assert [line["wiring/edges"] for line in logged] == [325.0, 268.0, 210.0, 153.0, 96.0, 96.0]
@@ -238,11 +238,11 @@ def test_trainer_steps_the_wiring_after_every_optimizer_step(tmp_path: Path) -> 
 
 @needs_trainer
 def test_trainer_passes_the_training_length_and_the_optimizer_to_the_rule(tmp_path: Path) -> None:
-    from wirings.train.integrations.hugging_face import WiringCallback
+    from wirings.train.integrations.hugging_face import WiringTrainerCallback
 
     module = ForTrainer()
     wiring = wirings.wire_(module.model, "sparse_momentum", density=0.25)
-    trainer = train(module, WiringCallback(wiring, log=False, finalize=False), tmp_path, steps=12)
+    trainer = train(module, WiringTrainerCallback(wiring, log=False, finalize=False), tmp_path, steps=12)
     assert wiring.planned == 12
     assert sum(report.edges for report in wiring.look()) == 96
     assert not any("wiring/edges" in line for line in trainer.state.log_history)
@@ -251,35 +251,37 @@ def test_trainer_passes_the_training_length_and_the_optimizer_to_the_rule(tmp_pa
 
 @needs_trainer
 def test_trainer_resumes_from_a_checkpoint(tmp_path: Path) -> None:
-    from wirings.train.integrations.hugging_face import WiringCallback
+    from wirings.train.integrations.hugging_face import WiringTrainerCallback
 
     torch.manual_seed(0)
     whole, half, rest = ForTrainer(), ForTrainer(), ForTrainer()
-    train(whole, WiringCallback(wirings.wire_(whole, density=falling_density())), tmp_path / "whole", steps=12)
+    train(whole, WiringTrainerCallback(wirings.wire_(whole, density=falling_density())), tmp_path / "whole", steps=12)
     saved: dict[str, Any] = {"save_steps": 6}
-    train(half, WiringCallback(wirings.wire_(half, density=falling_density())), tmp_path / "half", steps=6, **saved)
+    train(
+        half, WiringTrainerCallback(wirings.wire_(half, density=falling_density())), tmp_path / "half", steps=6, **saved
+    )
     wiring = wirings.wire_(rest, density=falling_density())
-    train(rest, WiringCallback(wiring), tmp_path / "half", steps=12, resume=True, **saved)
+    train(rest, WiringTrainerCallback(wiring), tmp_path / "half", steps=12, resume=True, **saved)
     assert wiring.steps == 12
     for name, value in whole.state_dict().items():
         torch.testing.assert_close(rest.state_dict()[name], value)
     plain = ForTrainer()
     train(plain, callback_without_wiring(), tmp_path / "plain", steps=6, **saved)
     again = ForTrainer()
-    wired = WiringCallback(wirings.wire_(again, density=falling_density()))
-    with pytest.raises(WiringError, match="the checkpoint of step 6 was saved without WiringCallback"):
+    wired = WiringTrainerCallback(wirings.wire_(again, density=falling_density()))
+    with pytest.raises(WiringError, match="the checkpoint of step 6 was saved without WiringTrainerCallback"):
         train(again, wired, tmp_path / "plain", steps=12, resume=True, **saved)
 
 
 @needs_trainer
 def test_trainer_with_two_handles(tmp_path: Path) -> None:
-    from wirings.train.integrations.hugging_face import WiringCallback
+    from wirings.train.integrations.hugging_face import WiringTrainerCallback
 
     def trained(folder: Path, steps: int, resume: bool = False) -> tuple[ForTrainer, list[Any]]:
         module = ForTrainer()
         first = wirings.wire_(module, density=falling_density(), include=["model.0"])
         second = wirings.wire_(module, "dnw", density=0.5, include=["model.2"])
-        callbacks = [WiringCallback(first), WiringCallback(second)]
+        callbacks = [WiringTrainerCallback(first), WiringTrainerCallback(second)]
         train(module, callbacks, folder, steps, resume, save_steps=6)
         return module, callbacks
 

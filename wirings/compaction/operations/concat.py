@@ -16,7 +16,7 @@ from wirings.compaction.operation import Operation, Shape, Tensors
 from wirings.compaction.operations.affine import Affine, producer_absorbs_scale, scale_inputs
 
 if TYPE_CHECKING:
-    from wirings.compaction.liveness import Liveness
+    from wirings.compaction.liveness import NeededChannels
     from wirings.compaction.onnx import OnnxWriter
     from wirings.compaction.prune import Pruner
     from wirings.compaction.rewriter import ProgramRewriter
@@ -34,7 +34,7 @@ class Concat(Operation):
     def constant_channels(self, inputs: Sequence[ChannelConstants]) -> Tensor:
         return torch.cat([x.constant for x in inputs])
 
-    def needed_channels(self, number: int, needed: Tensor, liveness: Liveness) -> Tensor:
+    def needed_channels(self, number: int, needed: Tensor, liveness: NeededChannels) -> Tensor:
         return needed.split([len(liveness.needed[name]) for name in self.inputs])[number]
 
     def prune(self, pruner: Pruner, needed: Tensor) -> None:

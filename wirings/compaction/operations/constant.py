@@ -13,7 +13,7 @@ from wirings.compaction.channel_constants import ChannelConstants
 from wirings.compaction.operation import Operation, Shape, Tensors
 
 if TYPE_CHECKING:
-    from wirings.compaction.liveness import Liveness
+    from wirings.compaction.liveness import NeededChannels
     from wirings.compaction.onnx import OnnxWriter
 
 
@@ -36,7 +36,7 @@ class Constant(Operation):
         maps = self.map.double()
         return ChannelConstants(torch.ones(len(maps), dtype=torch.bool), maps)
 
-    def mark_needed(self, liveness: Liveness, needed: Tensor) -> None:
+    def mark_needed(self, liveness: NeededChannels, needed: Tensor) -> None:
         """Only the batch size of the input matters."""
 
     def to_onnx(self, writer: OnnxWriter) -> None:

@@ -14,7 +14,7 @@ from wirings.compaction.operation import Operation, Shape, Tensors
 from wirings.compaction.operations.mean import merge_into_mean
 
 if TYPE_CHECKING:
-    from wirings.compaction.liveness import Liveness
+    from wirings.compaction.liveness import NeededChannels
     from wirings.compaction.onnx import OnnxWriter
     from wirings.compaction.prune import Pruner
     from wirings.compaction.rewriter import ProgramRewriter
@@ -30,7 +30,7 @@ class Flatten(Operation):
     def constant_channels(self, inputs: Sequence[ChannelConstants]) -> Tensor:
         return inputs[0].constant.repeat_interleave(inputs[0].maps[0].numel())
 
-    def mark_needed(self, liveness: Liveness, needed: Tensor) -> None:
+    def mark_needed(self, liveness: NeededChannels, needed: Tensor) -> None:
         """All pixels of a channel are kept or removed together."""
         source = liveness.needed[self.inputs[0]]
         source |= needed.view(len(source), -1).any(1)

@@ -17,7 +17,7 @@ from wirings.compaction.operations.select_channels import expect_index
 from wirings.compaction.operations.weighted_sum import WeightedSum
 
 if TYPE_CHECKING:
-    from wirings.compaction.liveness import Liveness
+    from wirings.compaction.liveness import NeededChannels
     from wirings.compaction.onnx import OnnxWriter
     from wirings.compaction.prune import Pruner
     from wirings.compaction.rewriter import ProgramRewriter
@@ -46,7 +46,7 @@ class ScatterChannels(Operation):
         constant[self.index] = inputs[0].constant
         return constant
 
-    def needed_channels(self, number: int, needed: Tensor, liveness: Liveness) -> Tensor:
+    def needed_channels(self, number: int, needed: Tensor, liveness: NeededChannels) -> Tensor:
         return needed[self.index]
 
     def prune(self, pruner: Pruner, needed: Tensor) -> None:

@@ -17,7 +17,7 @@ from wirings.compaction.operation import Operation, Shape, Tensors, expect
 from wirings.compaction.operations.affine import Affine, producer_absorbs_scale, scale_inputs
 
 if TYPE_CHECKING:
-    from wirings.compaction.liveness import Liveness
+    from wirings.compaction.liveness import NeededChannels
     from wirings.compaction.onnx import OnnxWriter
     from wirings.compaction.prune import Pruner
     from wirings.compaction.rewriter import ProgramRewriter
@@ -39,7 +39,7 @@ class SelectChannels(Operation):
     def constant_channels(self, inputs: Sequence[ChannelConstants]) -> Tensor:
         return inputs[0].constant[self.index]
 
-    def needed_channels(self, number: int, needed: Tensor, liveness: Liveness) -> Tensor:
+    def needed_channels(self, number: int, needed: Tensor, liveness: NeededChannels) -> Tensor:
         wanted = torch.zeros_like(liveness.needed[self.inputs[0]])
         wanted[self.index[needed]] = True
         return wanted

@@ -19,7 +19,7 @@ from wirings.compaction.operations.add_map import AddMap
 from wirings.compaction.operations.affine import Affine
 
 if TYPE_CHECKING:
-    from wirings.compaction.liveness import Liveness
+    from wirings.compaction.liveness import NeededChannels
     from wirings.compaction.onnx import OnnxWriter
     from wirings.compaction.prune import Pruner
     from wirings.compaction.rewriter import ProgramRewriter
@@ -66,7 +66,7 @@ class WeightedSum(Operation):
         rows = mask.nonzero().squeeze(1)
         return torch.zeros(shape, dtype=torch.float64).index_copy(0, rows, self.from_constants(inputs[0], rows))
 
-    def needed_channels(self, number: int, needed: Tensor, liveness: Liveness) -> Tensor:
+    def needed_channels(self, number: int, needed: Tensor, liveness: NeededChannels) -> Tensor:
         matrix = self._adjacency()
         return ((needed.to(torch.float32).view(len(matrix), 1, -1) @ matrix) > 0).flatten()
 

@@ -19,17 +19,17 @@ def check_handle(wiring: object, model: nn.Module | None = None) -> None:
     """Raise unless ``wiring`` is a handle that is still in use and, if a model is given, wires a part of that model."""
     if not isinstance(wiring, Wiring):
         raise WiringError(
-            f"WiringCallback expects the handle returned by wirings.wire_(model, …), got {type(wiring).__name__}."
+            f"The callback expects the handle returned by wirings.wire_(model, …), got {type(wiring).__name__}."
         )
     if model is not None and not any(part is wiring.model for part in model.modules()):
         raise WiringError(
             f"the handle wires a {type(wiring.model).__name__} that is not part of the {type(model).__name__} being "
-            "trained. Wire that model, or a part of it, and pass its handle to WiringCallback."
+            "trained. Wire that model, or a part of it, and pass its handle to the callback."
         )
     if wiring.ended:
         raise WiringError(
             f"the handle's {type(wiring.model).__name__} is no longer wired: it was unwired or finalized (as "
-            "finalize=True does at the end of training). Wire it again and pass the new handle to a new WiringCallback."
+            "finalize=True does at the end of training). Wire it again and pass the new handle to a new callback."
         )
 
 
@@ -78,8 +78,8 @@ def check_sparse(layers: Iterable[FinalizedLayer]) -> None:
         if weights > layer.edges:
             raise WiringError(
                 f"{layer.name} was finalized with {layer.edges:,} edges but now has {weights:,} nonzero weights. A "
-                "checkpoint of the wired model was loaded, which includes hallucinated edges. Use WiringCallback(…, "
-                "finalize=False), load and test such checkpoints in the wired model, and call wirings.finalize_() at "
+                "checkpoint of the wired model was loaded, which includes hallucinated edges. Give the callback "
+                "finalize=False, load and test such checkpoints in the wired model, and call wirings.finalize_() at "
                 "the end."
             )
 

@@ -16,11 +16,11 @@ except ImportError as error:
     ) from error
 
 
-class WiringCallback(TrainerCallback):  # type: ignore[misc]
+class WiringTrainerCallback(TrainerCallback):  # type: ignore[misc]
     """Trains a wired model with the Hugging Face ``Trainer``.
 
         wiring = wirings.wire_(model, "dnw", density=0.1)
-        trainer = transformers.Trainer(model, arguments, train_dataset=data, callbacks=[WiringCallback(wiring)])
+        trainer = transformers.Trainer(model, arguments, train_dataset=data, callbacks=[WiringTrainerCallback(wiring)])
 
     Args:
         wiring: the handle of the model, or of a part of it.
@@ -44,8 +44,8 @@ class WiringCallback(TrainerCallback):  # type: ignore[misc]
             saved = (state.stateful_callbacks or {}).get(self._key)
             if saved is None:
                 raise WiringError(
-                    f"the checkpoint of step {state.global_step} was saved without WiringCallback and lacks the state "
-                    "of the wiring. Resume from a checkpoint that was saved with it, or start again."
+                    f"the checkpoint of step {state.global_step} was saved without WiringTrainerCallback and lacks the "
+                    "state of the wiring. Resume from a checkpoint that was saved with it, or start again."
                 )
             self.wiring.load_state_dict(saved)
 

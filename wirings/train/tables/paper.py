@@ -12,7 +12,7 @@ from wirings.train import data as data_sets
 from wirings.train import recipes, results
 from wirings.train.settings import first_difference, from_mapping
 from wirings.train.tables.format import duration, millions, with_commas, with_std
-from wirings.train.tables.sizes import NetworkSize, remarks, size_of
+from wirings.train.tables.sizes import CountedSize, remarks, size_of
 from wirings.utils.tables import markdown_table, text_table
 
 HEADER = (
@@ -60,7 +60,7 @@ class TableRow:
     files: tuple[Path, ...]
     left_out: int
     """The number of results that do not count: they have overrides, or the recipe has changed since."""
-    size: NetworkSize | None = None
+    size: CountedSize | None = None
     """The size of the network, if asked for."""
     note: str | None = None
     """The recipe's note."""

@@ -17,7 +17,7 @@ from wirings.train.untrained import new_model
 
 
 @dataclass(frozen=True)
-class NetworkSize:
+class CountedSize:
     """Parameters and multiply-adds of a row, in the paper and counted here."""
 
     paper_params: float | None = None
@@ -40,26 +40,26 @@ class NetworkSize:
         return all(paper is None or ours is None or millions(ours, paper) == millions(paper) for paper, ours in pairs)
 
 
-def size_of(recipe: Recipe, ours: Sequence[Result]) -> NetworkSize:
+def size_of(recipe: Recipe, ours: Sequence[Result]) -> CountedSize:
     """The size of a recipe's network: the mean over its results, or counted now if there are none."""
     paper = recipe.paper or {}
     known: dict[str, Any] = {"paper_params": paper.get("params"), "paper_mult_adds": paper.get("mult_adds")}
     measured = [result.mult_adds for result in ours if result.mult_adds is not None]
     if ours and len(measured) == len(ours):
         params = fmean(result.params for result in ours)
-        return NetworkSize(**known, params=params, mult_adds=fmean(measured), trained=True)
+        return CountedSize(**known, params=params, mult_adds=fmean(measured), trained=True)
     try:
         model = new_model(recipe.settings)
     except WiringError as error:
-        return NetworkSize(**known, reason=str(error))
+        return CountedSize(**known, reason=str(error))
     counted = profile(model)
     modules = dict(model.named_modules())
     graphs = [row.edge_mult_adds or 0 for row in counted.rows if isinstance(modules.get(row.name), Graph)]
     edges = sum(graphs) if graphs else None
-    return NetworkSize(**known, params=counted.params, mult_adds=counted.mult_adds, edges=edges)
+    return CountedSize(**known, params=counted.params, mult_adds=counted.mult_adds, edges=edges)
 
 
-def remarks(size: NetworkSize | None, note: str | None) -> list[str]:
+def remarks(size: CountedSize | None, note: str | None) -> list[str]:
     """What to say if the paper's size is not the one counted; ``note`` is the recipe's."""
     if size is None or (size.same and size.reason is None):
         return []
