@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from wirings import WiringError
 from wirings.train import phases, recipes, results, saved_runs
@@ -77,7 +78,8 @@ def test_trains_a_model_and_data_of_the_users_own(name: str, tmp_path: Path) -> 
     assert result.accuracy == 100.0
     assert results.read(tmp_path / "run" / "result.json").settings["model"]["name"] == f"{name}:plain"
     assert saved_runs.measure(tmp_path / "run", device="cpu")[1] == 100.0, "opened again"
-    with pytest.raises(WiringError, match="was trained on data of your own"):
+    Image.new("RGB", (4, 4)).save(tmp_path / "image.png")
+    with pytest.raises(WiringError, match="only your own code knows how to prepare an image"):
         next(saved_runs.predict(tmp_path / "run", [tmp_path / "image.png"], device="cpu"))
 
 
@@ -102,7 +104,7 @@ def test_options_reach_the_functions(name: str, tmp_path: Path) -> None:
         ({"model": {"name": "NAME:forgets_the_rule"}}, "takes a rule, but the model that it returned is not wired"),
         ({"model": {"name": "NAME:plian"}}, "Did you mean NAME:plain"),
         ({"model": {"name": "NAME:plain"}}, "density"),
-        ({"data": {"name": "NAME:no_data"}}, "no_data must return a wirings.train.data.base.Data, got NoneType"),
+        ({"data": {"name": "NAME:no_data"}}, "no_data must return a wirings.train.data.Data, got NoneType"),
         ({"data": {"name": "NAME:stripes", "options": {"exampels": 3}}}, "Did you mean 'examples'"),
         ({"data": {"name": "NAME stripes:"}}, "data.name must be a name or package.module:function"),
         ({"data": {"options": {"batch": 3}}}, "data.options cannot hold 'batch', which is a setting outside of it"),
