@@ -11,7 +11,7 @@ from breaking import BreakError, Heard, Stops, lines, same_runs
 from safetensors.torch import load_file
 from torch import nn
 
-from wirings import Wiring, WiringError, choose
+from wirings import Wiring, WiringError, choose, rules
 from wirings.train import files, phases, recipes, results
 from wirings.train import saved_runs as runs
 from wirings.train.run import checkpoint, loop
@@ -386,7 +386,12 @@ def test_norms_and_their_statistics_are_rewound(tmp_path: Path) -> None:
 
 def test_plan_is_called_in_new_and_resumed_runs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planned: list[int] = []
-    monkeypatch.setattr(Wiring, "plan", lambda self, steps: planned.append(steps))
+
+    def plan(wiring: Wiring, steps: int) -> None:
+        if isinstance(wiring.rule, rules.FineTune):
+            planned.append(steps)
+
+    monkeypatch.setattr(Wiring, "plan", plan)
     with pytest.raises(BreakError):
         train(home, "tuned", log=Stops(12))
     train(home, "tuned", resume=True)

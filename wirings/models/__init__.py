@@ -1,6 +1,6 @@
 """The networks of the paper's tables, by name: ``get("tiny_static", rule="dnw")``.
 
-A new model is a function in a file and a line here, or a function of your own with `register`.
+A new model is one function under `register`, in a file that is imported in this package or by your own code.
 """
 
 from wirings.models import expander, published  # noqa: F401 - registers their models

@@ -12,7 +12,7 @@ def draw_norm_scales(model: nn.Module) -> None:
     """Draw the scales of all batch and instance norms uniformly from 0 to 1, including those of a graph's nodes.
 
     PyTorch did so before version 1.2 and has initialised them to 1 since. Networks from papers of that time may need it
-    to train as they did. If a wiring is learned, fewer nodes lose their edges in the first steps (docs/theory.md).
+    to train as they did. If a wiring is learned, fewer nodes lose their edges in the first steps.
     """
     for module in model.modules():
         if isinstance(module, Convolutions):

@@ -1,21 +1,4 @@
-"""The contract of a rule: how a wiring is chosen, and how it changes.
-
-A rule sees the weights of layers, their edges (`EdgesLike`), where training stands (`Training`) and the optimizer, but
-never the model. Its callers (`wirings.wire_`, the handle, `wirings.finalize_`, the graphs) know this contract alone:
-
-- `Rule.setup` is called once, when all layers are wired: the rule chooses and remembers what it needs. What it
-  remembers goes into buffers of the edges, and so into checkpoints.
-- `Rule.forward` gives the weight of the forward pass and, through autograd, decides where the gradient goes. It may
-  look at ``edges.training`` (targeted dropout), use more than k edges in training (annealing), or shrink weights (soft
-  thresholds).
-- `Rule.real` gives the wiring: a mask of exactly k edges, those that remain in evaluation and when the model is
-  finalized.
-- `Rule.update` is called after every optimizer step, and is the only way in which a rule is told anything: the number
-  of the step, the planned length of training, and whether a schedule has just changed the budgets. What it does is a
-  function of these and of what was remembered, so that a resumed run continues in the same way.
-
-Everything else is a declaration: see the attributes of `Rule`.
-"""
+"""The contract of a rule: how a wiring is chosen, and how it changes. See `Rule`."""
 
 from __future__ import annotations
 
@@ -117,7 +100,25 @@ class Training:
 
 
 class Rule(ABC):
-    """How a wiring is chosen, and how it changes. The module's docstring describes the contract."""
+    """How a wiring is chosen, and how it changes.
+
+    A rule sees the weights of layers, their edges (`EdgesLike`), where training stands (`Training`) and the optimizer,
+    but never the model. Its callers (`wirings.wire_`, the handle, `wirings.finalize_`, the graphs) know this contract
+    alone:
+
+    - `Rule.setup` is called once, when all layers are wired: the rule chooses and remembers what it needs. What it
+      remembers goes into buffers of the edges, and so into checkpoints.
+    - `Rule.forward` gives the weight of the forward pass and, through autograd, decides where the gradient goes. It
+      may look at ``edges.training`` (targeted dropout), use more than k edges in training (annealing), or shrink
+      weights (soft thresholds).
+    - `Rule.real` gives the wiring: a mask of exactly k edges, those that remain in evaluation and when the model is
+      finalized.
+    - `Rule.update` is called after every optimizer step, and is the only way in which a rule is told anything: the
+      number of the step, the planned length of training, and whether a schedule has just changed the budgets. What
+      it does is a function of these and of what was remembered, so that a resumed run continues in the same way.
+
+    Everything else is declared by attributes.
+    """
 
     name: ClassVar[str]
     own_budget: ClassVar[bool] = False

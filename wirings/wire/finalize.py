@@ -21,7 +21,7 @@ from wirings.wire.parametrization import detach, wired
 
 
 def finalize_(model: nn.Module) -> nn.Module:
-    """Turn a wired model into plain modules, in place: original ``state_dict`` keys, exact zeros for unreal edges.
+    """Turn a wired model into plain modules: original ``state_dict`` keys, exact zeros for hallucinated edges.
 
     Outputs are those of the wired model in evaluation. Warns if a schedule of the density has not reached its end, so
     that there are more or fewer edges than were asked for, or if a rule that removes edges permanently still trained

@@ -223,7 +223,7 @@ class ConvNode(Node):
         kernel: the width of the kernel, an odd number.
         dims: the number of dimensions of the maps: 1, 2 or 3.
         eps: what the norm adds to the variance. A node without input passes gradients on 1/√eps times as large, so a
-            larger value steadies a wiring that is being learned (see docs/theory.md).
+            larger value steadies a wiring that is being learned.
 
     >>> ConvNode(before=["activation", "conv"], after=["norm"])
     ConvNode(norm='instance', activation='relu', before=('activation', 'conv'), after=('norm',),

@@ -1,6 +1,6 @@
 """Data sets, one file each, found by name.
 
-A new data set is a file and a line here, or a class of your own with `register_dataset`.
+A new data set is one file with a class under `register_dataset`, imported in this package or by your own code.
 """
 
 from wirings.train.data.base import Data, ImageDataset, Loader, LoadOptions, get, load, names, register_dataset
