@@ -35,6 +35,7 @@ def test_every_package_has_a_layer() -> None:
         ("graph/planted.py", "from wirings.rules.set import _planted", "_planted is private to rules"),
         ("graph/planted.py", "from wirings.rules import set\nset._planted()", "_planted is private to rules"),
         ("utils/planted.py", "from wirings import wire_", "utils must not import the root"),
+        ("selection/planted.py", "from ..train import recipes", "selection must not import the root"),
     ],
 )
 def test_planted_violations_are_found(module: str, line: str, message: str, tmp_path: Path) -> None:

@@ -84,6 +84,8 @@ def _imports(path: Path, package: str, modules: set[str]) -> Iterator[tuple[int,
             for alias in node.names:
                 if alias.name == package or alias.name.startswith(f"{package}."):
                     yield node.lineno, alias.name.removeprefix(package).lstrip("."), ""
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            yield node.lineno, "", ""  # relative: name the package, so that its layer can be seen
         elif isinstance(node, ast.ImportFrom) and (
             node.module == package or (node.module or "").startswith(package + ".")
         ):

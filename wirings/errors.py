@@ -7,8 +7,7 @@ from collections.abc import Iterable
 class WiringError(ValueError):
     """A mistake in how the library was used.
 
-    Its message says what was expected, what came, where, and what to do. Whatever raised it left the
-    caller's model as it was.
+    Its message says what was expected, what it got, where, and how to fix it. The caller's model is unchanged.
     """
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from wirings import WiringError, compact
 from wirings.compaction.allowed_operators import ALLOWED_OPERATORS, PYTHON_OPERATORS, python_operator
-from wirings.compaction.operations import InputRef, TorchOperator
+from wirings.compaction.operations import InputRef, TorchOperator, WeightRef
 from wirings.compaction.operations.torch_operator import find_operator
 
 A = torch.ops.aten
@@ -18,7 +18,7 @@ PRIVATE = {
     "_to_copy", "_softmax", "_log_softmax", "_native_batch_norm_legit_no_training", "_upsample_nearest_exact1d",
     "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "__and__", "__or__", "__xor__",
 }  # fmt: skip
-"""Names with an underscore that were reviewed: each has a public function that only calls it."""
+"""Names with an underscore that were reviewed. Where only the public function checks sizes, a guard of ours does."""
 
 
 @pytest.mark.parametrize("name", sorted(ALLOWED_OPERATORS))
@@ -145,3 +145,16 @@ def test_scales_of_resizing_are_checked(scale: float) -> None:
     resize = TorchOperator("y", ("x",), "aten::upsample_nearest2d", (InputRef(0), (4, 4), scale, scale))
     with pytest.raises(WiringError, match="scales from"):
         resize.run(torch.randn(1, 1, 2, 2))
+
+
+@pytest.mark.parametrize("channels", [1, 7, 9])
+def test_batch_norm_statistics_must_fit_the_channels(channels: int) -> None:
+    norm = TorchOperator(
+        inputs=("x",),
+        output="y",
+        target="aten::_native_batch_norm_legit_no_training",
+        arguments=(InputRef(0), None, None, WeightRef(0), WeightRef(0), 0.1, 1e-5),
+        held=(torch.ones(channels),),
+    )
+    with pytest.raises(WiringError, match="running_mean with an entry for each of 8 channels"):
+        norm.run(torch.ones(2, 8))

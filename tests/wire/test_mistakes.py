@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -336,3 +337,16 @@ def test_rejects_unknown_schedules() -> None:
 def test_a_rule_for_layers_on_a_graph(edges: int | None) -> None:
     with pytest.raises(WiringError, match="StaticGraph: rule 'nm' works only on layers"):
         wirings.StaticGraph(blocks=[4, 4, 2], edges=edges, node=wirings.graph.ConvNode(), rule="nm")
+
+
+def test_rejects_a_rule_that_applies_a_shared_budget_to_each_layer() -> None:
+    class EachLayer(wirings.rules.Rule):
+        name = "each_layer"
+
+        def real(self, weight: torch.Tensor, edges: Any) -> torch.Tensor:
+            return wirings.choose(weight, edges.k, edges.allowed)
+
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    with pytest.raises(WiringError, match=r"chose 64 edges over all layers, but their budget is 32"):
+        wire_(model, EachLayer(), density=0.25, share="global")
+    assert type(model[0]) is torch.nn.Linear, "it is unwired again"

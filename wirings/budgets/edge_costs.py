@@ -11,11 +11,11 @@ import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import torch
 from torch import nn
 
 from wirings.budgets.mult_adds import Call, Use, evaluating, extra, shapes, uses
 from wirings.errors import WiringError
+from wirings.utils.example_input import ExampleInput, call_error, example_arguments
 from wirings.utils.layers import multiplies, original_weight
 
 
@@ -29,14 +29,16 @@ class WeightToWire(Protocol):
     def name(self) -> str: ...
 
 
-def costs(model: nn.Module, targets: Sequence[WeightToWire], example_input: Any) -> tuple[list[int], int]:
+def costs(
+    model: nn.Module, targets: Sequence[WeightToWire], example_input: ExampleInput | None
+) -> tuple[list[int], int]:
     """Count the multiply-adds of one edge of each target, and those of everything else in the model.
 
     The model runs once on ``example_input``, in evaluation mode, and is left unchanged.
     """
     times: dict[int, dict[int, float]] = {}  # for every weight: how often, and which fraction of its rows
     numel: dict[int, int] = {}
-    found, rest = _uses(model, _arguments(model, example_input))
+    found, rest = _uses(model, example_input)
     for use in found:
         weight = original_weight(use.holder, use.attribute)
         parts, rows = times.setdefault(id(weight), {}), len(weight)
@@ -72,22 +74,9 @@ def _cost(target: WeightToWire, parts: dict[int, float]) -> int:
     return whole
 
 
-def _arguments(model: nn.Module, example_input: Any) -> tuple[Any, ...]:
-    """What to call the model with."""
-    given = getattr(model, "input_shape", None) if example_input is None else example_input
-    if given is None:
-        raise WiringError(
-            f"mult_adds= needs example_input=, what {type(model).__name__} is called with: a tensor, a tuple of "
-            "arguments, or the shape of one example without the batch, such as (3, 32, 32)."
-        )
-    if isinstance(given, (tuple, list)) and given and all(type(n) is int and n > 0 for n in given):
-        first = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
-        return (torch.zeros(1, *given, device=first.device, dtype=first.dtype),)
-    return given if type(given) is tuple else (given,)  # a packed sequence is a tuple as well
-
-
-def _uses(model: nn.Module, arguments: tuple[Any, ...]) -> tuple[list[Use], int]:
+def _uses(model: nn.Module, example_input: ExampleInput | None) -> tuple[list[Use], int]:
     """Run the model once: every use of a weight by a layer, and the multiply-adds that involve no weight."""
+    arguments = example_arguments(model, example_input, "mult_adds=")
     found: list[Use] = []
     rest = 0
 
@@ -103,15 +92,11 @@ def _uses(model: nn.Module, arguments: tuple[Any, ...]) -> tuple[list[Use], int]
     hooks = [module.register_forward_hook(hook, with_kwargs=True) for module in watched]
     try:
         with evaluating(model) as products:
-            model(*arguments)
+            model(*arguments.args, **arguments.kwargs)
     except WiringError:
         raise
     except Exception as error:
-        got = ", ".join(str(shape) for shape in shapes(arguments)) or "no tensor"
-        raise WiringError(
-            f"{type(model).__name__} does not run on example_input of shape {got}: {error} Pass a tensor or a tuple of "
-            "arguments as it is called with, or the shape of one example without the batch."
-        ) from error
+        raise call_error(model, example_input, arguments, error, "mult_adds=") from error
     finally:
         for one in hooks:
             one.remove()

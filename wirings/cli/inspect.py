@@ -43,13 +43,14 @@ def evaluate(
 def predict(
     run: RunArgument,
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE", help="Image files.", callback=check_path)],
+    best: BestOption = False,
     device: DeviceOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Classify images with a trained run: the three most likely classes of each."""
     from wirings.train.saved_runs import predict as predict_images
 
-    found = predict_images(run, images, device=device)
+    found = predict_images(run, images, best=best, device=device)
     if as_json:
         echo(json.dumps([{"image": str(path), "classes": dict(guesses)} for path, guesses in found], indent=1))
         return

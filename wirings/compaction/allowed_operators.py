@@ -153,6 +153,16 @@ def _check_attention(target: str, a: dict[str, Any]) -> None:
     _expect(query.shape[-1] == key.shape[-1], target, "queries as long as keys")
 
 
+def _check_batch_norm(target: str, a: dict[str, Any]) -> None:
+    """The operator behind `batch_norm` reads an entry for each channel without looking how many there are."""
+    x = a["input"]
+    _expect(x.dim() >= 2, target, "an input with two dimensions or more")
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        entries = a.get(name)
+        valid = entries is None or tuple(entries.shape) == (x.shape[1],)
+        _expect(valid, target, f"{name} with an entry for each of {x.shape[1]} channels")
+
+
 def _check_scales(target: str, a: dict[str, Any]) -> None:
     """A scale close to zero makes indices overflow."""
     for value in a.values():
@@ -186,6 +196,7 @@ def _check_parts(target: str, a: dict[str, Any]) -> None:
 
 ARGUMENT_CHECKS: dict[str, Callable[[str, dict[str, Any]], None]] = {
     "scaled_dot_product_attention": _check_attention,
+    "_native_batch_norm_legit_no_training": _check_batch_norm,
 }
 """Checks of arguments that PyTorch does not check, by the operator's name without its overload."""
 for _name in {name.removeprefix("aten::").partition(".")[0] for name in ALLOWED_OPERATORS}:

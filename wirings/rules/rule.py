@@ -113,7 +113,7 @@ class Rule(ABC):
       weights (soft thresholds).
     - `Rule.real` gives the wiring: a mask of exactly k edges, those that remain in evaluation and when the model is
       finalized.
-    - `Rule.update` is called after every optimizer step, and is the only way in which a rule is told anything: the
+    - `Rule.update` is called after every optimizer step, and is a rule's only source of information: the
       number of the step, the planned length of training, and whether a schedule has just changed the budgets. What
       it does is a function of these and of what was remembered, so that a resumed run continues in the same way.
 

@@ -53,7 +53,9 @@ def load_run_history(run: str | Path) -> RunHistory:
 def _load(path: Path) -> RunHistory:
     history = History.load(path, whole=False)
     if not len(history):
-        raise WiringError(f"{path} has no records" + (f": {history.damage}." if history.damage else " yet. Train on."))
+        raise WiringError(
+            f"{path} has no records" + (f": {history.damage}." if history.damage else " yet. Continue training.")
+        )
     note = ""
     if history.damage is not None:
         note = f"{path} is damaged: {history.damage}. It is shown up to step {history.steps[-1]:,}, which is intact."

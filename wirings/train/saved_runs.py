@@ -100,19 +100,20 @@ def measure(
 
 @torch.no_grad()
 def predict(
-    run: str | Path, images: Sequence[Path], *, device: str | None = None
+    run: str | Path, images: Sequence[Path], *, best: bool = False, device: str | None = None
 ) -> Iterator[tuple[Path, list[tuple[str, float]]]]:
     """Classify images.
 
     Args:
         run: see `open_run`.
         images: files to read.
+        best: see `open_run`.
         device: see `open_run`.
 
     Yields:
         Each file with its three most likely classes and their probabilities.
     """
-    (model, settings, _, context), about = _open(run, best=False, device=device)
+    (model, settings, _, context), about = _open(run, best=best, device=device)
     dataset = data_sets.get(settings.data.name)
     names = dataset.class_names or about.get("names")
     for path in images:

@@ -45,7 +45,7 @@ class CallArguments(NamedTuple):
 
 
 def example_arguments(model: nn.Module, example_input: Any, where: str) -> CallArguments:
-    """Turn an example input of any form (see the table above) into what the model is called with.
+    """Turn an example input of any form (listed above) into what the model is called with.
 
     Args:
         model: the model; a tensor that is made for a shape has the dtype and device of its first parameter.

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and folders for them."""
+"""Files that are written atomically, and folders for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from wirings.errors import WiringError
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A temporary path to write to; when it is written it is brought to the disk and gets its name in one go."""
+    """A temporary path to write to. Afterwards the file is flushed to the disk and renamed atomically."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")  # pids repeat on a shared disk
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -24,7 +24,7 @@ def whole_file(path: Path) -> Iterator[Path]:
         with part.open("rb+") as file:
             os.fsync(file.fileno())
         os.replace(part, path)
-    finally:  # it has its name, or is not wanted
+    finally:  # already renamed, or discarded
         with contextlib.suppress(OSError):
             part.unlink()
 

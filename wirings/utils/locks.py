@@ -1,7 +1,7 @@
-"""One process at a time in a folder, by a lock that the kernel gives back when its process ends, however it ends.
+"""One process at a time in a folder, by a lock that the kernel releases when the process exits.
 
 The lock is `flock` on the file ``.lock``, which says who holds it and is removed with the lock. On Windows, and on file
-systems that have no such locks, nothing keeps a second process out: `held` says so and goes on.
+systems that have no such locks, nothing keeps a second process out: `held` warns and continues.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class BusyError(WiringError):
 
 
 class Lock:
-    """A folder's lock. `take` gives one.
+    """A folder's lock, returned by `take`.
 
     Args:
         path: its file.

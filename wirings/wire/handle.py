@@ -104,9 +104,8 @@ class Wiring:
     def step(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Move schedules on and let the rule act. Call it after every ``optimizer.step()``.
 
-        If it raises, the step does not count: weights, optimizer state, budgets, what the rule remembers and the handle
-            are
-        as before.
+        If it raises, the step does not count, and weights, optimizer state, budgets, what the rule remembers and the
+        handle are restored.
 
         Args:
             optimizer: the optimizer, for rules that read or change its state; they raise if it is missing.
@@ -147,10 +146,11 @@ class Wiring:
         """Whether the rule may have moved edges between layers that each have a budget."""
         return self.rule.moves_budget and not self.layers[0].edges.shared
 
-    def _check_total(self) -> None:
-        if self._moves and (count := sum(int(layer.edges.k) for layer in self.layers)) != sum(self._counts):
+    def _check_total(self, counts: list[int] | None = None) -> None:
+        total = sum(self._counts if counts is None else counts)
+        if self._moves and (count := sum(int(layer.edges.k) for layer in self.layers)) != total:
             raise WiringError(
-                f"rule {self.rule.name!r} should have {sum(self._counts):,} real edges over all layers, but it has "
+                f"rule {self.rule.name!r} should have {total:,} real edges over all layers, but it has "
                 f"{count:,}. Either the rule is broken, or the checkpoints loaded into the model and into its handle "
                 "do not belong together."
             )
@@ -301,6 +301,7 @@ class Wiring:
                 f"this state was saved with {_shown(state['edges'])} edges, but at step {steps} the model is wired "
                 f"with {_shown(counts)}; wire the model with the budget it was saved with."
             )
+        self._check_total(counts)
         self.steps, self._ranked, self._planned_before = steps, ranked, saved
         # What the rule remembers came with the model, and so did k if the rule moves edges between layers.
         if counts != self._counts and not self._moves:
@@ -311,7 +312,6 @@ class Wiring:
             planned := saved if own is None else own
         ) is not None:  # training may be longer or shorter than it was meant
             self.plan(planned)
-        self._check_total()
 
     def __repr__(self) -> str:
         return f"<Wiring of {type(self.model).__name__}: {self.rule!r}, {len(self.layers)} layers, step {self.steps}>"

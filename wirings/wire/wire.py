@@ -32,6 +32,7 @@ from wirings.wire.edges import Edges
 from wirings.wire.handle import Wiring
 from wirings.wire.layer import Layer
 from wirings.wire.parametrization import attach, detach, wired
+from wirings.wire.report import LayerReport
 from wirings.wire.targets import Target, find
 
 
@@ -129,18 +130,29 @@ def wire_(
         with on_shards(any(is_sharded(target.weight) for target in targets)):
             rule.setup(layers)
         wiring = Wiring(model, rule, layers, plan, sizes, ranked)
+        reports = wiring.report() if layers[0].edges.shared else []
+        _check_shared_budget(wiring, reports)
     except BaseException:
         detach(model, only=[edges for _, _, _, edges in wired(model) if edges not in before])
         raise
-    _warn_if_cut_off(wiring)
+    _warn_if_cut_off(wiring, reports)
     return wiring
 
 
-def _warn_if_cut_off(wiring: Wiring) -> None:
+def _check_shared_budget(wiring: Wiring, reports: list[LayerReport]) -> None:
+    """Raise if layers do not meet their shared budget together, as with a rule that ranks each layer by itself."""
+    count, budget = sum(report.edges for report in reports), int(wiring.layers[0].edges.k)
+    if reports and count != budget:
+        raise WiringError(
+            f"rule {wiring.rule.name!r} chose {count:,} edges over all layers, but their budget is {budget:,}. With "
+            'share="global", edges.k counts the edges of all layers: let the rule use rules.choose_by, or use '
+            'share="uniform" or "erk".'
+        )
+
+
+def _warn_if_cut_off(wiring: Wiring, reports: list[LayerReport]) -> None:
     """Warn if layers that share one budget get no edges at all: nothing passes through them."""
-    if not wiring.layers[0].edges.shared:
-        return
-    empty = [report.name for report in wiring.report() if not report.edges]
+    empty = [report.name for report in reports if not report.edges]
     if empty:
         names = ", ".join(empty[:4]) + (f" and {len(empty) - 4} more" if len(empty) > 4 else "")
         warnings.warn(
