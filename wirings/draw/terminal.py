@@ -8,6 +8,7 @@ import numpy as np
 
 from wirings.draw.common import check_has_records
 from wirings.history import History, WiringState
+from wirings.utils.tables import text_table
 from wirings.utils.text import printable
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -89,13 +90,7 @@ def _group_table(state: WiringState) -> list[str]:
         dead = count - int(np.count_nonzero(state.alive[here]))
         numbers = [f"{count:,}", f"{dead:,}", f"{into[here].sum():,}", f"{out_of[here].sum():,}"]
         rows.append([printable(group.name), *numbers, sparkline(into[here], 32) if into[here].any() else ""])
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    lines = []
-    for row in [head, *rows]:
-        cells = [
-            cell.rjust(w) if 0 < i < 5 else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells))
+    lines = text_table(head, rows, align="lrrrrl", rule=False)
     if len(groups) > MAX_ROWS:
         lines.insert(-1, f"… {len(groups) - MAX_ROWS} more …")
     return lines

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from wirings.graph.liveness import path_liveness, step_liveness
+
 
 @dataclass(frozen=True, eq=False)
 class RecordedTile:
@@ -173,45 +175,15 @@ class WiringStructure:
 
 def alive(structure: WiringStructure, sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Boolean mask of the nodes that are not dead, given the real edges; agrees with `Graph.dead_nodes`."""
-    time = structure.discrete_time
-    if time is not None and time.steps:
-        return _alive_in_time(structure, time, sources, targets)
-    fed = _reachable(structure.inputs, sources, targets, structure.nodes)
-    leads = _reachable(structure.outputs, targets, sources, structure.nodes)
+    time, ends = structure.discrete_time, (structure.inputs, structure.outputs)
     if time is None:
-        return fed & leads
-    once, onward, outputs = (np.zeros(structure.nodes, bool) for _ in range(3))
-    once[targets[fed[sources]]] = onward[sources[leads[targets]]] = outputs[structure.outputs] = True
-    return (fed & onward) | (once & outputs)  # a signal must pass at least one edge before it is read
-
-
-def _alive_in_time(
-    structure: WiringStructure, time: DiscreteTime, sources: np.ndarray, targets: np.ndarray
-) -> np.ndarray:
-    """`alive` for a fixed number of steps: a signal must reach an output at a step at which it is read."""
-    last, shape = time.steps, (time.steps + 1, structure.nodes)
-    reached = np.zeros(shape, bool)  # whether a path of edges leads from an input to the node at this step
-    leads = np.zeros(shape, bool)  # whether a path of edges leads from the node at this step to an output
-    for step in range(last):
-        sending = reached[step].copy()
-        if step == 0 or time.every_in:
-            sending[structure.inputs] = True
-        reached[step + 1, targets[sending[sources]]] = True
-    for step in range(last, 0, -1):
-        wanted = leads[step].copy()
-        if step == last or time.every_out:
-            wanted[structure.outputs] = True
-        leads[step - 1, sources[wanted[targets]]] = True
-    started, read = reached.copy(), leads.copy()
-    started[: last if time.every_in else 1, structure.inputs] = True
-    read[1 if time.every_out else last :, structure.outputs] = True
-    return np.asarray(((started & leads) | (reached & read)).any(0))
-
-
-def _reachable(start: np.ndarray, sources: np.ndarray, targets: np.ndarray, nodes: int) -> np.ndarray:
-    """Boolean mask of the nodes that can be reached from ``start`` along edges."""
-    seen = np.zeros(nodes, bool)
-    seen[start] = True
-    while len(found := targets[seen[sources] & ~seen[targets]]):
-        seen[found] = True
-    return seen
+        return path_liveness(sources, targets, structure.nodes, *ends).nodes
+    return step_liveness(
+        sources,
+        targets,
+        structure.nodes,
+        *ends,
+        steps=time.steps or None,
+        input_steps=None if time.every_in else 1,
+        read_every_step=time.every_out,
+    ).nodes

@@ -25,6 +25,7 @@ from wirings.models.in_place_relu import InPlaceReluGraph
 from wirings.models.mobilenet import STAGES, MobileNetV1DNW, Stage, edges_of_width
 from wirings.models.tiny import BLOCK, EDGES, INPUTS, NODES, OUTPUTS, TinyClassifier
 from wirings.selection.functional import choose
+from wirings.utils.tables import text_table
 
 _SOLVED = "odesolve.odefunc."
 _STEPS = 5
@@ -54,9 +55,8 @@ class PublishedModel:
     """Numbers of edges, layer by layer."""
 
     def __str__(self) -> str:
-        lines = [f"{'':12}{'entries':>12}{'kept':>10}{'used':>10}"]
-        lines += [f"{x.layer:12}{x.ranked:>12,}{x.kept:>10,}{x.used:>10,}" for x in self.layers]
-        return "\n".join(lines)
+        rows = [(x.layer, x.ranked, x.kept, x.used) for x in self.layers]
+        return "\n".join(text_table(("", "entries", "kept", "used"), rows, align="lrrr", rule=False))
 
 
 def load(

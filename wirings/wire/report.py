@@ -12,6 +12,7 @@ from torch import Tensor
 from wirings.budgets.budget import LayerSize
 from wirings.selection import sharded
 from wirings.utils.layers import joined
+from wirings.utils.tables import text_table
 from wirings.wire.layer import Layer
 
 Packed = list[np.ndarray]
@@ -75,22 +76,9 @@ def table(reports: list[LayerReport]) -> str:
     """Layer reports as a text table with a line for the total."""
     head = ["layer", "shape", "edges", "density", "swapped", "no input", "no output"]
     rows = [[r.name.removesuffix(".weight"), "×".join(map(str, r.shape)), *_numbers([r])] for r in reports]
-    rows.append(
-        [
-            f"{len(reports)} layer{'s' if len(reports) > 1 else ''}",
-            f"{sum(r.possible for r in reports):,}",
-            *_numbers(reports),
-        ]
-    )
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    lines = [
-        "  ".join(
-            cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in [head, *rows]
-    ]
-    rule = "─" * len(lines[0])
-    return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
+    layers = f"{len(reports)} layer{'s' if len(reports) > 1 else ''}"
+    total = [layers, f"{sum(r.possible for r in reports):,}", *_numbers(reports)]
+    return "\n".join(text_table(head, rows, align="llrrrrr", footer=[total]))
 
 
 def _numbers(reports: list[LayerReport]) -> list[str]:
