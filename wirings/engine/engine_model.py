@@ -23,6 +23,7 @@ from wirings.engine.report import EngineReport, StepReport
 from wirings.engine.segments import ProgramSegment, split_program
 from wirings.engine.tune import step_seconds, tune
 from wirings.errors import WiringError, unknown
+from wirings.utils.checks import is_int
 
 ENGINES = ("auto", "sparse", "dense", "torch")
 TOLERANCE = 1e-3
@@ -234,7 +235,7 @@ def check_settings(engine: Any, threads: Any) -> None:
     """Raise unless ``engine`` is one of `ENGINES`, and ``threads`` is None or a positive integer."""
     if engine not in ENGINES:
         raise unknown("engine", str(engine)[:60], ENGINES)
-    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+    if threads is not None and (not is_int(threads) or threads < 1):
         raise WiringError(f"threads must be a positive integer, got {threads!r}.")
     if threads is not None and threads > MAX_THREADS:
         raise WiringError(f"threads must be at most {MAX_THREADS:,}, got {threads:,}.")

@@ -16,6 +16,7 @@ from wirings.errors import WiringError
 from wirings.graph.liveness import Liveness, path_liveness
 from wirings.graph.topology import Blocks, Complete, EdgeTile, Matrix, Topology, short_list
 from wirings.rules import Rule
+from wirings.utils.checks import is_int
 from wirings.utils.layers import parametrizations_of
 from wirings.wire.edges import Edges
 from wirings.wire.handle import Wiring
@@ -57,7 +58,7 @@ class Graph(nn.Module):
         expected = f"a number of nodes (the {'last' if from_end else 'first'} ones) or a list of node numbers"
         if nodes is None:
             raise WiringError(f"{self._kind} needs {what}=: {expected}.")
-        if isinstance(nodes, (int, np.integer)) and not isinstance(nodes, bool):
+        if is_int(nodes):
             if not 1 <= nodes <= self.nodes:
                 raise WiringError(f"{self._kind}: {what} must be 1 to {self.nodes}, the number of nodes, got {nodes}.")
             return np.arange(self.nodes - nodes, self.nodes) if from_end else np.arange(nodes)
@@ -102,7 +103,7 @@ class Graph(nn.Module):
                 f"{self._kind}: rule {rule.name!r} needs edges=, a number of edges (at most {self.allowed:,}) or a "
                 "density."
             )
-        whole = isinstance(edges, (int, np.integer)) and not isinstance(edges, bool)
+        whole = is_int(edges)
         if whole and not 1 <= edges <= self.allowed:  # type: ignore[operator]
             raise WiringError(
                 f"{self._kind}: {self.topology!r} allows 1 to {self.allowed:,} edges, got edges={edges:,}. "

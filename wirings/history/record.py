@@ -21,6 +21,7 @@ from wirings.history import file_format
 from wirings.history.from_model import kernel_weights, structure_of, wired_weights_of
 from wirings.history.quantize import encode
 from wirings.history.replay import History
+from wirings.utils.checks import is_int
 from wirings.wire import fsdp
 from wirings.wire.handle import Wiring
 
@@ -65,7 +66,7 @@ class Recorder:
         step: int = 0,
     ) -> None:
         _check_wiring(wiring)
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        if not is_int(every) or every < 1:
             raise WiringError(f"Recorder: every must be a number of steps, at least 1, got {every!r}.")
         self.wiring, self.every, self.steps = wiring, every, step
         self.path = None if path is None else Path(path)

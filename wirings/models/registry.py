@@ -11,6 +11,7 @@ from torch import nn
 
 from wirings.errors import WiringError, unknown
 from wirings.models.option_groups import LayerWiring
+from wirings.utils.checks import is_int
 
 M = TypeVar("M", bound=Callable[..., nn.Module])
 
@@ -130,6 +131,6 @@ def get(name: str, **given: Any) -> nn.Module:
         if key not in known:
             raise unknown(f"option of model {name!r}:", key, known)
     classes = given.get("classes", 1)
-    if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:
+    if not is_int(classes) or classes < 1:
         raise WiringError(f"classes must be an integer of at least 1, got {classes!r}.")
     return _registry[name](given)

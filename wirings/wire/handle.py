@@ -34,7 +34,7 @@ from wirings.budgets.ranking import rank_layers
 from wirings.errors import WiringError
 from wirings.rules.rule import Rule, Training
 from wirings.selection import sharded
-from wirings.utils.checks import check_int
+from wirings.utils.checks import check_int, is_int
 from wirings.utils.layers import parametrizations_of
 from wirings.wire import fsdp
 from wirings.wire.layer import Layer
@@ -328,7 +328,7 @@ class Wiring:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return is_int(value) and value >= 0
 
 
 def _is_wired(layer: Layer) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from wirings.errors import WiringError
+from wirings.utils.checks import is_int
 
 ORDER, EXAMPLE, BUFFER, HOLDOUT = range(4)
 """Purposes of random numbers. Each purpose has a stream of its own, see `random_stream`."""
@@ -51,7 +52,7 @@ def hold_out(labels: np.ndarray, count: Any) -> tuple[np.ndarray, np.ndarray]:
         The indices of the images to train on and those of the held-out images, both sorted.
     """
     classes = np.unique(labels)
-    if isinstance(count, bool) or not isinstance(count, int) or count < len(classes):
+    if not is_int(count) or count < len(classes):
         raise WiringError(
             f"holdout must be an integer of at least {len(classes)} (one image for each class), got {count!r}. Leave "
             "it out to hold out nothing."

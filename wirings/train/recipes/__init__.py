@@ -23,6 +23,7 @@ from wirings.errors import WiringError, unknown
 from wirings.train import typed_dataclasses as typed
 from wirings.train.settings import Settings, from_mapping
 from wirings.train.yaml_io import parse_yaml
+from wirings.utils.checks import is_number
 
 PAPER_KEYS = ("accuracy", "std", "top5", "params", "mult_adds", "published")
 """Keys of `paper`: accuracy in percent, its standard deviation over runs, top-5 accuracy in percent, number of
@@ -198,6 +199,6 @@ def _checked_paper(paper: Any) -> dict[str, float]:
     for key, value in paper.items():
         if key not in PAPER_KEYS:
             raise unknown("key of paper", str(key), PAPER_KEYS)
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if not is_number(value):
             raise WiringError(f"paper.{key} must be a number, got {value!r}.")
     return dict(paper)
