@@ -1,4 +1,4 @@
-"""Whether tests run at their full length: ``WIRINGS_SOAK=1`` asks for every recipe, run and kill, which takes longer."""
+"""Whether tests run at their full length, which takes longer: ``WIRINGS_SOAK=1`` asks for every recipe and kill."""
 
 import os
 

@@ -5,6 +5,7 @@ import runpy
 import statistics
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("digits_*.py"))
 
 
 def trained_again(example: dict[str, Any], recorded: dict[str, Any], seeds: int) -> RuleOutcome:
-    """Train networks with the learning rate and gain on record, without the search that found them."""
+    """Train networks with the learning rate and gain on record, without the search for them, for half the epochs."""
     rule, lr, gain = recorded["rule"], recorded["lr"], recorded["gain"]
-    _, test = splits()
+    settings, (_, test) = example["SETTINGS"], splits()
+    if not SOAK:
+        settings = replace(settings, epochs=settings.epochs // 2)
     outcome = RuleOutcome(rule, 0, lr, gain)
     for seed in range(seeds):
-        network = train(example["network"], rule, lr, gain, seed, test, example["SETTINGS"])
+        network = train(example["network"], rule, lr, gain, seed, test, settings)
         outcome.accuracies.append(network.accuracy)
         outcome.swapped.append(network.swapped)
         outcome.edges = network.edges

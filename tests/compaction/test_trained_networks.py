@@ -56,7 +56,7 @@ def test_predictions_of_a_run_on_digits(tmp_path: Path) -> None:
 
 
 def predicts_the_same(run: str, folder: Path, every: int = 1) -> float:
-    """Compare every form of a network with it on test images, all or one of ``every``; returns its accuracy in percent."""
+    """Compare every form of a network with it on one of ``every`` test images; returns its accuracy in percent."""
     onnxruntime = pytest.importorskip("onnxruntime")
     model, settings, _, place = runs.open_run(run, device="cpu")
     test = load_data(settings, place).test

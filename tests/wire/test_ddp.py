@@ -13,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 import wirings
 from wirings.train.distributed import leave
 
-
 CASES = [
     ("dnw", "uniform"),
     ("dnw", "global"),
