@@ -147,6 +147,8 @@ def test_recipe_trains_two_steps(name: str, tmp_path: Path) -> None:
     large = "image_size" in settings.model.options or settings.model.name.startswith("resnet")
     if "image_size" in settings.model.options:
         changes += ["data.image_size=null", "model.options.image_size=32"]
+    if settings.model.name.startswith("resnet") and not SOAK:  # test_resnet_recipes.py trains a ResNet-50 of full width
+        changes.append("model.options.width=0.5")
     if settings.model.name in ("mobilenetv2", "shufflenetv2", "mnasnet") and MISSING is not None:
         pytest.skip(MISSING)
     small, overrides = with_overrides(settings, changes)
