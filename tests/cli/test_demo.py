@@ -3,13 +3,18 @@
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import wirings
+from wirings.__main__ import main
+from wirings.cli import comparison
+from wirings.cli.app import app
 from wirings.cli.comparison import ComparisonSettings, compare, splits
 from wirings.draw.columns import live_nodes
 from wirings.train.data import digits
@@ -50,15 +55,14 @@ def test_dnw_is_ahead_by_more_than_two_pooled_standard_deviations() -> None:
     assert dnw.mean - random.mean > 2 * pooled
 
 
-def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "wirings", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
-
-
 @pytest.mark.slow
-def test_command_writes_the_picture(tmp_path: Path) -> None:
-    done = run("demo", "--seeds", "2", "--out", "two.png", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_command_writes_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches fewer learning rates than the demo does, which takes most of its time."""
+    fewer = partial(ComparisonSettings, learning_rates=(0.01, 0.1), trial_seeds=1)
+    monkeypatch.setattr(comparison, "ComparisonSettings", fewer)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["demo", "--seeds", "2", "--out", "two.png"], catch_exceptions=False)
+    assert done.exit_code == 0
     assert "dnw is ahead by" in done.stdout
     picture = (tmp_path / "two.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
@@ -66,15 +70,18 @@ def test_command_writes_the_picture(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_rejects_invalid_options(tmp_path: Path) -> None:
-    done = run("demo", "--seeds", "1", folder=tmp_path)
+def test_rejects_invalid_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [sys.executable, "-m", "wirings", "demo", "--seeds", "1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1
     assert done.stderr.strip() == "Error: seeds must be at least 2, since their standard deviation is shown, got 1."
-    assert wirings.__version__ in run("--version", folder=tmp_path).stdout
-    assert run("demos", folder=tmp_path).returncode == 2
-    done = run("demo", "--out", "nowhere/two.png", folder=tmp_path)
-    assert done.returncode == 1
-    assert done.stderr.strip() == "Error: --out must be a .png file in an existing folder, got nowhere/two.png."
+    monkeypatch.chdir(tmp_path)
+    assert wirings.__version__ in CliRunner().invoke(app, ["--version"]).stdout
+    assert CliRunner().invoke(app, ["demos"]).exit_code == 2
+    monkeypatch.setattr(sys, "argv", ["wirings", "demo", "--out", "nowhere/two.png"])
+    with pytest.raises(SystemExit) as error:
+        main()
+    assert error.value.code == "Error: --out must be a .png file in an existing folder, got nowhere/two.png."
 
 
 def test_live_nodes_of_a_small_network() -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from random_networks import graphs, networks, program_of
+from soak import SOAK
 from torch import Tensor, nn
 
 from wirings import StaticGraph, WiringError
@@ -73,7 +74,7 @@ def test_random_networks_keep_their_outputs(drawn: tuple[nn.Module, Tensor]) -> 
 
 
 @pytest.mark.slow
-@settings(max_examples=25)
+@settings(max_examples=25 if SOAK else 12)
 @given(networks())
 def test_traced_networks_keep_their_outputs(drawn: tuple[nn.Module, Tensor]) -> None:
     model, x = drawn

@@ -1,4 +1,4 @@
-"""Trained networks: compact, exported, compiled or loaded, they predict the same for every test image."""
+"""Trained networks: compact, exported, compiled or loaded, they predict the same for test images."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from soak import SOAK
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -33,13 +34,15 @@ def test_trained_networks_keep_their_outputs(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", bundled.names())
-def test_predictions_for_all_test_images(name: str, tmp_path: Path) -> None:
+def test_predictions_of_trained_networks(name: str, tmp_path: Path) -> None:
+    """Uses every tenth of 10,000 images, unless ``WIRINGS_SOAK=1`` asks for all of them."""
     settings = runs.open_run(name, device="cpu")[1]
     if settings.data.name == "cifar10" and not (cache_folder() / "cifar10.npy").exists():
         pytest.skip("CIFAR-10 is not in the cache; run `wirings data cifar10`")
-    accuracy = predicts_the_same(name, tmp_path)
+    accuracy = predicts_the_same(name, tmp_path, every=1 if SOAK else 10)
     _, about = bundled.checkpoint.read(bundled.path_of(name))
-    assert accuracy == pytest.approx(about["accuracy"], abs=0.1)  # measured in half precision on a GPU
+    # The recorded accuracy was measured in half precision on a GPU. That of 1,000 images has a standard error of 1.3.
+    assert accuracy == pytest.approx(about["accuracy"], abs=0.1 if SOAK else 2.5)
 
 
 def test_predictions_of_a_run_on_digits(tmp_path: Path) -> None:
@@ -52,13 +55,14 @@ def test_predictions_of_a_run_on_digits(tmp_path: Path) -> None:
     assert predicts_the_same(str(run), tmp_path) > 50
 
 
-def predicts_the_same(run: str, folder: Path) -> float:
-    """Compare every form of a network with it on the whole test set; returns its accuracy in percent."""
+def predicts_the_same(run: str, folder: Path, every: int = 1) -> float:
+    """Compare every form of a network with it on one of ``every`` test images; returns its accuracy in percent."""
     onnxruntime = pytest.importorskip("onnxruntime")
     model, settings, _, place = runs.open_run(run, device="cpu")
     test = load_data(settings, place).test
     batches = list(test.epoch(0))
-    images, labels = [x for x, _ in batches], torch.cat([y for _, y in batches])
+    assert sum(len(y) for _, y in batches) == test.examples
+    images, labels = [x[::every] for x, _ in batches], torch.cat([y[::every] for _, y in batches])
     small = compact(model, images[0][:2])
     session = onnxruntime.InferenceSession(str(small.save(folder / "model.onnx")))
     back = load_compact(small.save(folder / "model.safetensors"))
@@ -73,7 +77,7 @@ def predicts_the_same(run: str, folder: Path) -> float:
             return torch.cat([network(x).argmax(1) for x in images])
 
     expected = predictions(model)
-    assert len(expected) == test.examples
+    assert len(expected) >= test.examples / every
     for network in (small, back, by_runtime, plain, compiled):
         assert torch.equal(predictions(network), expected)
     return 100 * float((expected == labels).double().mean())

@@ -1,6 +1,7 @@
 """Sharded weights: which edges are chosen, checkpoints from one layout into another, and layouts that are refused.
 
-What is asserted in a process shows in the parent: a process that fails ends all of them.
+What is asserted in a process shows in the parent: a process that fails ends all of them. Two processes are started once
+for the checks that need as many.
 """
 
 import copy
@@ -135,11 +136,10 @@ def train(model: nn.Module, wiring: wirings.Wiring, kind: str, steps: int) -> di
     return wiring.masks(full=True)
 
 
-def checkpoints(rank: int, folder: str) -> None:
+def checkpoints(folder: str) -> None:
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint import state_dict as states
 
-    started(rank, folder, 2)
     options = states.StateDictOptions(full_state_dict=True)
     for rule in ("dnw", "random", "l1_anneal"):
         for first in ("alone", "ddp", "fsdp"):
@@ -165,22 +165,15 @@ def checkpoints(rank: int, folder: str) -> None:
             again.load_state_dict(wiring.state_dict())
             ours, theirs = train(model, wiring, first, 4), train(twin, again, "alone", 4)  # and they go on alike
             assert all(torch.equal(ours[name], theirs[name]) for name in ours), (rule, first)
-    leave()
-
-
-def test_checkpoints_load_across_layouts(tmp_path: Path) -> None:
-    mp.spawn(checkpoints, (str(tmp_path),), nprocs=2)
 
 
 # ---- what is refused, and what is not --------------------------------------------------------------------------
 
 
-def layouts(rank: int, folder: str) -> None:
+def layouts(rank: int) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
     from torch.distributed.tensor import Shard
-
-    started(rank, folder, 2)
 
     def refused(match: str, do: Callable[[nn.Sequential], Any]) -> None:
         torch.manual_seed(0)
@@ -315,8 +308,41 @@ def layouts(rank: int, folder: str) -> None:
     wirings.finalize_(model)
     assert model[0].weight.full_tensor().count_nonzero() == 18
     assert list(model.state_dict()) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+
+
+# ---- the two processes -----------------------------------------------------------------------------------------
+
+
+def check_all(rank: int, folder: str) -> None:
+    """Run both checks. Each leaves a file when it has passed, so that it shows which one failed."""
+    started(rank, folder, 2)
+    checkpoints(folder)
+    Path(folder, f"checkpoints{rank}").touch()
+    layouts(rank)
+    Path(folder, f"layouts{rank}").touch()
     leave()
 
 
-def test_supported_and_rejected_layouts(tmp_path: Path) -> None:
-    mp.spawn(layouts, (str(tmp_path),), nprocs=2)
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Exception | None]:
+    """The folder with a file for each check that passed, and the error that ended the processes, if any."""
+    folder = tmp_path_factory.mktemp("sharded")
+    try:
+        mp.spawn(check_all, (str(folder),), nprocs=2)
+    except (mp.ProcessRaisedException, mp.ProcessExitedException) as error:
+        return folder, error
+    return folder, None
+
+
+def passed(check: str, outcome: tuple[Path, Exception | None]) -> None:
+    folder, error = outcome
+    assert all((folder / f"{check}{rank}").exists() for rank in range(2)), error
+
+
+def test_checkpoints_load_across_layouts(two_processes: tuple[Path, Exception | None]) -> None:
+    passed("checkpoints", two_processes)
+
+
+def test_supported_and_rejected_layouts(two_processes: tuple[Path, Exception | None]) -> None:
+    passed("layouts", two_processes)
+    assert two_processes[1] is None

@@ -13,10 +13,11 @@ import pytest
 import safetensors.torch
 import torch
 from breaking import BreakError, Heard, Stops
+from soak import SOAK
 from torch import Tensor
 from vision import MISSING
 
-from wirings import WiringError
+from wirings import WiringError, rules
 from wirings.models import registry
 from wirings.train import phases, recipes, results
 from wirings.train import saved_runs as runs
@@ -94,14 +95,45 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def with_marks(name: str) -> Any:
-    """Mark slow recipes: ranking the edges of thousands of nodes takes seconds; other densities run the same code."""
-    again = name.startswith("ste/resnet") and name.endswith(("-10", "-5"))
-    return pytest.param(name, marks=pytest.mark.slow) if again or name.startswith("appendix_b/regular") else name
+def trained_sibling(name: str) -> tuple[str, str] | None:
+    """The recipe trained in place of this one, and the only setting in which the two differ, if there are such.
+
+    The rows of these families are one network at several densities, or with several probabilities of targeted dropout.
+    Training all of them would run the same code again, for minutes: ResNet-50 is large, and a regular dropout ranks the
+    edges of thousands of nodes. Rows that differ in anything else are trained, with ``WIRINGS_SOAK=1`` all of them.
+    """
+    family = name.rpartition("-")[0]
+    if family in ("table4/all", "table4/first_dense", "table4/sparse_momentum") or family.startswith(
+        ("resnet/", "ste/resnet-")
+    ):
+        trained, key = f"{family}-10", "model.options.density"
+    elif family == "appendix_b/regular":
+        trained, key = f"{family}-gamma", "rule.options.rho"
+    else:
+        return None
+    # One sets an option of its rule as well, the other is dense: they differ in more than the density.
+    alone = name in (trained, "ste/resnet-soft_threshold-2", "table4/sparse_momentum-100")
+    return None if SOAK or alone else (trained, key)
 
 
-@pytest.mark.parametrize("name", [with_marks(name) for name in recipes.names()])
-def test_every_recipe_trains_two_steps(name: str, tmp_path: Path) -> None:
+SIBLINGS = {name: trained_sibling(name) for name in recipes.names()}
+
+
+@pytest.mark.parametrize("name", [name for name, sibling in SIBLINGS.items() if sibling is not None])
+def test_other_recipes_differ_from_a_trained_one_in_one_number(name: str) -> None:
+    """With `test_recipe_trains_two_steps`, this covers every recipe: the others are trained ones but for a number."""
+    sibling = SIBLINGS[name]
+    assert sibling is not None
+    trained, key = sibling
+    assert SIBLINGS[trained] is None
+    settings, number = recipes.get(name).settings, float(name.rpartition("-")[2])
+    value = number if key == "rule.options.rho" else number / 100
+    assert settings == with_overrides(recipes.get(trained).settings, [f"{key}={value}"])[0]
+    assert rules.get(settings.rule.name, **settings.rule.options).name == settings.rule.name
+
+
+@pytest.mark.parametrize("name", [name for name, sibling in SIBLINGS.items() if sibling is None])
+def test_recipe_trains_two_steps(name: str, tmp_path: Path) -> None:
     settings = recipes.get(name).settings
     shape = [1, 8, 8] if settings.data.name == "digits" else [3, 32, 32]
     size = 8 if settings.data.name == "digits" else 2
@@ -115,6 +147,8 @@ def test_every_recipe_trains_two_steps(name: str, tmp_path: Path) -> None:
     large = "image_size" in settings.model.options or settings.model.name.startswith("resnet")
     if "image_size" in settings.model.options:
         changes += ["data.image_size=null", "model.options.image_size=32"]
+    if settings.model.name.startswith("resnet") and not SOAK:  # test_resnet_recipes.py trains a ResNet-50 of full width
+        changes.append("model.options.width=0.5")
     if settings.model.name in ("mobilenetv2", "shufflenetv2", "mnasnet") and MISSING is not None:
         pytest.skip(MISSING)
     small, overrides = with_overrides(settings, changes)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from breaking import BreakError, Stops, lines, same_runs
+from soak import SOAK
 
 from wirings.train import files, recipes, results
 from wirings.train import saved_runs as runs
@@ -147,7 +148,8 @@ def test_removes_partial_files_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_resumes_after_ten_kills(tmp_path: Path) -> None:
+def test_resumes_after_several_kills(tmp_path: Path) -> None:
+    kills = 10 if SOAK else 4
     settings = ["epochs=12", "batch=100", "checkpoint_every=1"]
     settings += ["data.name=synthetic", "data.options={shape: [1, 8, 8], examples: 1000, test_examples: 40}"]
     changes = [text for change in settings for text in ("--set", change)]
@@ -164,7 +166,7 @@ def test_resumes_after_ten_kills(tmp_path: Path) -> None:
     def changed(path: Path) -> int:
         return path.stat().st_mtime_ns if path.exists() else 0
 
-    for _ in range(10):
+    for _ in range(kills):
         before = changed(began)
         process = subprocess.Popen(command("killed"), **quiet)
         while process.poll() is None and changed(began) == before:
@@ -181,7 +183,7 @@ def test_resumes_after_ten_kills(tmp_path: Path) -> None:
             _, about = checkpoint.read(last)
             reached.append(about["progress"]["steps"])
     assert reached == sorted(reached)
-    assert len(set(reached)) > 4, "some kills must follow progress"
+    assert len(set(reached)) > kills // 2, "some kills must follow progress"
     assert subprocess.run(command("killed"), **quiet).returncode == 0
     same_runs(tmp_path / "whole", tmp_path / "killed")
     assert not list((tmp_path / "killed").glob(".*"))

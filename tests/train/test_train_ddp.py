@@ -1,12 +1,17 @@
-"""Two processes train like one: the same loss, one wiring, one writer; if one dies, the other stops."""
+"""Two processes train like one: the same loss, one wiring, one writer; if one dies, the other stops.
+
+Starting processes takes longest, so one pair of them trains all cases, after those that die in the middle.
+"""
 
 import csv
 import os
+import shutil
 import socket
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -46,7 +51,7 @@ def settings_of(case: str) -> Settings:
 
 
 def work(case: str, folder: Path, death: int) -> None:
-    """Train and save the outcome; the second process dies after ``death`` batches."""
+    """Train and save the outcome in ``folder``; the second process dies after ``death`` batches."""
     kept = {}
     build = loop.build
 
@@ -55,7 +60,7 @@ def work(case: str, folder: Path, death: int) -> None:
         return kept["model"], kept["wiring"]
 
     loop.build = spy  # type: ignore[assignment]
-    rank = int(os.environ["RANK"])
+    folder, rank = folder / case, int(os.environ["RANK"])
 
     class Dies(Log):
         done = 0
@@ -76,22 +81,23 @@ def work(case: str, folder: Path, death: int) -> None:
         loop.train(RECIPE, settings, out, device="cpu", resume=True, log=Dies())
     state = {name: value.detach() for name, value in kept["model"].state_dict().items()}
     torch.save({"masks": kept["wiring"].masks(), "state": state}, folder / f"{rank}.pt")
-    leave()
-    assert not dist.is_initialized()
+    loop.build = build
 
 
-def start_two(case: str, folder: Path, death: int = -1) -> list[tuple[int, str]]:
-    """Train on two processes. Returns the exit status and the errors of both."""
+def start_two(cases: list[str], folder: Path, death: int = -1) -> list[tuple[int, str]]:
+    """Train on two processes, case by case. Returns the exit status and the errors of both."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     shared |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    if not (folder / "run1").is_symlink():
-        (folder / "run1").symlink_to(folder / "run0")  # one folder, as with torchrun
+    for case in cases:
+        if not (folder / case).exists():
+            (folder / case).mkdir()
+            (folder / case / "run1").symlink_to(folder / case / "run0")  # one folder, as with torchrun
     processes = [
         subprocess.Popen(
-            [sys.executable, __file__, case, str(folder), str(death)],
+            [sys.executable, __file__, str(folder), str(death), *cases],
             env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stderr=subprocess.PIPE,
             text=True,
@@ -100,6 +106,29 @@ def start_two(case: str, folder: Path, death: int = -1) -> list[tuple[int, str]]
     ]
     errors = [process.communicate(timeout=120)[1] for process in processes]
     return [(process.returncode, error) for process, error in zip(processes, errors, strict=True)]
+
+
+class Trained(NamedTuple):
+    """What two processes left of all cases, in a folder each, and of those whose second process died."""
+
+    folder: Path
+    dead: Path
+    deaths: dict[str, list[tuple[int, str]]]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    folder = tmp_path_factory.mktemp("ddp") / "runs"
+    dead = folder.with_name("dead")
+    (folder / "ticket").mkdir(parents=True)
+    (folder / "ticket" / "run1").symlink_to(folder / "ticket" / "run0")
+    (folder / "ticket" / "complete.yaml").write_text(f"base: {RECIPE}\nrule: {{name: dense}}\n")
+    # The ticket's first phase has 10 batches; the other case is in its second epoch.
+    deaths = {case: start_two([case], folder, death) for case, death in (("ticket", 8), ("dies", 5))}
+    shutil.copytree(folder, dead, symlinks=True)
+    ended = start_two(list(CHANGES), folder)
+    assert [status for status, _ in ended] == [0, 0], ended
+    return Trained(folder, dead, deaths)
 
 
 def test_torchrun_starts_the_command_line(tmp_path: Path) -> None:
@@ -123,15 +152,14 @@ def same_log(one: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize("case", ["plain", "parts"])
-def test_two_processes_train_as_one(case: str, tmp_path: Path) -> None:
-    assert [status for status, _ in start_two(case, tmp_path)] == [0, 0]
+def test_two_processes_train_as_one(case: str, trained: Trained, tmp_path: Path) -> None:
     alone = loop.train(RECIPE, settings_of(case), tmp_path / "alone", device="cpu")
     assert alone is not None
     assert alone.steps == 20
-    both = tmp_path / "run0"
+    both = trained.folder / case / "run0"
     assert not list(both.glob(".*"))
     same_log(both, tmp_path / "alone")
-    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    first, second = (torch.load(trained.folder / case / f"{rank}.pt", weights_only=True) for rank in range(2))
     for kind in ("masks", "state"):
         assert all(torch.equal(first[kind][name], second[kind][name]) for name in first[kind])
     ours, theirs = (load_file(out / "last.safetensors") for out in (both, tmp_path / "alone"))
@@ -143,37 +171,34 @@ def test_two_processes_train_as_one(case: str, tmp_path: Path) -> None:
             assert torch.equal(ours[name], theirs[name])
 
 
-def test_two_phases(tmp_path: Path) -> None:
-    (tmp_path / "complete.yaml").write_text(f"base: {RECIPE}\nrule: {{name: dense}}\n")
-    start_two("ticket", tmp_path, death=8)  # in the first phase, which has 10 batches
-    complete = tmp_path / "complete" / "seed0"
+def test_two_phases_resume_in_the_first(trained: Trained) -> None:
+    complete = trained.dead / "ticket" / "complete" / "seed0"
     assert (complete / "last.safetensors").exists()
     assert not (complete / "result.json").exists()
-    start_two("ticket", tmp_path, death=8)  # the other 5, then 3 of the second phase
-    assert results.read(complete / "result.json").steps == 10
-    assert not (tmp_path / "run0" / "result.json").exists()
-    assert [status for status, _ in start_two("ticket", tmp_path)] == [0, 0]
-    assert results.read(tmp_path / "run0" / "result.json").steps == 10
-    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    folder = trained.folder / "ticket"
+    assert results.read(folder / "run0" / "result.json").steps == 10
+    first, second = (torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2))
     for kind in ("masks", "state"):
         assert all(torch.equal(first[kind][name], second[kind][name]) for name in first[kind])
-    trained = load_file(complete / "last.safetensors")["model.graph.weight"]
-    assert torch.equal(first["masks"]["weight"], choose(trained, 200))
+    weight = load_file(folder / "complete" / "seed0" / "last.safetensors")["model.graph.weight"]
+    assert torch.equal(first["masks"]["weight"], choose(weight, 200))
 
 
-def test_stops_if_a_process_dies_and_can_be_resumed(tmp_path: Path) -> None:
-    (first, error), (second, _) = start_two("dies", tmp_path, death=5)  # in the second epoch
+def test_stops_if_a_process_dies_and_can_be_resumed(trained: Trained, tmp_path: Path) -> None:
+    (first, error), (second, _) = trained.deaths["dies"]
     assert second == 9
     assert first not in (0, None)
     assert "process 0 of 2 stops because another process ended" in error
     assert "Start all processes again with --resume" in error
-    tensors, about = checkpoint.read(tmp_path / "run0" / "last.safetensors")
+    tensors, about = checkpoint.read(trained.dead / "dies" / "run0" / "last.safetensors")
     assert about["progress"]["steps"] == 4
     assert all(value.isfinite().all() for value in tensors.values())
-    assert [status for status, _ in start_two("dies", tmp_path)] == [0, 0]
     loop.train(RECIPE, settings_of("dies"), tmp_path / "alone", device="cpu")
-    same_log(tmp_path / "run0", tmp_path / "alone")
+    same_log(trained.folder / "dies" / "run0", tmp_path / "alone")
 
 
 if __name__ == "__main__":
-    work(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    for name in sys.argv[3:]:
+        work(name, Path(sys.argv[1]), int(sys.argv[2]))
+    leave()
+    assert not dist.is_initialized()

@@ -1,8 +1,7 @@
 """Two processes that train on different data hold bit-identical wirings after every step."""
 
 import os
-import tempfile
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +13,29 @@ from torch.nn.parallel import DistributedDataParallel
 import wirings
 from wirings.train.distributed import leave
 
+CASES = [
+    ("dnw", "uniform"),
+    ("dnw", "global"),
+    ("random", "uniform"),
+    ("l1_anneal", "uniform"),
+    ("sparse_momentum", "uniform"),
+    ("soft_threshold", "global"),
+    ("top_kast", "global"),
+    ("str", "uniform"),
+    ("set", "uniform"),
+    ("rigl", "uniform"),
+]
 
-def _worker(rank: int, folder: str, rule: str, share: str) -> None:
+
+def train_all(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    torch.save([trained(rank, *case) for case in CASES], f"{folder}/{rank}.pt")
+    leave()
+
+
+def trained(rank: int, rule: str, share: str) -> dict[str, Any]:
+    """Train on data of this process; returns the wiring after every step, the weights and the last batch."""
     torch.manual_seed(rank)  # other weights, another random graph and other data on each: DDP must make them one
     model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))
     made = wirings.rules.get(rule, **({"every": 2} if rule in ("set", "rigl") else {}))
@@ -33,36 +51,24 @@ def _worker(rank: int, folder: str, rule: str, share: str) -> None:
         optimizer.step()
         wiring.step(optimizer)
         history.append(wiring.masks())
-    torch.save(
-        {"history": history, "weights": [layer.weight.detach() for layer in wiring.layers], "x": x},
-        f"{folder}/{rank}.pt",
-    )
-    leave()
+    return {"history": history, "weights": [layer.weight.detach().clone() for layer in wiring.layers], "x": x}
+
+
+@pytest.fixture(scope="module")
+def replicas(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]:
+    """The outcomes of all cases on both processes, which are started once, since that takes longest."""
+    folder = tmp_path_factory.mktemp("ddp")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    mp.spawn(train_all, (str(folder),), nprocs=2)
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 
 @pytest.mark.dist
 @pytest.mark.slow
 @pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this PyTorch has no gloo")
-@pytest.mark.parametrize(
-    ("rule", "share"),
-    [
-        ("dnw", "uniform"),
-        ("dnw", "global"),
-        ("random", "uniform"),
-        ("l1_anneal", "uniform"),
-        ("sparse_momentum", "uniform"),
-        ("soft_threshold", "global"),
-        ("top_kast", "global"),
-        ("str", "uniform"),
-        ("set", "uniform"),
-        ("rigl", "uniform"),
-    ],
-)
-def test_replicas_hold_the_same_wiring_after_every_step(rule: str, share: str) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        mp.spawn(_worker, (folder, rule, share), nprocs=2)
-        first, second = (torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in (0, 1))
+@pytest.mark.parametrize(("rule", "share"), CASES)
+def test_replicas_hold_the_same_wiring_after_every_step(rule: str, share: str, replicas: Any) -> None:
+    first, second = (outcomes[CASES.index((rule, share))] for outcomes in replicas)
     assert not torch.equal(first["x"], second["x"]), "they saw different data"
     assert len(first["history"]) == 8
     for a, b in zip(first["history"], second["history"], strict=True):

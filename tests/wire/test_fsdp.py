@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from soak import SOAK
 from torch import Tensor, nn
 
 import wirings
@@ -27,7 +28,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:share=.global. leaves no edges"),
     pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this PyTorch has no gloo"),
 ]
-STEPS = 20
+STEPS = 20 if SOAK else 12
 CASES = [  # rule, share, which modules are sharded by themselves, whether it is wired before or after
     ("dnw", "uniform", "all", "before"),
     ("dnw", "uniform", "each", "after"),
@@ -129,12 +130,15 @@ def started(rank: int, folder: str, world: int) -> None:
 def train_all(rank: int, folder: str) -> None:
     started(rank, folder, 2)
     found = [trained(*wired(*case)) for case in CASES]
-    torch.save(found, f"{folder}/{rank}.pt")
+    model, wiring = wired("dnw", "global", "each")
+    keep_statistics(model)
+    torch.save((found, trained(model, wiring, own_data=rank)["history"]), f"{folder}/{rank}.pt")
     leave()
 
 
 @pytest.fixture(scope="module")
-def sharded_runs(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]:
+def sharded_runs(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """For each process, its outcomes of all cases and its wirings when it trained on its own data."""
     folder = tmp_path_factory.mktemp("fsdp")
     mp.spawn(train_all, (str(folder),), nprocs=2)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
@@ -143,7 +147,7 @@ def sharded_runs(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str
 @pytest.mark.parametrize("case", CASES, ids=["-".join(case) for case in CASES])
 def test_wiring_equals_that_of_one_process(case: tuple[str, str, str, str], sharded_runs: list[Any]) -> None:
     alone = trained(*wired(*case[:2]))
-    for run in (runs[CASES.index(case)] for runs in sharded_runs):
+    for run in (runs[CASES.index(case)] for runs, _ in sharded_runs):
         assert len(run["history"]) == STEPS
         for step, (ours, theirs) in enumerate(zip(alone["history"], run["history"], strict=True)):
             assert all(torch.equal(ours[name], theirs[name]) for name in ours), step
@@ -166,17 +170,8 @@ def keep_statistics(model: Any) -> None:
     model[1].eval().train = lambda mode=True: model[1]
 
 
-def train_on_own_data(rank: int, folder: str) -> None:
-    started(rank, folder, 2)
-    model, wiring = wired("dnw", "global", "each")
-    keep_statistics(model)
-    torch.save(trained(model, wiring, own_data=rank)["history"], f"{folder}/{rank}.pt")
-    leave()
-
-
-def test_processes_with_different_data(tmp_path: Path) -> None:
-    mp.spawn(train_on_own_data, (str(tmp_path),), nprocs=2)
-    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+def test_processes_with_different_data(sharded_runs: list[Any]) -> None:
+    first, second = (history for _, history in sharded_runs)
     model, wiring = wired("dnw", "global")
     keep_statistics(model)
     alone = trained(model, wiring, own_data=0, world=2)["history"]
