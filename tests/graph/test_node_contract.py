@@ -214,7 +214,7 @@ def test_a_node_from_outside_the_package(outside: str) -> None:
 
 
 def test_rejects_registering_twice_or_without_a_name(outside: str) -> None:
-    with pytest.raises(WiringError, match="a node named 'conv' is registered already"):
+    with pytest.raises(WiringError, match="a node named 'conv' is already registered"):
         nodes.register(base._registry["conv"])
 
     class Nameless(Node):

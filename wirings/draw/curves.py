@@ -51,9 +51,7 @@ def degrees(ax: Axes, what: Drawable, title: str = "") -> None:
     ax.set_ylim(0, 1.25 * ax.get_ylim()[1])  # room for the legend
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.yaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.legend(fontsize=8, frameon=False, loc="upper right")
-    ax.spines[["top", "right"]].set_visible(False)
-    add_title(ax, title)
+    _finish(ax, title)
 
 
 def births_and_deaths(ax: Axes, what: History, title: str = "", of: str = "edges") -> None:
@@ -87,9 +85,7 @@ def births_and_deaths(ax: Axes, what: History, title: str = "", of: str = "edges
     ax.set_xlim(steps[0], steps[-1])
     ax.set_xlabel("optimizer step")
     ax.set_ylabel(of)
-    ax.legend(fontsize=8, frameon=False, loc="upper right")
-    ax.spines[["top", "right"]].set_visible(False)
-    add_title(ax, title)
+    _finish(ax, title)
 
 
 def progress(ax: Axes, what: History, title: str = "", of: str = "accuracy") -> None:
@@ -168,3 +164,10 @@ def _with_unit(value: float) -> str:
         if value >= size:
             return f"{value / size:g}{unit}"
     return f"{value:g}"
+
+
+def _finish(ax: Axes, title: str) -> None:
+    """Add the legend and the title, and remove the frame above and to the right."""
+    ax.legend(fontsize=8, frameon=False, loc="upper right")
+    ax.spines[["top", "right"]].set_visible(False)
+    add_title(ax, title)

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from wirings.budgets.schedules import Ramp
 from wirings.errors import WiringError, unknown
 from wirings.rules.rule import Rule
+from wirings.utils.registry import add_class
 
 _registry: dict[str, type[Rule]] = {}
 R = TypeVar("R", bound=type[Rule])
@@ -14,9 +15,7 @@ R = TypeVar("R", bound=type[Rule])
 
 def register(cls: R) -> R:
     """Make a rule available by its ``name``. The contract tests run for every registered rule."""
-    if cls.name in _registry:
-        raise WiringError(f"a rule named {cls.name!r} is already registered ({_registry[cls.name].__qualname__}).")
-    _registry[cls.name] = cls
+    add_class(_registry, cls, "rule")
     return cls
 
 

@@ -18,8 +18,24 @@ from wirings.utils.checks import check_number, check_seed
 DECAYS = ("cosine", "constant")
 
 
+class RandomStart(Periodic):
+    """A rule that starts from a random wiring and remembers it. All other edges weigh zero."""
+
+    seed: int | None
+    keeps_wiring = True
+    atomic = True
+
+    def setup(self, layers: Sequence[LayerLike]) -> None:
+        Random(self.seed).setup(layers)
+        for layer in layers:
+            forget(layer, layer.edges.wiring, None)
+
+    def real(self, weight: Tensor, edges: EdgesLike) -> Tensor:
+        return edges.wiring
+
+
 @register
-class SET(Periodic):
+class SET(RandomStart):
     """A random wiring at first. Now and then every layer loses its weakest edges, and as many others grow at random.
 
     Hallucinated edges get no gradient and weigh zero: what is lost is forgotten, and an edge that grows starts from
@@ -45,8 +61,6 @@ class SET(Periodic):
     """
 
     name = "set"
-    keeps_wiring = True
-    atomic = True
 
     def __init__(
         self,
@@ -62,14 +76,6 @@ class SET(Periodic):
         if decay not in DECAYS:
             raise unknown("decay", str(decay), DECAYS)
         self.decay, self.seed = decay, check_seed(self.name, seed)
-
-    def setup(self, layers: Sequence[LayerLike]) -> None:
-        Random(self.seed).setup(layers)
-        for layer in layers:
-            forget(layer, layer.edges.wiring, None)
-
-    def real(self, weight: Tensor, edges: EdgesLike) -> Tensor:
-        return edges.wiring
 
     @torch.no_grad()
     def update(self, layers: Sequence[LayerLike], training: Training, optimizer: torch.optim.Optimizer | None) -> None:

@@ -9,17 +9,16 @@ from torch import Tensor
 from wirings.budgets.apportion import share_out
 from wirings.errors import WiringError
 from wirings.rules.optimizers import bring_to_rest, group_of
-from wirings.rules.planned import Periodic
-from wirings.rules.random import Random, scores_of
+from wirings.rules.random import scores_of
 from wirings.rules.registry import register
 from wirings.rules.rule import EdgesLike, LayerLike, Training
-from wirings.rules.set import forget, others_of
+from wirings.rules.set import RandomStart, forget, others_of
 from wirings.selection import functional, sharded
 from wirings.utils.checks import check_bool, check_number, check_seed
 
 
 @register
-class SparseMomentum(Periodic):
+class SparseMomentum(RandomStart):
     """A random wiring at first. Now and then the weakest edges are removed, and others grow where momentum is large.
 
     Each time, in this order:
@@ -57,8 +56,6 @@ class SparseMomentum(Periodic):
 
     name = "sparse_momentum"
     reaches = "all"
-    keeps_wiring = True
-    atomic = True
 
     def __init__(
         self,
@@ -71,14 +68,6 @@ class SparseMomentum(Periodic):
         super().__init__(every, steps)
         self.moves_budget = check_bool(self.name, "redistribute", redistribute)
         self.prune_rate, self.seed = check_number(self.name, "prune_rate", prune_rate), check_seed(self.name, seed)
-
-    def setup(self, layers: Sequence[LayerLike]) -> None:
-        Random(self.seed).setup(layers)
-        for layer in layers:
-            forget(layer, layer.edges.wiring, None)
-
-    def real(self, weight: Tensor, edges: EdgesLike) -> Tensor:
-        return edges.wiring
 
     def forward(self, weight: Tensor, edges: EdgesLike) -> Tensor:
         return functional.straight_through(weight, edges.wiring, edges.allowed)

@@ -22,6 +22,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from wirings.errors import WiringError, unknown
+from wirings.utils.registry import add_class
 
 ALL = slice(None)
 
@@ -115,11 +116,7 @@ N = TypeVar("N", bound=type[Node])
 
 def register(cls: N) -> N:
     """Make a recipe available by its ``name``, and run the contract tests on it."""
-    if not cls.name:
-        raise WiringError(f"{cls.__qualname__} has no name to register it by; set the class attribute name.")
-    if cls.name in _registry:
-        raise WiringError(f"a node named {cls.name!r} is registered already ({_registry[cls.name].__qualname__}).")
-    _registry[cls.name] = cls
+    add_class(_registry, cls, "node")
     return cls
 
 
