@@ -10,8 +10,9 @@ import pytest
 import torch
 from hypothesis import settings
 from kernels import INTERPRETED
+from soak import SOAK
 
-settings.register_profile("wirings", deadline=None, derandomize=True, max_examples=100)
+settings.register_profile("wirings", deadline=None, derandomize=True, max_examples=100 if SOAK else 50)
 settings.load_profile("wirings")
 
 

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from soak import SOAK
 
 from benchmarks import latency
 from wirings import engine
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.skipif(not engine.available(), reason="there is no C++ 
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not SOAK, reason="counting the large network takes long; WIRINGS_SOAK=1 asks for it")
 def test_random_network_has_the_cost_of_the_papers() -> None:
     model, about = latency.dnw()
     counted = profile(model, (3, latency.PIXELS, latency.PIXELS))
