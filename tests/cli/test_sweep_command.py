@@ -256,7 +256,7 @@ def wait_for(condition: Any, process: subprocess.Popen[str], seconds: float = 40
 
 def done(out: Path) -> dict[Path, tuple[str, int]]:
     """The finished runs, with the time each began and how often it was started."""
-    finished = [path for path in run_folders(out) if folder.is_finished(path)]
+    finished = [path for path in run_folders(out) if folder.has_result(path)]
     noted = (out / folder.EVENTS).read_text().splitlines() if finished else []
     starts = {path: sum(line.endswith(f"started {path.relative_to(out)}") for line in noted) for path in finished}
     return {path: (results.read(path / "result.json").started, starts[path]) for path in finished}

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from rule_options import OPTIONS
 from torch import Tensor, nn
 
 import wirings
@@ -23,17 +24,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 everywhere = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 each_layer = pytest.mark.parametrize("layer", LAYERS)
 each_rule = pytest.mark.parametrize("rule", rules.names())
-# So that rules with a schedule act within the few steps of a test, and groups of inputs fit every layer.
 STEPS = 6
-OPTIONS: dict[str, dict[str, Any]] = {
-    "gmp": {"every": 1},
-    "l1_anneal": {"every": 1},
-    "nm": {"n": 1, "m": 2},
-    "rigl": {"every": 2, "end": 1.0},
-    "set": {"every": 2},
-    "sparse_momentum": {"every": 2},
-    "top_kast": {"exploration": 0.01},
-}
 FROM_ZERO = {"rigl", "set", "sparse_momentum"}  # the weight of new edges
 TO_ZERO = {"soft_threshold", "str"}  # the weight of a real edge that is as strong as the next hallucinated one
 

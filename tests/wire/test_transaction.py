@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from rule_options import OPTIONS
 from torch import Tensor, nn
 
 import wirings
@@ -13,15 +14,6 @@ from wirings import rules
 from wirings.selection import functional
 
 STEPS = 8
-OPTIONS: dict[str, dict[str, Any]] = {
-    "gmp": {"every": 1},
-    "l1_anneal": {"every": 1},
-    "nm": {"n": 1, "m": 2},
-    "rigl": {"every": 2, "end": 1.0},
-    "set": {"every": 2},
-    "sparse_momentum": {"every": 2},
-    "top_kast": {"exploration": 0.01},
-}
 
 
 def build(rule: str | rules.Rule, share: str = "uniform") -> tuple[nn.Module, wirings.Wiring, torch.optim.Optimizer]:

@@ -101,7 +101,7 @@ def sweep(
             except KeyboardInterrupt:
                 if results is not None:
                     keep_results(runs, out, results, shown)
-                done = sum(folder.is_finished(out / run.path) for run in runs)
+                done = sum(folder.has_result(out / run.path) for run in runs)
                 shown.say(f"Interrupted: {done} of {len(runs)} runs are finished. The same command continues.")
                 raise typer.Exit(130) from None
         shown.console.print(display.results_table(schedule.summarize(states)))
@@ -174,10 +174,10 @@ def keep_results(runs: Sequence[SweepRun], out: Path, results: Path, shown: Swee
     """Copy the results of finished runs without changed settings to ``results``. Existing files are left alone."""
     from wirings.train.results import path_of, read, write
     from wirings.train.run.folder import RESULT
-    from wirings.train.sweep.folder import is_finished
+    from wirings.train.sweep.folder import has_result
 
     for run in runs:
-        if not run.requested or not is_finished(out / run.path):
+        if not run.requested or not has_result(out / run.path):
             continue
         own = out / run.path / RESULT
         result = read(own)

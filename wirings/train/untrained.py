@@ -35,8 +35,11 @@ def new_model(settings: Settings, classes: int | None = None, image_size: int | 
         )
     if image_size is not None:
         name = settings.model.name
-        own = is_import_path(name) and takes_argument(import_function(name, "model.name"), "image_size")
-        if not own and (is_import_path(name) or "image_size" not in models.options(name)):
+        if is_import_path(name):
+            resizable = takes_argument(import_function(name, "model.name"), "image_size")
+        else:
+            resizable = "image_size" in models.options(name)
+        if not resizable:
             raise WiringError(f"model {name!r} takes images of one size. Drop image_size={image_size}.")
         options = {**settings.model.options, "image_size": image_size}
         settings = replace(settings, model=replace(settings.model, options=options))

@@ -155,7 +155,7 @@ def restore(step: TrainingStep, tensors: dict[str, Tensor], about: dict[str, Any
     except (RuntimeError, TypeError) as error:
         raise damaged(path, f"invalid state of a random number generator: {error}") from error
     scaler, own = field(about, "scaler", dict, path), step.scaler.state_dict()
-    if scaler.keys() != own.keys() or not all(is_number(value) for value in scaler.values()):
+    if scaler.keys() != own.keys() or not all(is_json_number(value) for value in scaler.values()):
         raise damaged(path, "invalid state of the gradient scaler")
     if (about.get("wiring") is None) != (step.wiring is None):
         raise damaged(path, f"it has {'no' if step.wiring is not None else 'a'} wiring, unlike the model")
@@ -198,7 +198,7 @@ def _optimizer_buffers(
     return found
 
 
-def is_number(value: Any) -> bool:
+def is_json_number(value: Any) -> bool:
     """Whether a value from JSON is a finite number."""
     return type(value) in (int, float) and math.isfinite(value)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wirings.errors import WiringError
-from wirings.train.run.checkpoint import is_number
+from wirings.train.run.checkpoint import is_json_number
 
 
 @dataclass
@@ -67,7 +67,7 @@ def read_progress(saved: dict[str, Any], epochs: int, per_epoch: int) -> Progres
         raise WiringError("its progress has unexpected or missing entries")
     for key, value in saved.items():
         expected = type(getattr(new, key))
-        if not (is_number(value) if expected is float else type(value) is expected):
+        if not (is_json_number(value) if expected is float else type(value) is expected):
             raise WiringError(f"its progress has an invalid {key!r}")
     found = Progress(**saved)
     consistent = found.epoch * per_epoch + found.batch == found.steps
@@ -76,9 +76,9 @@ def read_progress(saved: dict[str, Any], epochs: int, per_epoch: int) -> Progres
         raise WiringError(f"its progress is impossible: epoch {found.epoch}, batch {found.batch}, step {found.steps}")
     lines = [tuple(line) if isinstance(line, dict) else () for line in found.history]
     if lines != [LINE] * found.epoch or not all(
-        value is None or is_number(value) for line in found.history for value in line.values()
+        value is None or is_json_number(value) for line in found.history for value in line.values()
     ):
         raise WiringError("its progress has invalid lines of the log")
-    if len(found.totals) != 3 or not all(map(is_number, found.totals)):
+    if len(found.totals) != 3 or not all(map(is_json_number, found.totals)):
         raise WiringError("its progress has an invalid 'totals'")
     return found

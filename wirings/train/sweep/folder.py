@@ -22,14 +22,14 @@ PLAN, EVENTS = "sweep.yaml", "sweep.log"
 """Files in the folder: the list of runs, and what happened when."""
 
 
-def is_finished(folder: Path) -> bool:
-    """Whether the run in a folder is finished. Its checkpoints may have been deleted since, to save space."""
+def has_result(folder: Path) -> bool:
+    """Whether the run in a folder was finished. Its checkpoints may have been deleted since, to save space."""
     return (folder / RESULT).exists()
 
 
 def _has_trained(folder: Path) -> bool:
     """Whether a run's folder holds anything that would be lost."""
-    return is_finished(folder) or (folder / LAST).exists()
+    return has_result(folder) or (folder / LAST).exists()
 
 
 def check_sweep_folder(folder: Path, runs: Sequence[SweepRun]) -> None:

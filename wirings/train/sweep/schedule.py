@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from wirings.train.results import Result, read
 from wirings.train.run.folder import RESULT
 from wirings.train.sweep import process
-from wirings.train.sweep.folder import is_finished, log_event
+from wirings.train.sweep.folder import has_result, log_event
 from wirings.train.sweep.plan import SweepRun
 
 PAUSE = 0.3
@@ -115,7 +115,7 @@ class _Sweep:
         self.deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
         self.states = [RunProgress(run, out / run.path) for run in runs]
         for state in self.states:
-            if is_finished(state.folder):
+            if has_result(state.folder):
                 state.status, state.result = FINISHED, read(state.folder / RESULT)
         self.by_path = {state.run.path: state for state in self.states}
 
@@ -172,7 +172,7 @@ class _Sweep:
             return
         state.handle = None
         path = state.run.path
-        if is_finished(state.folder):
+        if has_result(state.folder):
             state.status, state.result = FINISHED, read(state.folder / RESULT)
             log_event(self.out, f"finished {path}")
             self.listener.say(f"{path}: {state.result.accuracy:.2f} % after {state.result.wall_s:.0f} s")
