@@ -289,8 +289,8 @@ def test_with_a_schedule() -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"params": 0}, "params must be a whole number of parameters of the whole network, or a fraction.*not 0"),
-        ({"params": 1.5}, r"params must be a whole number.*not 1\.5"),
+        ({"params": 0}, "params must be a whole number of parameters of the whole network, or a fraction.*got 0"),
+        ({"params": 1.5}, r"params must be a whole number.*got 1\.5"),
         ({"params": -3}, "not -3"),
         ({"params": True}, "not True"),
         ({"params": "10"}, "not '10'"),

@@ -329,5 +329,5 @@ def test_a_schedule_of_the_rule_leads_to_the_budget(rule: str, share: str) -> No
 @pytest.mark.parametrize("name", ["random", "expander", "set", "rigl", "sparse_momentum"])
 @pytest.mark.parametrize("seed", ["abc", 1.5, True, 2**64])
 def test_rejects_invalid_seeds(name: str, seed: object) -> None:
-    with pytest.raises(wirings.WiringError, match=f"{name}: seed must be a whole number, or left out, not {seed!r}"):
+    with pytest.raises(wirings.WiringError, match=f"{name}: seed must be a whole number, or left out, got {seed!r}"):
         rules.get(name, seed=seed)

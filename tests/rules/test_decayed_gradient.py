@@ -83,8 +83,8 @@ def test_factors_of_one_and_zero_are_dnw_and_no_update(factor: float, same: str)
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"factor": 1.5}, "factor must be a number from 0 to 1, not 1.5"),
-        ({"end": -1}, "end must be a number from 0 to 1, not -1"),
+        ({"factor": 1.5}, "factor must be a number from 0 to 1, got 1.5"),
+        ({"end": -1}, "end must be a number from 0 to 1, got -1"),
         ({"kind": "cubic"}, "unknown kind of decay 'cubic'.*cosine, linear"),
     ],
 )

@@ -84,7 +84,7 @@ def test_skipping_the_named_layer_works() -> None:
 
 
 def test_mistakes() -> None:
-    with pytest.raises(WiringError, match="n must be at most m, not n = 5 of m = 4"):
+    with pytest.raises(WiringError, match="n must be at most m, got n = 5 and m = 4"):
         NM(5, 4)
-    with pytest.raises(WiringError, match="n must be a whole number, at least 1, not 0"):
+    with pytest.raises(WiringError, match="n must be a whole number, at least 1, got 0"):
         NM(0, 4)

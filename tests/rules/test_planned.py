@@ -38,7 +38,7 @@ def test_steps_of_the_constructor_take_precedence(rule: str) -> None:
     wiring.step(optimizer)
     wiring.plan(100)
     assert wiring.rule.length(rules.Training(step=1, steps=wiring.planned)) == 7
-    with pytest.raises(WiringError, match=f"{rule}: steps must be a whole number, at least 1, not 0"):
+    with pytest.raises(WiringError, match=f"{rule}: steps must be a whole number, at least 1, got 0"):
         rules.get(rule, steps=0)
 
 
@@ -57,7 +57,7 @@ def test_one_rule_for_two_models() -> None:
 def test_plan_rejects_invalid_steps(steps: object) -> None:
     wiring, _ = wired("dnw")
     wiring.plan(3)  # of no use to this rule, and no mistake
-    with pytest.raises(WiringError, match=r"Wiring.plan: steps must be a whole number, at least 1, not"):
+    with pytest.raises(WiringError, match=r"Wiring.plan: steps must be a whole number, at least 1, got"):
         wiring.plan(steps)
 
 

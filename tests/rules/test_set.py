@@ -337,7 +337,7 @@ def test_mistakes() -> None:
     _, wiring = wired(RigL(steps=9))
     with pytest.raises(WiringError, match=r"'rigl' reads gradients.*call wiring.step\(optimizer\)"):
         wiring.step()
-    with pytest.raises(WiringError, match="set: fraction must be a number from 0 to 1, not 2"):
+    with pytest.raises(WiringError, match="set: fraction must be a number from 0 to 1, got 2"):
         SET(2)
     with pytest.raises(WiringError, match="unknown decay 'cosin'"):
         RigL(decay="cosin")

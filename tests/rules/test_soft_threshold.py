@@ -47,7 +47,7 @@ def test_hallucinated_edges_get_a_part_of_the_gradient() -> None:
 
 
 def test_rescale_must_be_a_bool() -> None:
-    with pytest.raises(WiringError, match="rescale must be true or false, not 'no'"):
+    with pytest.raises(WiringError, match="rescale must be true or false, got 'no'"):
         SoftThreshold(rescale="no")
 
 
@@ -121,10 +121,10 @@ def test_with_its_schedule_in_plain_values() -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"shape": "round"}, "shape must be one of 'soft', 'feather', 'hard', or a power of at least 1, not 'round'"),
-        ({"shape": 0.5}, "a power of at least 1, not 0.5"),
+        ({"shape": "round"}, "shape must be one of 'soft', 'feather', 'hard', or a power of at least 1, got 'round'"),
+        ({"shape": 0.5}, "a power of at least 1, got 0.5"),
         ({"shape": True}, "not True"),
-        ({"factor": 2}, "factor must be a number from 0 to 1, not 2"),
+        ({"factor": 2}, "factor must be a number from 0 to 1, got 2"),
     ],
 )
 def test_mistakes(settings: dict[str, object], says: str) -> None:

@@ -355,9 +355,9 @@ def test_half_precision_and_non_finite_momentum() -> None:
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"prune_rate": 1.5}, "sparse_momentum: prune_rate must be a number from 0 to 1, not 1.5"),
-        ({"every": 0}, "every must be a whole number, at least 1, not 0"),
-        ({"redistribute": "no"}, "redistribute must be true or false, not 'no'"),
+        ({"prune_rate": 1.5}, "sparse_momentum: prune_rate must be a number from 0 to 1, got 1.5"),
+        ({"every": 0}, "every must be a whole number, at least 1, got 0"),
+        ({"redistribute": "no"}, "redistribute must be true or false, got 'no'"),
     ],
     ids=str,
 )

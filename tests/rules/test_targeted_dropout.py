@@ -137,7 +137,7 @@ def test_what_regular_needs_is_not_saved() -> None:
 
 
 def test_regular_is_true_or_false() -> None:
-    with pytest.raises(WiringError, match="targeted_dropout: regular must be true or false, not 'no'"):
+    with pytest.raises(WiringError, match="targeted_dropout: regular must be true or false, got 'no'"):
         TargetedDropout(regular="no")
 
 

@@ -128,7 +128,7 @@ def test_exploration_needs_the_optimizer() -> None:
     ("settings", "says"),
     [
         ({"reach": 1.1}, "reach must be"),
-        ({"reach": 0.0}, "reach must be above 0, not 0.0; .*'no_update'"),
+        ({"reach": 0.0}, "reach must be above 0, got 0.0; .*'no_update'"),
         ({"exploration": -1}, "exploration"),
     ],
 )

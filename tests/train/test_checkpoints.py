@@ -74,23 +74,27 @@ def test_checksum_covers_the_whole_file(
 
 
 CASES: list[tuple[str, Callable[[dict[str, Any], dict[str, Any]], Any], str]] = [
-    ("no progress", lambda t, a: a.pop("progress"), "'progress' should be dict, but is NoneType"),
+    ("no progress", lambda t, a: a.pop("progress"), "'progress' must be dict, got NoneType"),
     ("more progress", lambda t, a: a["progress"].update(more=1), "its progress has unexpected or missing entries"),
     ("epoch", lambda t, a: a["progress"].update(epoch="1"), "an invalid 'epoch'"),
     ("step", lambda t, a: a["progress"].update(steps=9), "its progress is impossible: epoch 1, batch 2, step 9"),
     ("totals", lambda t, a: a["progress"].update(totals=[0.0]), "invalid 'totals'"),
     ("log", lambda t, a: a["progress"]["history"][0].pop("lr"), "invalid lines of the log"),
-    ("recipe", lambda t, a: a.update(recipe=3), "'recipe' should be str, but is int"),
+    ("recipe", lambda t, a: a.update(recipe=3), "'recipe' must be str, got int"),
     ("settings", lambda t, a: a["settings"].update(batch="x"), "batch must be an integer"),
     ("scaler", lambda t, a: a.update(scaler={"scale": 1.0}), "invalid state of the gradient scaler"),
     ("no wiring", lambda t, a: a.update(wiring=None), "it has no wiring, unlike the model"),
-    ("model", lambda t, a: t.pop("model.graph.weight"), r"model.graph.weight should be float32 \(.*\), but is missing"),
-    ("more", lambda t, a: t.update(more=torch.zeros(1)), r"more should be missing, but is float32 \(1,\)"),
-    ("double", lambda t, a: t.update({"seen.0": t["seen.0"].double()}), "seen.0 should be uint8 .*, but is float64"),
+    (
+        "model",
+        lambda t, a: t.pop("model.graph.weight"),
+        r"expected model.graph.weight to be float32 \(.*\), got missing",
+    ),
+    ("more", lambda t, a: t.update(more=torch.zeros(1)), r"expected more to be missing, got float32 \(1,\)"),
+    ("double", lambda t, a: t.update({"seen.0": t["seen.0"].double()}), "expected seen.0 to be uint8 .*, got float64"),
     (
         "shape",
         lambda t, a: t.update({"random.cpu": t["random.cpu"][:9].clone()}),
-        r"random.cpu should be uint8 \(5056,\)",
+        r"expected random.cpu to be uint8 \(5056,\)",
     ),
     (
         "random",

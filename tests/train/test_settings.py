@@ -258,7 +258,7 @@ def test_rejects_invalid_combinations() -> None:
         with_overrides(PLAIN, ["optimizer.nesterov=true", "optimizer.momentum=0"])
     with pytest.raises(WiringError, match=r"warmup_epochs must be an integer if schedule.per is 'epoch', got 2.5"):
         with_overrides(PLAIN, ["schedule.per=epoch", "schedule.warmup_epochs=2.5"])
-    with pytest.raises(WiringError, match=r"'model.options.a.b' cannot be set: 'a' is 1, not a mapping"):
+    with pytest.raises(WiringError, match=r"'model.options.a.b' cannot be set: 'a' must be a mapping, got 1"):
         with_overrides(PLAIN, ["model.options.a=1", "model.options.a.b=1"])
 
 

@@ -128,8 +128,8 @@ MISTAKES = {
         {"density": 0.1},
         "expects a torch.nn.Module, got generator",
     ),
-    "skip is not a name": (network, {"density": 0.1, "skip": [3]}, "a pattern must be a string, not 3; write '3'"),
-    "allowed is a list": (network, {"density": 0.1, "allowed": {"3": [1]}}, "must be a boolean tensor, not list"),
+    "skip is not a name": (network, {"density": 0.1, "skip": [3]}, "a pattern must be a string, got 3; write '3'"),
+    "allowed is a list": (network, {"density": 0.1, "allowed": {"3": [1]}}, "must be a boolean tensor, got list"),
     "allowed allows nothing": (
         network,
         {"density": 0.1, "allowed": {"3": torch.zeros(4, 8).bool()}},

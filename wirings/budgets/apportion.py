@@ -1,4 +1,4 @@
-"""Sharing out whole numbers: in proportion to shares (`share_out`), or so that their costs add up to a sum (`spend`).
+"""Share out whole numbers: in proportion to shares (`share_out`), or so that their costs add up to a sum (`spend`).
 
 An edge costs one multiply-add for every pixel that it carries, so a budget of multiply-adds (``mult_adds=``) is met by
 edges of different prices. Shares say how many edges each layer should have. `spend` stays as close to them as possible:
@@ -17,13 +17,13 @@ from functools import lru_cache
 import numpy as np
 
 REACH = 1 << 22
-"""How far the search goes: the largest sum, in units of the greatest common divisor of all prices, that edges are moved
-by.
+"""The limit of the search: the largest cost by which edges are moved, in units of the greatest common divisor of all
+prices.
 
-If the edges of every price cost less than its part of that, every combination is considered.
+If the edges of every price cost less than its part of the limit, every combination is considered.
 """
 CLOSEST = 2.0**-16
-"""The first fraction of its share by which the number of a price is moved; it doubles from there."""
+"""The fraction of its share by which the number of edges of a price is moved at first; it doubles from there."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class _Price:
         return len(self.layers)
 
     def within(self, fraction: float, reach: int) -> tuple[int, int]:
-        """The lowest and highest number that differ from what is wanted by at most a fraction of it or ``reach``."""
+        """The lowest and highest number that differ from ``wanted`` by at most a fraction of it or ``reach``."""
         window = max(math.ceil(min(fraction * self.wanted, reach // self.cost + 1)), 1)
         middle = math.floor(self.wanted + 1e-9)
         return max(middle - window + 1, self.least), min(middle + window, self.most)
@@ -92,7 +92,7 @@ def _spend(total: int, shares: tuple[float, ...], most: tuple[int, ...], costs: 
 
 
 def _nearest(total: int, prices: Sequence[_Price]) -> list[int]:
-    """A number of edges for every price, that together cost ``total`` or as little less as possible."""
+    """A number of edges for every price; together they cost ``total``, or as little less as possible."""
     reach = max(REACH // len(prices), *(price.cost for price in prices))
     widest = [price.within(math.inf, reach) for price in prices]
     windows, fraction = [price.within(0.0, reach) for price in prices], CLOSEST
@@ -107,9 +107,9 @@ def _nearest(total: int, prices: Sequence[_Price]) -> list[int]:
 
 
 def _within(total: int, windows: Sequence[tuple[int, int]], prices: Sequence[_Price]) -> tuple[list[int], int]:
-    """The numbers within the windows that cost the most up to ``total``, near what is wanted; and the remainder.
+    """The numbers within the windows, near what is wanted, that cost the most up to ``total``; and the remainder.
 
-    The reachable sums are the bits of one long integer, one bit for every sum; the edges of a price shift it.
+    The reachable sums are the bits of one long integer; adding the edges of a price shifts it.
     """
     counts = [low for low, _ in windows]
     while (spare := total - _cost(counts, prices)) < 0:  # only if rounding went wrong: step back
@@ -159,8 +159,8 @@ def _in_proportion(total: int, shares: Sequence[float], most: Sequence[int], cos
 def share_out(total: int, shares: Sequence[float], most: Sequence[int]) -> list[int]:
     """``total`` in proportion to ``shares``: whole numbers, by largest remainders, none above ``most``.
 
-    What is too much for one goes to the others in the same proportion; if the shares of all others are zero, in
-    proportion to the room that they have.
+    What exceeds one's limit goes to the others in the same proportion; if the shares of all others are zero, in
+    proportion to the room that they have left.
 
     >>> share_out(10, [3.0, 1.0, 1.0], [4, 9, 9])
     [4, 3, 3]

@@ -83,7 +83,7 @@ class Budget:
     mult_adds: float | None = None
     """The multiply-adds of the whole network, in the same two ways."""
     ramp: Ramp | None = None
-    """How the numbers come down to the budget over training."""
+    """How the numbers of edges decrease to the budget over training."""
     spent: int | None = None
     """The multiply-adds that the edges may cost, as computed by `of_network`."""
 
@@ -106,7 +106,7 @@ class Budget:
         elif self.k is not None:
             if not is_int(self.k) or self.k < 1:
                 raise WiringError(
-                    f"k must be a whole number of edges, at least 1, not {self.k!r}. Use density= for a fraction."
+                    f"k must be a whole number of edges, at least 1, got {self.k!r}. Use density= for a fraction."
                 )
         elif self.spent is None:
             _check_whole_network(got, given[got])
@@ -134,7 +134,7 @@ class Budget:
                 continue
             if is_int(amount):
                 if amount < 1:
-                    raise WiringError(f"{where} must be at least 1 edge, not {amount}; leave the layer out instead.")
+                    raise WiringError(f"{where} must be at least 1 edge, got {amount}; leave the layer out instead.")
             else:
                 check_density(amount, where, " Use an int for a number of edges.")
 
@@ -149,9 +149,9 @@ class Budget:
 
     @property
     def ranks_layers(self) -> bool:
-        """Whether each layer's number comes from a ranking of all edges that is made every so many steps.
+        """Whether each layer's number comes from a ranking of all edges that is repeated every few steps.
 
-        A global number of edges does not need that: layers share it, and are ranked together in every pass.
+        A global number of edges does not need it: its layers are ranked together in every pass.
         """
         return self.spent is not None and self.share == "global"
 
@@ -275,7 +275,7 @@ def _check_whole_network(name: str, amount: object) -> None:
     if not is_number(amount) or not amount > 0 or not (_is_share(amount) or float(amount).is_integer()):
         raise WiringError(
             f"{name} must be a whole number of {WHOLE[name]} of the whole network, or a fraction of those with all "
-            f"edges, a float from 0.0 to 1.0, not {amount!r}."
+            f"edges, a float from 0.0 to 1.0, got {amount!r}."
         )
 
 
@@ -291,7 +291,7 @@ def _count(amount: Amount, size: LayerSize, step: int) -> int:
 
 
 def _erk(sizes: Sequence[LayerSize], edges: int) -> list[float]:
-    """Numbers of edges by the Erdős–Rényi kernel rule; layers that would be more than full are full."""
+    """Numbers of edges by the Erdős–Rényi kernel rule, capped at full layers."""
     raw = [share / size.allowed for share, size in zip(_erk_shares(sizes), sizes, strict=True)]
     full: set[int] = set()
     while True:

@@ -20,7 +20,7 @@ from wirings.utils.layers import multiplies, original_weight
 
 
 class WeightToWire(Protocol):
-    """What is needed of a weight that is about to be wired; `wirings.wire.targets.Target` is one."""
+    """What this module needs to know about a weight to wire. `wirings.wire.targets.Target` implements it."""
 
     weight: nn.Parameter
     places: list[tuple[str, nn.Module, str]]
@@ -36,7 +36,7 @@ def costs(
 
     The model runs once on ``example_input``, in evaluation mode, and is left unchanged.
     """
-    times: dict[int, dict[int, float]] = {}  # for every weight: how often, and which fraction of its rows
+    times: dict[int, dict[int, float]] = {}  # for every weight: how often it is used, and which fraction of its rows
     numel: dict[int, int] = {}
     found, rest = _uses(model, example_input)
     for use in found:

@@ -54,7 +54,7 @@ def uses(module: nn.Module, call: Call) -> list[Use]:
         batch = math.prod(out[: len(out) - dims - 1])
         maps = (
             first if isinstance(module, TRANSPOSED_CONVOLUTIONS) else out
-        )  # a transposed one spreads every pixel that comes in
+        )  # a transposed convolution multiplies every input pixel
         return [Use(module, "weight", batch * math.prod(maps[len(maps) - dims :]))]
     if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
         return [Use(module, name, math.prod(first[:-1])) for name in wired_by_default(module)]

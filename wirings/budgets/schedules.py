@@ -22,7 +22,7 @@ class Schedule(ABC):
         start: the density at the beginning.
         end: the density at the end.
         steps: the duration of the change: an int in optimizer steps, or a float as a fraction of training, whose length
-            `Wiring.plan` tells. `over` is an easier way to write the latter.
+            `Wiring.plan` sets. `over` is an easier way to write the latter.
         begin: when the change begins, in the same unit.
         every: optimizer steps from one change to the next.
     """
@@ -58,7 +58,7 @@ class Schedule(ABC):
         """
         for name, value in (("begin", begin), ("end", end)):
             if not is_number(value) or not 0 <= value <= 1:
-                raise WiringError(f"{cls.__name__}: {name} must be a fraction of training, from 0 to 1, not {value!r}.")
+                raise WiringError(f"{cls.__name__}: {name} must be a fraction of training, from 0 to 1, got {value!r}.")
         if begin > end:
             raise WiringError(f"{cls.__name__}: begin = {begin} must not be after end = {end}.")
         return cls(start, target, float(end) - float(begin), float(begin), every)
@@ -133,7 +133,7 @@ RAMP = {"kind": "cubic", "start": 1.0, "begin": 0.0, "end": 0.5, "every": 1}
 
 @dataclass(frozen=True)
 class Ramp:
-    """How every layer comes down to its budget over training: a rule's ``schedule``.
+    """How every layer's number of edges decreases to its budget over training: a rule's ``schedule``.
 
     A layer whose budget is larger than the starting number has its budget from the beginning.
 
@@ -153,7 +153,7 @@ class Ramp:
         if not isinstance(given, Mapping):
             raise WiringError(
                 f'a rule\'s schedule must be "cubic", "linear", or a mapping such as {{"kind": "cubic", "start": 1.0, '
-                f'"begin": 0.0, "end": 0.5}}, not {given!r}.'
+                f'"begin": 0.0, "end": 0.5}}, got {given!r}.'
             )
         for key in given:
             if key not in RAMP:
@@ -178,7 +178,7 @@ def check_density(density: object, where: str, else_: str = "") -> None:
     if not is_number(density) or not 0 < density <= 1:
         hint = f" For {density} % write {density / 100}." if is_number(density) and 1 < density <= 100 else ""
         raise WiringError(
-            f"{where} must be in (0, 1], the fraction of edges that is real, not {density!r}.{hint}{else_}"
+            f"{where} must be in (0, 1], the fraction of edges that is real, got {density!r}.{hint}{else_}"
         )
 
 

@@ -270,10 +270,10 @@ class Graph(nn.Module):
     def _check_input(self, x: Tensor, dimension: int, layout: str) -> None:
         fits = isinstance(x, Tensor) and x.dim() > dimension and x.shape[dimension] == len(self.inputs)
         if not fits or not x.is_floating_point():
-            came = f"a tensor of shape {tuple(x.shape)} and {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+            got = f"a tensor of shape {tuple(x.shape)} and {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
             raise WiringError(
                 f"{self._kind} has {len(self.inputs)} input nodes and expects a floating-point tensor {layout}, got "
-                f"{came}. Let the module before the graph return {len(self.inputs)} channels, or change inputs=."
+                f"{got}. Let the module before the graph return {len(self.inputs)} channels, or change inputs=."
             )
 
     def __repr__(self) -> str:

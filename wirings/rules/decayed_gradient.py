@@ -32,9 +32,9 @@ class DecayedGradient(Planned):
 
     Args:
         factor: the factor at the beginning, from 0 to 1.
-        end: the factor at the end of training; None: it stays constant.
+        end: the factor at the end of training; None keeps it constant.
         kind: how it falls: ``"linear"``, or ``"cosine"``, half a wave, slow at both ends.
-        steps: the number of optimizer steps of the whole training; otherwise `Wiring.plan` tells it. A constant factor
+        steps: the number of optimizer steps of the whole training; by default that of `Wiring.plan`. A constant factor
             needs neither.
     """
 

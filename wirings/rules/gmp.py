@@ -29,10 +29,10 @@ class GMP(Planned):
 
     Args:
         begin: the fraction of training at which the first edges are removed.
-        end: the fraction of training from which on k edges are left.
+        end: the fraction of training after which only k edges are left.
         kind: how the number falls: ``"cubic"``, fast at first, or ``"linear"``.
         every: optimizer steps from one removal to the next.
-        steps: the number of optimizer steps of the whole training; otherwise `Wiring.plan` tells it.
+        steps: the number of optimizer steps of the whole training; by default that of `Wiring.plan`.
     """
 
     name = "gmp"
@@ -78,17 +78,17 @@ class GMP(Planned):
     def update(self, layers: Sequence[LayerLike], training: Training, optimizer: torch.optim.Optimizer | None) -> None:
         step, steps, before = training.step, self.length(training), self.length_before(training)
         last = self._last(steps)
-        # A plan that was shortened half-way may have put the end behind this step.
+        # If the plan was shortened during training, the end may lie before this step.
         ends = step >= last and (before is None or step - 1 < self._last(before))
         if ends or (step < last and step % self.every == 0) or training.budget_changed:
             self._remove(layers, 0.0 if step >= last else self._still_to_go(step / steps))
 
     def _last(self, steps: int) -> int:
-        """The step from which on k edges are left."""
+        """The step after which only k edges are left."""
         return max(math.ceil(self.end * steps - 1e-6), 1)
 
     def _still_to_go(self, done: float) -> float:
-        """Of the edges to be removed, the fraction that is left after the fraction ``done`` of training."""
+        """The fraction of the edges to be removed that is left after the fraction ``done`` of training."""
         if done <= self.begin:
             return 1.0
         return (1.0 - (done - self.begin) / (self.end - self.begin)) ** KINDS[self.kind]
@@ -105,7 +105,7 @@ class GMP(Planned):
                     f"{layer.name}: rule {self.name!r} removes edges permanently and has {left} left, but the budget "
                     f"asks for {k} now; give it a density that does not rise."
                 )
-            # Never more than are left: a plan that was lengthened half-way does not bring any back.
+            # Never more than are left: lengthening the plan during training does not bring any back.
             counts.append(min(k + int((possible - k) * still_to_go + 1e-6), left))
         weights = [layer.weight for layer in layers]
         for layer, left_over in zip(layers, choose_by(layers, weights, counts), strict=True):

@@ -32,10 +32,10 @@ class L1Anneal(GMP):
         coefficient: coefficient of the L1 term. After every optimizer step the magnitude of every edge that is left is
             reduced by learning rate × coefficient, at most to zero. Needs ``wiring.step(optimizer)``; 0 for no term.
         begin: the fraction of training at which the first edges are removed.
-        end: the fraction of training from which on k edges are left.
+        end: the fraction of training after which only k edges are left.
         kind: how the number falls: ``"cubic"``, fast at first, or ``"linear"``.
         every: optimizer steps from one removal to the next.
-        steps: the number of optimizer steps of the whole training; otherwise `Wiring.plan` tells it.
+        steps: the number of optimizer steps of the whole training; by default that of `Wiring.plan`.
     """
 
     name = "l1_anneal"
@@ -59,5 +59,5 @@ class L1Anneal(GMP):
         for layer, rate in rates:
             elsewhere = isinstance(rate, Tensor) and rate.device != layer.weight.device
             most: Any = (float(rate) if elsewhere else rate) * self.coefficient
-            less = torch.clamp(layer.weight, -most, most)  # what a weight loses: all of it, if it is no more than that
+            less = torch.clamp(layer.weight, -most, most)  # a weight shrinks by at most its own magnitude
             layer.weight.sub_(less.masked_fill_(~layer.edges.left, 0.0))

@@ -37,7 +37,7 @@ class NM(Rule):
     def __init__(self, n: int = 2, m: int = 4) -> None:
         self.n, self.m = check_int(self.name, "n", n), check_int(self.name, "m", m)
         if n > m:
-            raise WiringError(f"{self.name}: n must be at most m, not n = {n} of m = {m}.")
+            raise WiringError(f"{self.name}: n must be at most m, got n = {n} and m = {m}.")
 
     def budget(self, allowed: int, shape: tuple[int, ...]) -> int:
         return allowed // self.m * self.n

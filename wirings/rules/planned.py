@@ -26,20 +26,20 @@ class Planned(Rule):
         return steps
 
     def length_before(self, training: Training) -> int | None:
-        """What `length` was at the last update; None at the first. A plan that changes may skip over a step."""
+        """The value of `length` at the last update; None at the first. Changing the plan may skip a step."""
         return training.steps_before if self.steps is None else self.steps
 
 
 class Periodic(Planned):
-    """A rule that changes the wiring every so many steps.
+    """A rule that changes the wiring at regular intervals.
 
     Args:
         every: optimizer steps from one change to the next; None for a hundredth of training.
-        steps: the number of optimizer steps of the whole training; otherwise `Wiring.plan` tells it.
+        steps: the number of optimizer steps of the whole training; by default that of `Wiring.plan`.
     """
 
     end: float = 1.0
-    """The fraction of training after which the wiring stays."""
+    """The fraction of training after which the wiring no longer changes."""
 
     def __init__(self, every: int | None, steps: int | None) -> None:
         super().__init__(steps)

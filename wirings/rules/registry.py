@@ -29,10 +29,10 @@ def get(rule: str | Rule, schedule: Any = None, **settings: Any) -> Rule:
 
     Args:
         rule: a name (see `names`), or a rule, which is returned as it is.
-        schedule: how layers come down to their budgets over training, for any rule: ``"cubic"``, ``"linear"``, or a
+        schedule: how layers decrease to their budgets over training, for any rule: ``"cubic"``, ``"linear"``, or a
             mapping with the defaults ``{"kind": "cubic", "start": 1.0, "begin": 0.0, "end": 0.5, "every": 1}``: from
             the density ``start``, between the fractions ``begin`` and ``end`` of training, with a change every
-            ``every`` steps. `Wiring.plan` says how long training is.
+            ``every`` steps. `Wiring.plan` sets the length of training.
         **settings: the arguments of the rule's constructor.
     """
     if isinstance(rule, Rule):

@@ -28,8 +28,8 @@ class RigL(SET):
     ResNet50 with 10 % of its weights, shared out by ERK (``share="erk"``), reaches 73.07 % on ImageNet, and 76.42 %
     when trained five times as long. The paper changes the wiring every 100 steps of batches of 4,096 images; smaller
     batches have noisier gradients and may need fewer changes. Using the gradient of a single batch follows the paper.
-    Where it is read (so that only edges that were hallucinated before can grow), and that the weights take that step as
-    well, which the paper skips in favour of the change, are our choices.
+    Two things are our choices: where it is read, so that only edges that were hallucinated before can grow; and that
+    the weights take that step as well, while the paper replaces it by the change of the wiring.
 
     Needs ``wiring.step(optimizer)``.
 
@@ -54,7 +54,7 @@ class RigL(SET):
     def setup(self, layers: Sequence[LayerLike]) -> None:
         super().setup(layers)
         for layer in layers:
-            # Where every step changes the wiring, so does the first.
+            # If every step changes the wiring, so does the first.
             layer.edges.remember("reach", _everything(layer) if self.every == 1 else layer.edges.wiring.clone())
 
     def forward(self, weight: Tensor, edges: EdgesLike) -> Tensor:

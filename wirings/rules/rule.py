@@ -24,7 +24,7 @@ class EdgesLike(Protocol):
     allowed: Tensor | None
     """A boolean mask of the edges that may exist, or None for all."""
     left: Tensor | None
-    """The edges that are left of the allowed ones, for rules that remove edges permanently and remember ``left``."""
+    """The allowed edges that are left, for rules that remove edges permanently and remember ``left``."""
     possible: int
     """The number of allowed edges."""
     training: bool
@@ -87,7 +87,7 @@ class LayerLike(Protocol):
 
 @dataclass(frozen=True)
 class Training:
-    """Where training stands after an optimizer step, as `Rule.update` is told."""
+    """The state of training after an optimizer step, as passed to `Rule.update`."""
 
     step: int
     """The number of optimizer steps that were made, at least 1."""
@@ -102,9 +102,9 @@ class Training:
 class Rule(ABC):
     """How a wiring is chosen, and how it changes.
 
-    A rule sees the weights of layers, their edges (`EdgesLike`), where training stands (`Training`) and the optimizer,
-    but never the model. Its callers (`wirings.wire_`, the handle, `wirings.finalize_`, the graphs) know this contract
-    alone:
+    A rule sees the weights of layers, their edges (`EdgesLike`), the state of training (`Training`) and the optimizer,
+    but never the model. Its callers (`wirings.wire_`, the handle, `wirings.finalize_`, the graphs) rely only on this
+    contract:
 
     - `Rule.setup` is called once, when all layers are wired: the rule chooses and remembers what it needs. What it
       remembers goes into buffers of the edges, and so into checkpoints.
@@ -140,7 +140,7 @@ class Rule(ABC):
     """Whether `update` changes nothing before everything in it that can fail has succeeded. For other rules the handle
     keeps a copy of every tensor that an update changes, to restore it after an error."""
     schedule: Any = None
-    """How layers come down to their budgets over training, for any rule: see `wirings.rules.get`."""
+    """How layers decrease to their budgets over training, for any rule: see `wirings.rules.get`."""
 
     def budget(self, allowed: int, shape: tuple[int, ...]) -> int:
         """The number of edges of a weight, for rules with ``own_budget``.
@@ -161,7 +161,7 @@ class Rule(ABC):
 
         Args:
             layers: all wired layers.
-            training: where training stands.
+            training: the state of training.
             optimizer: what the user passed to ``wiring.step()``, or None.
         """
 

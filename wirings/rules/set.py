@@ -53,11 +53,11 @@ class SET(RandomStart):
 
     Args:
         fraction: the fraction of a layer's real edges that is exchanged each time, at the beginning of training.
-        decay: how that fraction develops: ``"cosine"``, half a wave down to 0 at ``end``, or ``"constant"``.
+        decay: how that fraction changes: ``"cosine"``, half a wave down to 0 at ``end``, or ``"constant"``.
         every: optimizer steps from one change to the next; None for a hundredth of training.
-        end: the fraction of training after which the wiring stays.
+        end: the fraction of training after which the wiring no longer changes.
         seed: random seed of the first wiring and of what grows; None draws one from PyTorch's generator.
-        steps: the number of optimizer steps of the whole training; otherwise `Wiring.plan` tells it.
+        steps: the number of optimizer steps of the whole training; by default that of `Wiring.plan`.
     """
 
     name = "set"

@@ -24,7 +24,7 @@ class SoftThreshold(Rule):
     the network has never seen. The gradient is passed straight through to real edges, as if they had not been shrunk,
     and times ``factor`` to the others.
 
-    Both methods come down from all edges to k by a cubic schedule, so set one:
+    Both methods start with all edges and decrease to k by a cubic schedule, so set one:
 
         wire_(model, rules.get("soft_threshold", schedule="cubic"), density=0.1)
 
@@ -49,7 +49,7 @@ class SoftThreshold(Rule):
         power = POWERS.get(shape) if isinstance(shape, str) else shape
         if not is_number(power) or not power >= 1:
             raise WiringError(
-                f"{self.name}: shape must be one of {', '.join(map(repr, POWERS))}, or a power of at least 1, not "
+                f"{self.name}: shape must be one of {', '.join(map(repr, POWERS))}, or a power of at least 1, got "
                 f"{shape!r}."
             )
         self.shape, self._power = shape, float(power)

@@ -46,9 +46,9 @@ class SparseMomentum(RandomStart):
         prune_rate: the fraction that is removed at the beginning of training; it falls to 0 at the end along half a
             cosine. 0.5 is the default of the authors' code.
         every: optimizer steps from one change to the next; None for a hundredth of training. The paper changes once an
-            epoch, and trains for 100 of them on ImageNet; a rule knows no epochs.
+            epoch, and trains for 100 of them on ImageNet; a rule does not know about epochs.
         seed: random seed of the first wiring, as for `Random`.
-        steps: the number of optimizer steps of the whole training; otherwise `Wiring.plan` tells it.
+        steps: the number of optimizer steps of the whole training; by default that of `Wiring.plan`.
         redistribute: whether lost edges are shared out over the layers, as in the paper; otherwise every layer grows as
             many as it lost. Momentum is largest where feature maps are, so the same number of edges may cost several
             times the multiply-adds when redistributed.

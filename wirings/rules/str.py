@@ -28,8 +28,8 @@ class STR(Rule):
     given. So what is learned is how the layers' thresholds relate to one another; their common scale follows from the
     budget:
 
-    - A layer's threshold is t = c · s · exp(v): v is trained and starts from 0, and s is where the caller's share of
-      edges puts the threshold when the model is wired.
+    - A layer's threshold is t = c · s · exp(v): v is trained and starts from 0, and s is the threshold that gives the
+      layer its share of the budget when the model is wired.
     - After every step the edges of all layers are ranked together by |w| / (s · exp(v)). The first k are the budget's,
       and each layer's number is how many of them it has, at least one. That is the c for which exactly k edges in total
       are above their thresholds.
@@ -37,8 +37,8 @@ class STR(Rule):
       next one, which is where its threshold lies. The gradient reaches real edges only, and through them v: ∂t/∂v = t.
       (The paper has t = sigmoid(v), and so t · (1 − t).)
     - When one layer's v falls, c rises, and with it the thresholds of all: ∂ log c/∂v is minus the layer's part of all
-      edges that lie at a threshold. That is in the gradient. Without it, every v would fall as weight decay shrinks
-      weights, fastest in layers with many edges, until the others have one edge each.
+      edges that lie at a threshold. The gradient includes this term. Without it, every v would fall as weight decay
+      shrinks weights, fastest in layers with many edges, until the others have one edge each.
     - A threshold changes by at most 1 % a step. This limits the gradients of nodes that have lost all their edges,
       which norms make hundreds of times too large, so that one of them could take a layer's edges away. The momentum of
       a v that would have gone further is reset.
@@ -69,7 +69,7 @@ class STR(Rule):
         learned = layers[0].edges._parameters.get("threshold")
         if learned is None:
             learned = nn.Parameter(torch.zeros(len(layers), device=layers[0].weight.device))
-        learned.detach().zero_()  # if it is set up a second time, with other weights
+        learned.detach().zero_()  # set up a second time, with other weights
         for place, layer in enumerate(layers):
             edges, weight = layer.edges, layer.weight.detach()
             scale = torch.ones((), device=weight.device)

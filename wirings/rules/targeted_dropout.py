@@ -24,7 +24,7 @@ class TargetedDropout(Rule):
         rho: the probability, from 0 to 1, or ``"gamma"`` for γ.
         regular: rank the edges of each node separately, as Gomez et al. do: the bottom γ of every node's incoming edges
             may be dropped. By default all edges of a weight are ranked together, which the paper found better
-            ("unconstrained"). With it, the k edges are shared out over nodes in proportion to their allowed incoming
+            ("unconstrained"). If true, the k edges are shared out over nodes in proportion to their allowed incoming
             edges, by largest remainders (ties go to the earlier node).
     """
 

@@ -44,7 +44,7 @@ class TopKAST(Rule):
         self.reach = check_number(self.name, "reach", reach)
         if not self.reach:
             raise WiringError(
-                f"{self.name}: reach must be above 0, not {reach!r}; for real edges alone use rule 'no_update'."
+                f"{self.name}: reach must be above 0, got {reach!r}; for real edges alone use rule 'no_update'."
             )
         self.exploration = check_number(self.name, "exploration", exploration, most=float("inf"))
 

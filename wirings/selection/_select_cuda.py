@@ -1,14 +1,14 @@
-"""Choosing k edges on a GPU: a radix selection in a handful of Triton kernels, with nothing read by the host.
+"""Choose k edges on a GPU: a radix selection in a few Triton kernels, without reading anything back to the host.
 
-An edge's key is the bits of its weight without the sign. The least real edge is found from its top bits down:
-a pass counts the edges by their next eight bits, and the digit that holds the k-th largest becomes known. All
-passes give a program the same run of edges, in row-major order, so that equal keys can be ranked by position:
-the last pass leaves how many edges of each key a program holds, and the writing pass sums those before it. Atomics
-add up nothing but integers, so the result does not depend on the order of execution.
+An edge's key is the bits of its weight without the sign. The cutoff key, that of the weakest real edge, is found digit
+by digit from the top: each pass counts the edges by their next eight bits, which gives the next digit of the k-th
+largest key. A program gets the same run of edges, in row-major order, in all passes, so that equal keys can be ranked
+by position: the last pass stores how many edges of each key a program holds, and the writing pass sums the counts of
+the programs before its own. Atomics only add integers, so the result does not depend on the order of execution.
 
-Counting by digits costs far more arithmetic than memory traffic. So a large weight is first sampled: two keys that
-very likely enclose the least real edge are guessed, one cheap pass gathers the few keys between them, and only those
-are counted. Where the guess turns out wrong, all edges are. A small weight is left to one program, which bisects.
+Counting by digits is bound by arithmetic, not by memory traffic. So a large weight is sampled first to guess two keys
+that very likely enclose the cutoff; one cheap pass gathers the few keys between them, and only those are counted. If
+the guess turns out wrong, all edges are counted. A small weight is handled by a single program, which bisects.
 """
 
 import torch
@@ -18,22 +18,23 @@ from torch import Tensor
 
 from wirings.utils.triton_launch import KernelLauncher, on_device_of
 
-_RECENT = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 4)  # whose histogram takes a mask
+_RECENT = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 4)  # older versions have no masked histogram
 _BITS = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32}
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-_SMALL = 16384  # edges one program handles alone
-_GUESS_FROM = 2**20  # edges from which a guess saves more than its two launches cost
+_SMALL = 16384  # the most edges that a single program handles
+_GUESS_FROM = 2**20  # from this many edges on, a guess saves more than its two launches cost
 _SAMPLE = 4096
-_BLOCK = 2048  # edges a program looks at together
-_PROGRAMS = tl.constexpr(1024)  # at most: the writing pass sums over all of them at once
+_BLOCK = 2048  # edges that a program loads at a time
+_PROGRAMS = tl.constexpr(1024)  # upper limit: the writing pass sums over all of them at once
 
-# The board, in int32: 256 counts for each of up to four passes; how many edges lie above the guessed range, how many
-# within, its two ends; and for each pass the digits known before it and the rank among the keys that share them.
+# Layout of the board, in int32: 256 counts for each of up to four passes; the number of edges above the guessed range,
+# the number within it, its two ends; and for each pass the digits known before it and the cutoff's rank among the keys
+# that begin with them.
 _ABOVE, _NEAR, _LOW, _STATE = (tl.constexpr(place) for place in (1024, 1025, 1026, 1028))
 
 
 def supports(weight: Tensor) -> bool:
-    """Whether this module can rank ``weight``: float16, bfloat16 or float32 (float64 takes the plain path)."""
+    """Whether this module can rank ``weight``: float16, bfloat16 or float32 (float64 uses PyTorch's operators)."""
     return _RECENT and weight.dtype in _BITS and weight.numel() <= 2**30
 
 
@@ -105,7 +106,7 @@ def _look(weight, allowed, n, channels, SPACE: tl.constexpr, at):
 
 @triton.jit
 def _select_small(weight, allowed, n, channels, SPACE: tl.constexpr, k, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """All in one program: the least real key is the largest that at least k keys reach, found bit by bit."""
+    """Do everything in one program: find the cutoff, the largest key that at least k keys reach, bit by bit."""
     at = tl.arange(0, BLOCK)
     place, bits, key = _look(weight, allowed, n, channels, SPACE, at)
     count = tl.load(k).to(tl.int32)
@@ -115,20 +116,22 @@ def _select_small(weight, allowed, n, channels, SPACE: tl.constexpr, k, out, WID
         least = tl.where(tl.sum((key >= trial).to(tl.int32)) >= count, trial, least)
     keep = count - tl.sum((key > least).to(tl.int32))
     equal = (key == least) & (tl.cumsum((key == least).to(tl.int32)) <= keep)
-    value = 1 if out.dtype.element_ty == tl.uint8 else bits  # a mask, or the real edges
+    value = 1 if out.dtype.element_ty == tl.uint8 else bits  # write a mask, or the weights of the real edges
     tl.store(out + place, tl.where((key > least) | equal, value, 0), mask=at < n)
 
 
 @triton.jit
 def _guess(weight, allowed, n, channels, SPACE: tl.constexpr, k, board, WIDTH: tl.constexpr, SAMPLE: tl.constexpr):
-    """Clear the counts, and guess a range of keys from a sample: an edge out of each of equal stretches."""
+    """Clear the counts, and guess a range of keys from a sample: one edge out of each of many equal stretches."""
     slot = tl.arange(0, 2048)
     tl.store(board + slot, 0, mask=slot < _LOW)
     i, stretch = tl.arange(0, SAMPLE), n // SAMPLE
-    jitter = ((i.to(tl.uint32) * 2654435761) >> 5) % stretch.to(tl.uint32)  # lest one column be met all the time
+    jitter = ((i.to(tl.uint32) * 2654435761) >> 5) % stretch.to(tl.uint32)  # avoids sampling a single column
     _, _, key = _look(weight, allowed, n, channels, SPACE, i * stretch + jitter.to(tl.int32))
     rank = tl.load(k).to(tl.float32) / n * SAMPLE
-    slack = 5 * tl.sqrt(tl.maximum(rank * (1 - rank / SAMPLE), 0)) + 5  # five standard deviations, and a few
+    slack = (
+        5 * tl.sqrt(tl.maximum(rank * (1 - rank / SAMPLE), 0)) + 5
+    )  # five standard deviations, and 5
     low, high = 0, 0
     for bit in range(WIDTH):
         try_low, try_high = low | (1 << (WIDTH - 1 - bit)), high | (1 << (WIDTH - 1 - bit))
@@ -142,12 +145,12 @@ def _guess(weight, allowed, n, channels, SPACE: tl.constexpr, k, board, WIDTH: t
 @triton.jit
 def _gather(weight, allowed, n, channels, SPACE: tl.constexpr, near, tally, board, run,
             BLOCK: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
-    """Each program packs its keys of the guessed range at the start of its own run of ``near``, in any order."""
+    """Pack the keys in the guessed range, in any order, at the start of the program's own run of ``near``."""
     start = tl.program_id(0) * run
     low, high = tl.load(board + _LOW), tl.load(board + _LOW + 1)
     above, size = tl.zeros([WIDE], tl.int32), 0
-    # A row to a thread, so that ranks need one short scan across threads. Neighbours are not loaded together: the
-    # scattered stores need a thread to hold one at a time, and changing the layout in between costs more.
+    # One row per thread, so that ranks need only one short scan across threads. Neighbours are not loaded as a vector:
+    # for the scattered stores a thread must hold one element at a time, and converting the layout would cost more.
     lanes = tl.arange(0, WIDE)[:, None] + tl.arange(0, BLOCK // WIDE)[None, :] * WIDE
     for base in range(start, tl.minimum(start + run, n), BLOCK):
         _, _, key = _look(weight, allowed, n, channels, SPACE, tl.max_contiguous(base + lanes, [1, 1]))
@@ -164,10 +167,10 @@ def _gather(weight, allowed, n, channels, SPACE: tl.constexpr, near, tally, boar
 
 @triton.jit
 def _narrow(board, TURN: tl.constexpr, BINS: tl.constexpr):
-    """What pass ``TURN`` found: the digits so far of the least real key, and its rank among keys that share them."""
+    """The result of pass ``TURN``: the cutoff's digits so far, and its rank among the keys that begin with them."""
     digits, rank = tl.arange(0, BINS), tl.load(board + _STATE + 2 * TURN + 1)
     count = tl.load(board + 256 * TURN + digits)
-    reach = tl.cumsum(count, reverse=True) >= rank  # true up to the digit sought
+    reach = tl.cumsum(count, reverse=True) >= rank  # true up to the cutoff's digit
     digit = tl.maximum(tl.sum(reach.to(tl.int32)) - 1, 0)
     return tl.load(board + _STATE + 2 * TURN) * BINS + digit, rank - tl.sum(tl.where(digits > digit, count, 0))
 
@@ -175,19 +178,19 @@ def _narrow(board, TURN: tl.constexpr, BINS: tl.constexpr):
 @triton.jit
 def _count(weight, allowed, n, channels, SPACE: tl.constexpr, k, near, tally, board, run,
            GUESS: tl.constexpr, TURN: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Count the keys that begin with the digits found so far by their next digit: of 8 bits, the last of 7."""
+    """Count the keys that begin with the digits found so far by their next digit, of 8 bits (7 for the last)."""
     DIGIT: tl.constexpr = 8 if SHIFT > 0 else 7
     program, start = tl.program_id(0), tl.program_id(0) * run
     stop = tl.minimum(start + run, n)
     prefix, rank, guessed = 0, tl.load(k).to(tl.int32), False
-    if GUESS:  # right if the least real edge is among those gathered
+    if GUESS:  # it was right if the cutoff is among the gathered keys
         above = tl.load(board + _ABOVE)
         guessed = (above < tl.maximum(rank, 1)) & (rank <= above + tl.load(board + _NEAR))
         rank = tl.where(guessed, rank - above, rank)
         stop = tl.where(guessed, start + tl.load(tally + program), stop)
     if TURN > 0:
         prefix, rank = _narrow(board, TURN - 1, 256)
-    if program == 0:  # for the next pass: nobody reads it in this one
+    if program == 0:  # for the next pass; no program reads it in this one
         tl.store(board + _STATE + 2 * TURN, prefix)
         tl.store(board + _STATE + 2 * TURN + 1, rank)
     digits, counts = tl.arange(0, 1 << DIGIT), tl.zeros([1 << DIGIT], tl.int32)
@@ -197,7 +200,7 @@ def _count(weight, allowed, n, channels, SPACE: tl.constexpr, k, near, tally, bo
             key = tl.where(at < stop, tl.load(near + at, mask=at < n, other=0).to(tl.int32), -1)
         else:
             _, _, key = _look(weight, allowed, n, channels, SPACE, at)
-        begins = (key >> (SHIFT + DIGIT)) == prefix  # never where there is no edge: -1 stays -1
+        begins = (key >> (SHIFT + DIGIT)) == prefix  # false where there is no edge: -1 >> n is -1
         counts += tl.histogram((key >> SHIFT) & ((1 << DIGIT) - 1), 1 << DIGIT, mask=begins)
     tl.atomic_add(board + 256 * TURN + digits, counts, mask=counts > 0, sem="relaxed")
     if SHIFT == 0:
@@ -207,13 +210,13 @@ def _count(weight, allowed, n, channels, SPACE: tl.constexpr, k, near, tally, bo
 @triton.jit
 def _write(weight, allowed, n, channels, SPACE: tl.constexpr, tally, board, run, out,
            TURNS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Write what is above the least real key, and of the keys equal to it as many as there is room for."""
+    """Write the edges above the cutoff, and as many of those equal to it as there is room for."""
     program, other = tl.program_id(0), tl.arange(0, _PROGRAMS)
     least, room = _narrow(board, TURNS - 1, 128)
     equals = tl.load(tally + ((least & 127) + 1) * tl.num_programs(0) + other, mask=other <= program, other=0)
     mine = tl.sum(tl.where(other == program, equals, 0))
     keep = room - (tl.sum(equals) - mine)
-    some, split = keep > 0, (keep > 0) & (keep < mine)  # one program at most has to rank its equals
+    some, split = keep > 0, (keep > 0) & (keep < mine)  # at most one program has to rank its ties
     for base in range(program * run, tl.minimum((program + 1) * run, n), BLOCK):
         at = base + tl.arange(0, BLOCK)
         place, bits, key = _look(weight, allowed, n, channels, SPACE, at)

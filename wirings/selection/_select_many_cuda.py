@@ -1,11 +1,11 @@
-"""Choosing the edges of many weights at once on a GPU: as many kernels for a whole model as for one layer.
+"""Choose the edges of many weights at once on a GPU, with as many kernel launches for a whole model as for one layer.
 
-The selection is that of `_select_cuda`, by radix, without its guess: a pass over all weights counts keys by their next
-eight bits, for every weight by itself, until the least real key of each is known. A table on the GPU says which weight,
-and which run of its edges, a program has; it is made once for weights that stay where they are.
+It is the radix selection of `_select_cuda` without the guess: each pass over all weights counts keys by their next
+eight bits, separately for every weight, until the cutoff key of each is known. A table on the GPU tells each program
+which weight, and which run of its edges, to process; it is made once and reused while the weights stay in place.
 
-The order of equal keys matters only where some of them are real and some are not. Only then are edges looked at in row-
-major order; else a program takes its edges as they lie in memory, whatever the memory format.
+The order of equal keys matters only if some of them are real and others are not. Only then does a program read its
+edges in row-major order; otherwise it reads them as they lie in memory, whatever the memory format.
 """
 
 from collections.abc import Sequence
@@ -20,18 +20,18 @@ from wirings.selection._select_cuda import _BITS, _BLOCK, _RECENT
 from wirings.selection.functional import _dense
 from wirings.utils.triton_launch import KernelLauncher, on_device_of
 
-_PROGRAMS = 2048  # wanted, over all weights
-_COLUMNS = 16  # of the table
+_PROGRAMS = 2048  # approximate number, over all weights
+_COLUMNS = 16  # per row of the table
 
 _tables: dict[tuple[Any, ...], tuple[Tensor, int]] = {}
-"""The table of a list of weights, by where these lie, and how many programs a weight has at most."""
+"""Tables by the addresses of their weights, each with the largest number of programs of a single weight."""
 
 _captured: dict[tuple[Any, ...], tuple[Tensor, int]] = {}
-"""Those that a CUDA graph reads at every replay: they stay for good."""
+"""Tables that a CUDA graph reads at every replay. They are never dropped."""
 
 
 def supports(weights: Sequence[Tensor], allowed: Sequence[Tensor | None]) -> bool:
-    """Whether `real_edges` takes these weights: of one kind, on one GPU, dense in memory, aligned."""
+    """Whether `real_edges` supports these weights: of one dtype, on one GPU, without gaps in memory, aligned."""
     first = weights[0]
     return _RECENT and all(
         w.dtype == first.dtype
@@ -48,17 +48,17 @@ def supports(weights: Sequence[Tensor], allowed: Sequence[Tensor | None]) -> boo
 def real_edges(
     weights: Sequence[Tensor], ks: Sequence[Tensor], allowed: Sequence[Tensor | None], begins: Sequence[int]
 ) -> Tensor:
-    """For each weight its ``k`` edges of largest magnitude, zeros elsewhere.
+    """The ``k`` edges of largest magnitude of each weight, zeros elsewhere.
 
-    The result is one row; the edges of each weight lie in it as they do in the weight, from its number of ``begins``
-    on, a multiple of 16. The last of these is the row's length.
+    The result is one flat tensor. The edges of weight i start at ``begins[i]``, a multiple of 16, in the memory order
+    of the weight; the last entry of ``begins`` is the length of the result.
     """
     first = weights[0]
     key = tuple((w.data_ptr(), w.shape, w.stride(), k.data_ptr(), None if a is None else a.data_ptr())
                 for w, k, a in zip(weights, ks, allowed, strict=True))  # fmt: skip
     key = (first.device, first.dtype, key)
     if key not in _tables:
-        if len(_tables) > 64:  # weights that came and went
+        if len(_tables) > 64:  # most of them for weights that no longer exist
             _tables.clear()
         _tables[key] = _captured.get(key) or _make_table(weights, ks, allowed, begins)
     if first.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -104,7 +104,7 @@ def _make_table(
 
 @triton.jit
 def _key(weight, allowed, place, real, WIDTH: tl.constexpr):
-    """The bits of edges, and their keys: -1 where there is no edge, or none that is allowed."""
+    """The bits of edges, and their keys: -1 where there is no edge or it is not allowed."""
     bits = tl.load(weight + place, mask=real, other=0)
     key = bits.to(tl.int32) & ((1 << (WIDTH - 1)) - 1)
     if allowed.to(tl.int64) != 0:
@@ -122,10 +122,10 @@ def _rows_of(row, kind):
 
 @triton.jit
 def _narrow(counts, prefix, rank, BINS: tl.constexpr):
-    """By one pass: the digits so far of the least real key, its rank among keys that share them, how many do."""
+    """The result of one pass: the cutoff's digits so far, its rank among keys that begin with them, their number."""
     digits = tl.arange(0, BINS)
     count = tl.load(counts + digits)
-    reach = tl.cumsum(count, reverse=True) >= rank  # true up to the digit sought
+    reach = tl.cumsum(count, reverse=True) >= rank  # true up to the cutoff's digit
     digit = tl.maximum(tl.sum(reach.to(tl.int32)) - 1, 0)
     same = tl.sum(tl.where(digits == digit, count, 0))
     return prefix * BINS + digit, rank - tl.sum(tl.where(digits > digit, count, 0)), same
@@ -133,7 +133,7 @@ def _narrow(counts, prefix, rank, BINS: tl.constexpr):
 
 @triton.jit
 def _so_far(row, board, segments, DONE: tl.constexpr, TURNS: tl.constexpr):
-    """What ``DONE`` passes found for a program's weight."""
+    """The result of the first ``DONE`` passes for a program's weight."""
     counts = board + tl.load(row + 6) * 256
     prefix, same = 0, 0
     rank = tl.load(tl.load(row + 2).to(tl.pointer_type(tl.int64))).to(tl.int32)
@@ -148,7 +148,7 @@ def _so_far(row, board, segments, DONE: tl.constexpr, TURNS: tl.constexpr):
 @triton.jit
 def _count(table, board, kind, segments, TURN: tl.constexpr, TURNS: tl.constexpr, SHIFT: tl.constexpr,
            BLOCK: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
-    """Count the keys that begin with the digits found so far by their next digit: of 8 bits, the last of 7."""
+    """Count the keys that begin with the digits found so far by their next digit, of 8 bits (7 for the last)."""
     DIGIT: tl.constexpr = 8 if SHIFT > 0 else 7
     row = table + tl.program_id(0) * COLUMNS
     weight, allowed, start, stop = _rows_of(row, kind)
@@ -157,7 +157,7 @@ def _count(table, board, kind, segments, TURN: tl.constexpr, TURNS: tl.constexpr
     for base in range(start, stop, BLOCK):
         at = base + tl.arange(0, BLOCK)
         _bits, key = _key(weight, allowed, at, at < stop, kind.dtype.element_ty.primitive_bitwidth)
-        begins = (key >> (SHIFT + DIGIT)) == prefix  # never where there is no edge: -1 stays -1
+        begins = (key >> (SHIFT + DIGIT)) == prefix  # false where there is no edge: -1 >> n is -1
         counts += tl.histogram((key >> SHIFT) & ((1 << DIGIT) - 1), 1 << DIGIT, mask=begins)
     place = board + (TURN * segments + tl.load(row + 6)) * 256
     tl.atomic_add(place + digits, counts, mask=counts > 0, sem="relaxed")
@@ -165,7 +165,7 @@ def _count(table, board, kind, segments, TURN: tl.constexpr, TURNS: tl.constexpr
 
 @triton.jit
 def _row_major(at, space, channels):
-    """Where edges of row-major positions lie in memory if channels are last, at (filter, pixel, channel)."""
+    """Memory positions of row-major positions in a channels-last weight, stored as (filter, pixel, channel)."""
     position, wide, deep = at.to(tl.uint32), space.to(tl.uint32), channels.to(tl.uint32)
     line = position // wide
     return (line + ((line // deep) * (wide - 1) + position % wide) * deep).to(tl.int32)
@@ -174,7 +174,7 @@ def _row_major(at, space, channels):
 @triton.jit
 def _count_ties(table, board, ties, kind, segments, TURNS: tl.constexpr, BLOCK: tl.constexpr,
                 COLUMNS: tl.constexpr):  # fmt: skip
-    """How many keys equal to the least real one a program has, where not all of them can be real."""
+    """Count a program's keys that equal the cutoff, if not all of them can be real."""
     row = table + tl.program_id(0) * COLUMNS
     least, room, same = _so_far(row, board, segments, TURNS, TURNS)
     if room < same:
@@ -192,7 +192,7 @@ def _count_ties(table, board, ties, kind, segments, TURNS: tl.constexpr, BLOCK: 
 @triton.jit
 def _write(table, board, ties, out, segments, TURNS: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr,
            COLUMNS: tl.constexpr):  # fmt: skip
-    """Write what is above the least real key, and of the keys equal to it as many as there is room for."""
+    """Write the edges above the cutoff, and as many of those equal to it as there is room for."""
     program = tl.program_id(0)
     row = table + program * COLUMNS
     least, room, same = _so_far(row, board, segments, TURNS, TURNS)

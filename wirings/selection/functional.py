@@ -111,8 +111,7 @@ def _count(weight: Tensor, k: int | Tensor, allowed: Tensor | None) -> Tensor:
     """Check the arguments as far as possible without reading data; return ``k`` as a tensor on the weight's device."""
     if weight.dtype not in KEYS:
         raise WiringError(
-            f"edges are ranked in float16, bfloat16, float32 or float64, not in {weight.dtype}; "
-            "convert the weight first."
+            f"edges can be ranked in float16, bfloat16, float32 or float64, got {weight.dtype}; convert it first."
         )
     if allowed is not None and (allowed.shape != weight.shape or allowed.dtype != torch.bool):
         raise WiringError(

@@ -10,15 +10,15 @@ asked, through the edges of a layer, for
 - `choose_by`: masks by other scores than the weights, or with other numbers of edges;
 - `kept_weights`: the real weights of several layers, without a gradient.
 
-**Layers with a budget of their own** are ranked each by itself, so the result does not depend on how they are asked. On
-a GPU a selection takes several kernels, whether of one layer or of a hundred. So the first layer that asks for its
-weights in a forward pass of the model has the edges of all layers chosen, and every layer takes its part once. Whoever
-asks again (a layer that is used twice, a pass that is recomputed in the backward pass), or outside such a pass, is
-served by itself.
+**Layers with a budget of their own** are ranked separately, so the result does not depend on the order of requests. On
+a GPU a selection takes several kernels, whether for one layer or for a hundred. So the first layer that asks for its
+weights in a forward pass of the model has the edges of all layers chosen, and every layer takes its part once. Further
+requests (a layer that is used twice, a pass that is recomputed in the backward pass), and those outside of a forward
+pass, are served one by one.
 
 **Layers that share one budget** (``share="global"``) are ranked together. The ranking is made once and kept until a
-weight changes, so that it costs one ranking a step however many layers ask. Of weights that are sharded over processes,
-what is kept is the position at which the ranking is cut off.
+weight changes, so that a step costs one ranking however many layers ask. For weights that are sharded over processes,
+the position at which the ranking is cut off is kept instead.
 
 A cached result is used only while its tensors are the same: the same objects, at the same version and address. Writes
 that no version counts (``weight.data``, fused optimizers) are covered by `Selection.forget`, which is called at the
@@ -56,7 +56,7 @@ class SelectableEdges(Protocol):
     possible: int
     """The number of allowed edges."""
     place: int
-    """The position of the weight among those of its selection, which writes it."""
+    """The position of the weight among those of its selection, which sets it."""
     selection: Selection
 
     def within(self) -> Tensor | None:
@@ -93,14 +93,14 @@ class Selection:
         self._stamp: Stamp = []  # what the cached rankings of a shared budget were made of,
         self._sharded = False  # and whether any of that was sharded
         # A compiler may run the hook outside of the graph it makes of the model, so what is chosen passes through an
-        # attribute. Once a pass has left a layer's part behind, the model gets none anymore: it would be out of date.
+        # attribute. Once a pass has not used a layer's part, nothing is passed on anymore: it would be out of date.
         self._traced: list[Tensor | None] = []
         self._left_over = False
 
     # ---- members and lifetime ---------------------------------------------------------------------------------
 
     def set_layers(self, layers: Sequence[SelectedWeight]) -> None:
-        """Set the layers whose edges are chosen, and tell each its place."""
+        """Set the layers whose edges are chosen, and the position of each."""
         self.layers = layers
         self._traced = [None] * len(layers)
         for place, layer in enumerate(layers):

@@ -168,7 +168,7 @@ def put(mapping: dict[str, Any], key: str, value: Any, root: type) -> None:
     for part in path:
         mapping = mapping.setdefault(part, {})
         if not isinstance(mapping, dict):
-            raise WiringError(f"{key!r} cannot be set: {part!r} is {mapping!r}, not a mapping.")
+            raise WiringError(f"{key!r} cannot be set: {part!r} must be a mapping, got {mapping!r}.")
     mapping[last] = value
 
 

@@ -1,4 +1,4 @@
-"""Output to a terminal or a file, in which names from files cannot do anything but be read."""
+"""Output to a terminal or a file, with control characters escaped, so that names in files cannot do any harm."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def takes_argument(function: Callable[..., Any], name: str) -> bool:
 
 
 def check_arguments(function: Callable[..., Any], path: str, *positional: Any, **named: Any) -> None:
-    """Raise unless a function can be called with these arguments. A TypeError from inside of it stays what it is."""
+    """Raise unless a function can be called with these arguments. A TypeError raised inside of it is not caught."""
     try:
         inspect.signature(function).bind(*positional, **named)
     except TypeError as error:

@@ -1,7 +1,7 @@
 """Facts about PyTorch's layers: which weights they have, which of them multiply, and which nodes an edge joins.
 
-Everything here is about modules as PyTorch defines them. Whether a weight is wired, and by which rule, is no part of
-it; what a neural graph declares about itself (``wired_weights``) is.
+Everything here is about modules as PyTorch defines them, and what a neural graph declares about itself
+(``wired_weights``); not about whether a weight is wired, or by which rule.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from wirings.errors import WiringError
 
 LOCK = ".lock"
 HANDED = "WIRINGS_LOCK"
-"""Environment variable: the file descriptor of a lock that the process which started this one has handed to it."""
+"""Environment variable with the file descriptor of a lock that was inherited from the parent process."""
 _UNSUPPORTED = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL}
 
 
@@ -29,28 +29,28 @@ class BusyError(WiringError):
 
 
 class Lock:
-    """A folder's lock, returned by `take`.
+    """A lock on a folder, returned by `take`.
 
     Args:
-        path: its file.
-        file: the descriptor of its open file.
-        works: whether others are kept out, which not every file system can do.
-        made: folders that were made for it, the deepest first.
+        path: the lock file.
+        file: the descriptor of the open lock file.
+        works: whether the lock keeps other processes out, which not every file system supports.
+        made: folders that were created for the lock, the deepest first.
     """
 
     def __init__(self, path: Path, file: int, works: bool, made: Sequence[Path]) -> None:
         self.path, self.file, self.works, self.made = path, file, works, made
 
     def environment(self) -> dict[str, str]:
-        """What a process that inherits the descriptor needs to know to go on holding the lock."""
+        """The environment variables with which a child process that inherits the descriptor takes over the lock."""
         return {HANDED: str(self.file)}
 
     def release(self) -> None:
-        """Give the lock back, even where a forked process has a copy of the descriptor.
+        """Release the lock, even if a forked process has a copy of the descriptor.
 
-        Folders that were made for it and in which nothing was written go with it.
+        Folders that were created for it and are still empty are removed.
         """
-        with contextlib.suppress(OSError):  # before the lock goes: afterwards it may be somebody else's
+        with contextlib.suppress(OSError):  # before unlocking: afterwards the file may be another process's lock
             self.path.unlink()
             for folder in self.made:
                 folder.rmdir()
@@ -61,17 +61,17 @@ class Lock:
         self.close()
 
     def close(self) -> None:
-        """Close this process's copy. The lock stays held while a process that inherited it has another."""
+        """Close this process's descriptor. The lock stays held as long as a process that inherited it is alive."""
         os.close(self.file)
 
 
 @contextlib.contextmanager
 def held(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Keep a folder for this process; raises `BusyError` if another one has it.
+    """Lock a folder for this process while the context is active; raises `BusyError` if another process holds it.
 
     Args:
-        folder: made if it does not exist.
-        say: told if nothing keeps others out there.
+        folder: the folder; created if it does not exist.
+        say: called with a warning if the folder cannot be locked.
     """
     try:
         lock = take(folder)
@@ -86,10 +86,10 @@ def held(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def take(folder: Path) -> Lock:
-    """Take a folder's lock, or the one of it that was handed to this process; raises `BusyError` if another has it."""
+    """Lock a folder, or take over its lock from the parent process; raises `BusyError` if another process holds it."""
     path = folder / LOCK
     handed, made = _handed(path), [parent for parent in (folder, *folder.parents) if not parent.exists()]
-    for _ in range(1000):  # whoever held it may remove it while we open it
+    for _ in range(1000):  # its previous holder may remove it while we open it
         try:
             file = _opened(path) if handed is None else handed
         except FileNotFoundError:
@@ -104,7 +104,7 @@ def take(folder: Path) -> Lock:
             raise
         os.close(file)
         handed = None
-    raise BusyError(f"{path} is removed again and again by others: give another --out.")
+    raise BusyError(f"{path} keeps being removed by other processes. Give another --out.")
 
 
 def _opened(path: Path) -> int:
@@ -113,7 +113,7 @@ def _opened(path: Path) -> int:
 
 
 def _locked(folder: Path, file: int) -> bool:
-    """Lock an open file; False if that cannot be done here."""
+    """Lock an open file; False if the platform or the file system does not support it."""
     if sys.platform == "win32":
         return False
     import fcntl
@@ -132,7 +132,7 @@ def _locked(folder: Path, file: int) -> bool:
 
 
 def _handed(path: Path) -> int | None:
-    """The descriptor in the environment, if it is this lock's. It is taken once."""
+    """The inherited descriptor from the environment, if it belongs to this lock; removes the variable."""
     text = os.environ.get(HANDED, "")
     if not text.isdecimal() or not _names(path, int(text)):
         return None
@@ -142,7 +142,7 @@ def _handed(path: Path) -> int | None:
 
 
 def _names(path: Path, file: int) -> bool:
-    """Whether a path leads to an open file."""
+    """Whether a path refers to this open file."""
     try:
         return os.path.samestat(path.stat(), os.fstat(file))
     except OSError:
@@ -150,7 +150,7 @@ def _names(path: Path, file: int) -> bool:
 
 
 def _sign(file: int) -> None:
-    """Write into the lock who holds it. For messages alone, so a full disk does not matter."""
+    """Write who holds the lock into its file. It is only used in messages, so a full disk does not matter."""
     since = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
     with contextlib.suppress(OSError):
         os.ftruncate(file, 0)
@@ -159,10 +159,10 @@ def _sign(file: int) -> None:
 
 
 def _holder(file: int) -> str:
-    """Who holds a lock, as far as it says."""
+    """Describe the process that holds a lock, from what it wrote into the file."""
     try:
         os.lseek(file, 0, os.SEEK_SET)
         found = json.loads(os.read(file, 1000))
         return f"process {int(found['pid'])} on {found['host']}, since {found['since']}"
-    except (OSError, ValueError, TypeError, KeyError):  # it has only just been taken
+    except (OSError, ValueError, TypeError, KeyError):  # not written yet
         return "another process"

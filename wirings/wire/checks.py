@@ -35,7 +35,7 @@ def check_patterns(argument: str, patterns: Sequence[str] | None) -> list[str] |
     patterns = None if patterns is None else list(patterns)
     for pattern in patterns or []:
         if not isinstance(pattern, str):
-            raise WiringError(f"{argument}=: a pattern must be a string, not {pattern!r}; write {str(pattern)!r}.")
+            raise WiringError(f"{argument}=: a pattern must be a string, got {pattern!r}; write {str(pattern)!r}.")
     return patterns
 
 
@@ -102,7 +102,7 @@ def allowed_masks(targets: list[Target], masks: Mapping[str, Tensor]) -> list[Te
     """The mask of allowed edges of every target, a copy on its device; None where all edges are allowed."""
     for pattern, mask in masks.items():
         if not isinstance(mask, Tensor):
-            raise WiringError(f"allowed[{pattern!r}] must be a boolean tensor, not {type(mask).__name__}.")
+            raise WiringError(f"allowed[{pattern!r}] must be a boolean tensor, got {type(mask).__name__}.")
         for target in matching("allowed", pattern, targets):
             if not mask.any():
                 raise WiringError(f"allowed[{pattern!r}] allows no edge of {target.name}; skip the layer instead.")

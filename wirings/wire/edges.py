@@ -41,9 +41,9 @@ class Edges(nn.Module):
         self.place = 0
         """The position of the weight among those of its selection."""
         self.end: int | None = None
-        """What k comes to if a schedule moves it."""
+        """The final value of k if a schedule changes it, otherwise None."""
         # A tensor, so that a schedule can change it under torch.compile and in captured CUDA graphs. It is saved only
-        # if the rule or a schedule moves it; otherwise it follows from the call that wired the model.
+        # if the rule or a schedule changes it; otherwise it follows from the call that wired the model.
         self.register_buffer("k", torch.tensor(k, dtype=torch.int64), persistent=rule.moves_budget or saved)
         self.register_buffer("allowed", allowed, persistent=False)
         self.register_buffer("left", None)

@@ -16,7 +16,7 @@ A training step runs as follows, with the places where it happens:
 3. Each further layer takes its weight from what was chosen.
 4. The backward pass: the rule's autograd function decides which edges get a gradient.
 5. The optimizer changes the parameters, which hold the weights of all edges, hallucinated ones included.
-6. `Wiring.step` moves the schedules on, writes the new budgets to the layers' ``edges.k``, and calls `Rule.update` with
+6. `Wiring.step` advances the schedules, writes the new budgets to the layers' ``edges.k``, and calls `Rule.update` with
    the step, the planned length of training, and whether the budget has changed. If that raises, everything is restored.
 """
 
@@ -79,7 +79,7 @@ class Wiring:
         self.look()
 
     def _note_ends(self) -> None:
-        """Tell the edges what a schedule leads to, so that `finalize_` can warn if it has not got there."""
+        """Store the final number of edges of a schedule, so that `finalize_` can warn if it was not reached."""
         if self.budget is None or not self.budget.changes or self._ranked is not None:
             return
         ends = self._budgeted(self.budget.planned(1), _AT_LAST, None)
@@ -92,7 +92,7 @@ class Wiring:
             layer.edges.end = end
 
     def plan(self, steps: int) -> None:
-        """Say before training how many optimizer steps it will have.
+        """Set the number of optimizer steps of the training, before it begins.
 
         Needed by rules with a schedule (`l1_anneal`, …) and by schedules of the density in fractions of training;
         ignored otherwise. It is part of the handle's state; a plan made before the state is loaded takes precedence.
@@ -102,7 +102,7 @@ class Wiring:
             self.budget = self._given.planned(self.planned)
 
     def step(self, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Move schedules on and let the rule act. Call it after every ``optimizer.step()``.
+        """Advance schedules and let the rule act. Call it after every ``optimizer.step()``.
 
         If it raises, the step does not count, and weights, optimizer state, budgets, what the rule remembers and the
         handle are restored.
@@ -203,7 +203,7 @@ class Wiring:
 
     @property
     def ended(self) -> bool:
-        """Whether the model was finalized or unwired, so that this handle is of no use any more."""
+        """Whether the model was finalized or unwired, so that this handle can no longer be used."""
         return not any(_is_wired(layer) for layer in self.layers)
 
     def report(self) -> list[LayerReport]:
@@ -229,7 +229,7 @@ class Wiring:
         shapes = [[one.shape for one in some] for some in (packed, self._last_look)]
         if shapes[0] != shapes[1]:
             raise WiringError(
-                "last_look must be that of a handle with the same layers; wire the model as it was saved."
+                "last_look must come from a handle with the same layers; wire the model as it was when saved."
             )
         self._last_look = [one.copy() for one in packed]
 
@@ -283,15 +283,17 @@ class Wiring:
             raise WiringError(f"this is not the state of a wiring: it has no {missing[0]!r}.")
         steps, saved, own, counts = state["steps"], state.get("planned"), self.planned, self._counts
         if not _is_count(steps):
-            raise WiringError(f"this is not the state of a wiring: its 'steps' are {steps!r}.")
+            raise WiringError(f"this is not the state of a wiring: 'steps' must be a whole number, got {steps!r}.")
         if saved is not None and not (_is_count(saved) and saved > 0):
-            raise WiringError(f"this is not the state of a wiring: its 'planned' are {saved!r}.")
+            raise WiringError(
+                f"this is not the state of a wiring: 'planned' must be a positive whole number, got {saved!r}."
+            )
         for key in ("edges", "ranked"):
             given = state.get(key, counts)
             if not isinstance(given, list) or not all(map(_is_count, given)):
-                raise WiringError(f"this is not the state of a wiring: its {key!r} are not a list of whole numbers.")
+                raise WiringError(f"this is not the state of a wiring: {key!r} must be a list of whole numbers.")
         if "ranked" in state and (self._ranked is None or len(state["ranked"]) != len(self._ranked)):
-            raise WiringError("this is not the state of a wiring: its 'ranked' are not those of the layers wired here.")
+            raise WiringError("this is not the state of this wiring: 'ranked' belongs to other layers.")
         ranked: list[int] | None = state.get("ranked", self._ranked)
         budget = self.budget if saved is None or self._given is None else self._given.planned(saved)
         if budget is not None and budget.changes:
@@ -303,14 +305,14 @@ class Wiring:
             )
         self._check_total(counts)
         self.steps, self._ranked, self._planned_before = steps, ranked, saved
-        # What the rule remembers came with the model, and so did k if the rule moves edges between layers.
+        # What the rule remembers was loaded with the model, and so was k if the rule moves edges between layers.
         if counts != self._counts and not self._moves:
             for layer, k in zip(self.layers, counts, strict=True):
                 layer.edges.k.fill_(k)
         self._counts = counts
         if (
             planned := saved if own is None else own
-        ) is not None:  # training may be longer or shorter than it was meant
+        ) is not None:  # training may be longer or shorter than planned before
             self.plan(planned)
 
     def __repr__(self) -> str:
@@ -323,7 +325,7 @@ class Wiring:
         if self.budget is not None and self.budget.spent is not None:
             left = self.budget.spent - sum(r.edges * s.cost for r, s in zip(reports, self._sizes, strict=True))
             if left > 0:  # during a schedule from above it is negative
-                text += f"\n{left:,} multiply-adds below the budget: no numbers of edges near the shares come closer"
+                text += f"\n{left:,} multiply-adds below the budget: no numbers of edges near the shares are closer"
         return text
 
 

@@ -1,4 +1,4 @@
-"""Putting edges on the weight of a module, and taking them off again without a trace.
+"""Put edges on the weight of a module, and remove them again without a trace.
 
 A wired weight is a parametrization (`torch.nn.utils.parametrize`): the optimizer's parameter stays the same object
 and holds all edges; ``module.weight`` gives what the forward pass uses. The ``state_dict`` of a wired model has the

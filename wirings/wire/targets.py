@@ -94,7 +94,7 @@ def _check_memory(model: nn.Module, chosen: list[Target]) -> None:
         if start is not None:
             taken.append((start, start + _span(parameter), name, id(parameter)))
     taken.sort()
-    last = taken[:1]  # the one that reaches furthest so far
+    last = taken[:1]  # the parameter whose memory ends last so far
     for here in taken[1:]:
         if here[0] < last[0][1] and (here[3] in wanted or last[0][3] in wanted):
             mine, other = (here, last[0]) if here[3] in wanted else (last[0], here)

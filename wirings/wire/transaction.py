@@ -1,4 +1,4 @@
-"""An update that fails leaves nothing behind: weights, optimizer state, budgets and what the rule remembers.
+"""Undo an update that fails: restore weights, optimizer state, budgets and what the rule remembers.
 
 Rules that declare themselves `Rule.atomic` compute everything before they change anything, so that only the budgets,
 which the handle has changed before it asked the rule, are restored. While any other rule acts, a copy of every tensor

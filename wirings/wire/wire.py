@@ -1,4 +1,4 @@
-"""`wire_` any model in place. How edges are put on a module: `parametrization`; how they come off: `finalize`."""
+"""`wire_` any model in place. Edges are put on modules by `parametrization`, and removed by `finalize`."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def wire_(
             more dimensions. By default every layer of a known kind.
         skip: patterns of layers to leave dense.
         allowed: boolean masks of the edges that may exist at all, by layer pattern.
-        **unknown: none are accepted; the error suggests what was meant.
+        **unknown: rejected, with an error that suggests what was meant.
 
     Returns:
         A handle: print it for a table, call its ``step()`` after every optimizer step.

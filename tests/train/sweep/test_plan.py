@@ -156,7 +156,7 @@ def test_runs_that_trained_nothing_may_be_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ("rule.options.every=0", "rigl: every must be a whole number, at least 1, not 0"),
+        ("rule.options.every=0", "rigl: every must be a whole number, at least 1, got 0"),
         ("rule.options.evry=2", "rule 'rigl' does not take these settings"),
         ("rule.options.schedule=slow", "unknown kind of schedule 'slow'"),
     ],

@@ -131,7 +131,7 @@ def field(about: Mapping[str, Any], key: str, kind: type, path: Path) -> Any:
     """The value of a key in a checkpoint's header, checked to be of type ``kind``."""
     value = about.get(key)
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise damaged(path, f"{key!r} should be {kind.__name__}, but is {type(value).__name__}")
+        raise damaged(path, f"{key!r} must be {kind.__name__}, got {type(value).__name__}")
     return value
 
 
@@ -209,8 +209,8 @@ def _check_fits(own: Mapping[str, Tensor], given: Mapping[str, Tensor], path: Pa
         ours, theirs = (_kind(tensors.get(name)) for tensors in (own, given))
         if ours != theirs:
             raise WiringError(
-                f"{path} does not fit this model: {name[:200]} should be {ours}, but is {theirs}. The file belongs to "
-                "another recipe or other settings, or is damaged. Give another --out."
+                f"{path} does not fit this model: expected {name[:200]} to be {ours}, got {theirs}. The file "
+                "belongs to another recipe or other settings, or is damaged. Give another --out."
             )
 
 
