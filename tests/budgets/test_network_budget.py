@@ -291,9 +291,9 @@ def test_with_a_schedule() -> None:
     [
         ({"params": 0}, "params must be a whole number of parameters of the whole network, or a fraction.*got 0"),
         ({"params": 1.5}, r"params must be a whole number.*got 1\.5"),
-        ({"params": -3}, "not -3"),
-        ({"params": True}, "not True"),
-        ({"params": "10"}, "not '10'"),
+        ({"params": -3}, "got -3"),
+        ({"params": True}, "got True"),
+        ({"params": "10"}, "got '10'"),
         ({"params": 10, "density": 0.5}, "got density and params"),
         ({"mult_adds": 10, "params": 10}, "got params and mult_adds"),
         ({"params": 4}, r"params = 4 cannot be met: with one edge in each of the 2 wired layers .* has 5 parameters, "

@@ -123,7 +123,7 @@ def test_with_its_schedule_in_plain_values() -> None:
     [
         ({"shape": "round"}, "shape must be one of 'soft', 'feather', 'hard', or a power of at least 1, got 'round'"),
         ({"shape": 0.5}, "a power of at least 1, got 0.5"),
-        ({"shape": True}, "not True"),
+        ({"shape": True}, "got True"),
         ({"factor": 2}, "factor must be a number from 0 to 1, got 2"),
     ],
 )

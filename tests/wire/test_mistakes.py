@@ -49,7 +49,7 @@ def expanded() -> nn.Module:
 
 
 MISTAKES = {
-    "density of zero": (network, {"density": 0.0}, r"density must be in \(0, 1\].*not 0.0"),
+    "density of zero": (network, {"density": 0.0}, r"density must be in \(0, 1\].*got 0.0"),
     "density in percent": (network, {"density": 5.0}, "For 5.0 % write 0.05"),
     "no budget": (network, {}, "one of density=, k= or budget="),
     "k too large": (network, {"k": 1000}, "k = 1000 edges were requested, but the 2 layers .* allow only 248; lower k"),

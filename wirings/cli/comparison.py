@@ -80,7 +80,7 @@ class RuleOutcome:
         return statistics.stdev(self.accuracies)
 
     def ahead_of(self, other: RuleOutcome) -> float:
-        """By how many pooled standard deviations the mean accuracy is above the other's."""
+        """How many pooled standard deviations the mean accuracy is above the other's."""
         pooled = ((self.std**2 + other.std**2) / 2) ** 0.5
         return (self.mean - other.mean) / pooled if pooled else float("inf")
 

@@ -13,11 +13,11 @@ import typer
 from wirings.errors import WiringError
 
 _LONGEST_NAME = 255
-"""Bytes of a file's name that usual file systems allow."""
+"""The longest file name that most file systems allow, in bytes."""
 
 
 def check_path(value: Any) -> Any:
-    """Raise if no file can have this path, or if it cannot be looked at; a path that does not exist is fine."""
+    """Raise if a path is invalid or cannot be accessed; a path that does not exist is fine."""
     for path in value if isinstance(value, list) else [] if value is None else [value]:
         try:
             if any(len(os.fsencode(part)) > _LONGEST_NAME for part in Path(path).parts):

@@ -28,7 +28,7 @@ COLUMNS: dict[str, tuple[int, Callable[[Recipe], str]]] = {
     "paper": (0, lambda recipe: _paper(recipe)),
     "note": (200, lambda recipe: recipe.note or ""),
 }
-"""Columns of the list: from which width of the terminal on they are shown, and what they show."""
+"""Columns of the list: the smallest terminal width at which each is shown, and what it shows."""
 
 
 def recipes(

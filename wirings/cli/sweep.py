@@ -162,7 +162,7 @@ def _executor(on: str, jobs: int | None, per_gpu: int, device: str | None) -> Sw
 
 @contextmanager
 def _terminated_like_interrupted() -> Iterator[None]:
-    """Let SIGTERM end a sweep as Ctrl-C does, so that no run goes on without it."""
+    """Let SIGTERM end a sweep as Ctrl-C does, so that no run continues without it."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

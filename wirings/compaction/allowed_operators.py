@@ -2,8 +2,8 @@
 
 The file of a compact model names PyTorch's operators, and whoever wrote the file chose them and their arguments. Not
 every operator validates its arguments: `as_strided`, `_unsafe_…`, `…_backward` and the constructors of sparse tensors
-read and write wherever they are told to. So a file may only contain operators in `ALLOWED_OPERATORS`. Compaction runs
-any other operator in memory, but `save` refuses it.
+read and write at any address they are given. So a file may only contain operators in `ALLOWED_OPERATORS`. Compaction
+runs any other operator in memory, but `save` rejects it.
 
 An operator may be added if it
 
@@ -154,7 +154,7 @@ def _check_attention(target: str, a: dict[str, Any]) -> None:
 
 
 def _check_batch_norm(target: str, a: dict[str, Any]) -> None:
-    """The operator behind `batch_norm` reads an entry for each channel without looking how many there are."""
+    """The operator behind `batch_norm` reads an entry for each channel without checking how many there are."""
     x = a["input"]
     _expect(x.dim() >= 2, target, "an input with two dimensions or more")
     for name in ("weight", "bias", "running_mean", "running_var"):

@@ -107,7 +107,7 @@ def lower(model: nn.Module, inputs: Sequence[Tensor], names: Sequence[str] = ())
     Args:
         model: a plain copy, on the CPU and in evaluation.
         inputs: an example.
-        names: of the inputs.
+        names: the names of the inputs.
     """
     leaves: dict[nn.Module, LowerModule] = {}
     for module in model.modules():

@@ -25,8 +25,8 @@ def check_outputs(
 ) -> float:
     """Compare outputs with those expected.
 
-    Where the expected outputs themselves are further from exact arithmetic than the tolerance (a model may divide by
-    almost nothing), running ``program`` in double precision tells by how much; the outputs may be twice as far off.
+    The expected outputs themselves may be further from exact arithmetic than the tolerance, as when a model divides by
+    almost zero. Running ``program`` in double precision then shows by how much, and twice that difference is allowed.
 
     Args:
         program: the model as a program.

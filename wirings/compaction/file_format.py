@@ -86,7 +86,7 @@ def save(program: Program, path: str | Path) -> None:
 
 
 def load(path: str | Path, max_bytes: float | None = None) -> Program:
-    """Read a program that `save` wrote. Nothing in the file is executed, and damaged files are refused.
+    """Read a program that `save` wrote. Nothing in the file is executed, and damaged files are rejected.
 
     Args:
         path: the file.

@@ -47,7 +47,7 @@ def lower_node_functions(
         where: the nodes, one for each channel of the input.
         part: ``("before", time)``, ``("after", time)`` or ``("between", time, next time)`` the edges.
         x: the name of the input.
-        hint: for the names of the operations.
+        hint: a hint for the names of the operations.
     """
     if not all(can_split(function) for function, _ in where):
         return _traced(builder, where, part, x, hint)

@@ -203,10 +203,11 @@ class Operation(ABC):
         return False
 
     def affine_repeats(self, shape: Shape) -> int:
-        """If an affine operation may follow instead of precede: result channels per channel; else 0.
+        """The number of result channels per input channel if an affine operation before this one may be moved after it;
+        otherwise 0.
 
         Args:
-            shape: of the input, without the batch dimension.
+            shape: the shape of the input, without the batch dimension.
         """
         return 0
 

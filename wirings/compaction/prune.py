@@ -80,7 +80,7 @@ class Pruner:
         self.alias(operation.output, new.output, kept)
 
     def alias(self, name: str, new: str, kept: Tensor | None) -> None:
-        """Let a tensor be one that the pruned program already has."""
+        """Map a tensor to one that the pruned program already has."""
         self.names[name] = new
         if kept is not None:
             self.kept[name] = kept

@@ -33,7 +33,7 @@ _untraced: list[Callable[[tuple[int, ...]], tuple[int, ...]]] = []
 
 @torch.library.custom_op(OPERATOR, mutates_args=())
 def untraced(x: Tensor, number: int) -> Tensor:
-    """In a trace: the module of this number."""
+    """Stand for the module of this number in a trace."""
     raise NotImplementedError("this operator only appears in traces, which are not run")
 
 
@@ -48,7 +48,7 @@ def export_module(
     """Trace a module.
 
     Args:
-        module: in evaluation. The ``forward`` of its ``leaves`` is replaced while it is traced.
+        module: a module in evaluation mode. The ``forward`` of its ``leaves`` is replaced while it is traced.
         example: its inputs.
         leaves: modules inside it that are not traced into.
 

@@ -32,7 +32,7 @@ _REPLACEMENTS = {
     "aten::new_empty": "aten::new_zeros",
 }
 _PERMUTATIONS = ("aten::reshape", "aten::transpose.int", "aten::permute")
-"""Operators that only move numbers, so that together they may come to a permutation of channels."""
+"""Operators that only move numbers, so that a sequence of them may be a permutation of channels."""
 
 
 def trace(
@@ -41,7 +41,7 @@ def trace(
     """Add the operations of a module to a program.
 
     Args:
-        module: in evaluation; the modules in ``leaves`` are changed during the trace, so pass a copy.
+        module: a module in evaluation mode. The modules in ``leaves`` are changed during the trace, so pass a copy.
         builder: the program.
         inputs: the names of the module's inputs.
         leaves: modules inside it that are not traced, with the functions that convert them.
@@ -227,7 +227,7 @@ class _TraceConverter:
         return self._as_permutation(node, made, taken[0]) if name in _PERMUTATIONS else ProgramTensor(made)
 
     def _as_permutation(self, node: fx.Node, made: str, source: str) -> ProgramTensor:
-        """Replace operators that only move numbers by a selection of channels, if that is what they come to.
+        """Replace operators that only move numbers by a selection of channels, if they amount to one.
 
         To find out, a tensor that contains the number of each of its entries is moved along with the tensor.
         """

@@ -41,10 +41,10 @@ def check(name: str, numbers: dict[str, Any], lanes: int, lowering: Lowering) ->
     """Raise unless a step stays inside the memory that all maps share, and inside the caller's tensors.
 
     Args:
-        name: of the step.
+        name: the name of the step.
         numbers: fields of `wirings.engine.kernel_step.KernelStep`, with arrays that are not packed yet.
         lanes: floats per vector; sums are written in whole vectors.
-        lowering: of which the step is a part.
+        lowering: the lowering that the step belongs to.
     """
     kind, floats = numbers["kind"], lowering.floats
     if kind == StepKind.NODES:
@@ -115,7 +115,7 @@ def _whole(floats: Any, lanes: int) -> Any:
 
 
 def _real(out: np.ndarray) -> np.ndarray:
-    """Without rows that only pad a group."""
+    """The offsets without those of rows that only pad a group."""
     return out[out != -1]
 
 

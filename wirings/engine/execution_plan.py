@@ -76,7 +76,7 @@ class ExecutionPlan:
     Args:
         library: the compiled kernels.
         program: a program whose operations the kernels support.
-        shapes: of all of its tensors, without the batch dimension.
+        shapes: the shapes of all of its tensors, without the batch dimension.
         threads: the number of threads.
         together: whether all threads work on one image, with its maps cut into bands; otherwise, each thread has images
             of its own.

@@ -30,7 +30,7 @@ FUNCTIONS = (
 """Activations, in the order of their numbers in the kernels. ReLU is a clamp."""
 
 MAPS, MEANS, PHASES = range(3)
-"""What becomes of sums: maps, means of maps, or maps for a strided convolution."""
+"""What sums are turned into: maps, means of maps, or maps for a strided convolution."""
 
 POOLS = ("max", "avg", "avg inside", "adaptive_avg", "adaptive_max")
 

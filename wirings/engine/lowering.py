@@ -37,7 +37,7 @@ class Lowering:
 
     Args:
         program: the program.
-        shapes: of all of its tensors, without the batch dimension.
+        shapes: the shapes of all of its tensors, without the batch dimension.
         bands: into how many bands of rows maps may be cut, one for each thread.
         lower: adds one operation; `wirings.engine.operations.lower`.
     """

@@ -1,4 +1,4 @@
-"""Where the time of a compiled network goes."""
+"""How much time each step of a compiled network takes."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class ProgramSegment:
 
     @staticmethod
     def _checked(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """A tensor as the kernels read it. They do not check its size, and one of PyTorch's operators may be wrong."""
+        """A tensor as the kernels read it. They do not check its size, which an operator of PyTorch may get wrong."""
         if x.shape[1:] != shape or x.dtype != torch.float32:
             expected = ", ".join(map(str, ("batch", *shape)))
             raise WiringError(

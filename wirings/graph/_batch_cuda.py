@@ -1,13 +1,14 @@
 """Nodes with a batch norm on a GPU: norm, ReLU and 3x3 convolution in two Triton kernels for each direction.
 
-States lie node by node, so a node's pixels, of all images, are one run of memory. Forward, one kernel adds up the
-statistics of every node and one norms, rectifies and convolves; what lies between is never written. Backward, one
-kernel takes the gradient through the convolution and the ReLU and adds up all that the norm and the parameters want to
-know, and one finishes the norm in place. A program takes one node and a run of its pixels; it leaves its share of
-every sum in memory, and whoever needs the sum adds the shares up, always in the same order.
+States are stored node by node, so a node's pixels, of all images, are contiguous in memory. In the forward pass, one
+kernel sums the statistics of every node, and another applies norm, ReLU and convolution; intermediate maps are never
+written. In the backward pass, one kernel propagates the gradient through the convolution and the ReLU and sums what the
+gradients of the norm and the parameters need, and another finishes the norm in place. A program processes one node and
+a run of its pixels. It writes its share of every sum to memory; the kernel that needs a sum adds the shares, always in
+the same order.
 
-A program that convolves goes down columns of pixels, many side by side, and takes every row once: what a row has to do
-with the rows above and below it stays in registers.
+A program that convolves moves down many adjacent columns of pixels and reads every row once: what a row contributes to
+the rows above and below stays in registers.
 """
 
 import functools
@@ -23,16 +24,16 @@ from wirings.utils.transforms import in_transform
 from wirings.utils.triton_launch import on_device_of
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_TILE = 1024  # pixels that a program looks at together
-_COLUMNS = 256  # columns of pixels that a program goes down together
-_ROWS = 8  # that it goes down at least, if there are as many: one more above and one below are looked at each time
-_PROGRAMS = 2112  # wanted at least: sixteen for each of a large GPU's 132 processors
-_SHARES = 64  # at most for a node: whoever adds them up reads them all
-_SUMS = 16  # places of a share: the nine of a kernel, two of the norm
+_TILE = 1024  # pixels that a program loads at a time
+_COLUMNS = 256  # adjacent columns of pixels that a program processes together
+_ROWS = 8  # the fewest rows per program (if the map has as many), since the rows above and below are read as well
+_PROGRAMS = 2112  # the desired minimum: sixteen for each of a large GPU's 132 multiprocessors
+_SHARES = 64  # upper limit per node, since the kernel that adds them reads them all
+_SUMS = 16  # entries of a share: nine for the kernel, two for the norm, padded
 
 
 def fits(x: Tensor, stride: int) -> bool:
-    """Whether :func:`batch_map` can take states ``x`` of shape (nodes, images, height, width)."""
+    """Whether :func:`batch_map` supports states ``x`` of shape (nodes, images, height, width)."""
     return x.is_cuda and x.dim() == 4 and x.dtype in _DTYPES and stride in (1, 2)
 
 
@@ -48,15 +49,15 @@ def batch_map(
     stride: int,
     out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Batch norm, ReLU and convolution at every node; differentiable once. Gives the maps, the mean and the variance.
+    """Batch norm, ReLU and convolution at every node; differentiable once. Returns the maps, the mean and the variance.
 
     ``x``: states, of shape (nodes, images, height, width), float32, bfloat16 or float16.
-    ``gamma``, ``beta``: scale and shift of the norm, one of each a node.
-    ``mean``, ``var``: what to norm with, one of each a node, or both None for the batch's own (the biased variance).
+    ``gamma``, ``beta``: scale and shift of the norm, one of each per node.
+    ``mean``, ``var``: statistics for the norm, one of each per node; both None for the batch's own (biased variance).
     ``kernel``: weights of a zero-padded cross-correlation, of shape (nodes, 1, 3, 3).
     ``relu``: whether negative values become zero before the convolution.
-    ``stride``: of the convolution, 1 or 2.
-    ``out_dtype``: of the maps, ``x``'s unless given; all is computed in float32.
+    ``stride``: the stride of the convolution, 1 or 2.
+    ``out_dtype``: the dtype of the maps, by default that of ``x``. Everything is computed in float32.
     """
     arguments = (x, gamma, beta, mean, var, kernel, eps, relu, stride, out_dtype or x.dtype)
     if torch.compiler.is_compiling() or in_transform(x):
@@ -87,9 +88,9 @@ def _plan(nodes: int, pixels: int, tile: int) -> tuple[int, int]:
 
 @functools.cache
 def _columns(nodes: int, images: int, height: int, width: int) -> tuple[int, int, int, int, int]:
-    """Columns in strips of `_COLUMNS`, which are cut where there are too few: strips, rows and pieces in all.
+    """How columns are divided into strips of `_COLUMNS`, and strips into pieces if there are too few of them.
 
-    After these, pieces a program, and programs a node.
+    Returns the number of strips, rows per piece, pieces in total, pieces per program, and programs per node.
     """
     strips = -(-images * width // _COLUMNS)
     cuts = max(1, min(height // _ROWS, -(-_PROGRAMS // (nodes * strips))))
@@ -128,7 +129,7 @@ def _forward(
         each, parts = _plan(nodes, pixels, _TILE)
         shares = torch.empty((nodes, parts, 2), dtype=torch.float32, device=x.device)
     else:
-        mean, var = (t.to(torch.float32, copy=True) for t in (mean, var))  # an operator's results are its own
+        mean, var = (t.to(torch.float32, copy=True) for t in (mean, var))  # an operator must not return its inputs
     launch = _launcher(x, gamma, kernel, out, rest=("batch", own, eps, relu, stride))
     with on_device_of(x):
         if own:
@@ -163,7 +164,7 @@ def _backward(
     pixels = images * height * width
     dx = torch.empty_like(x)
     dgamma, dbeta, dkernel = torch.empty_like(gamma), torch.empty_like(beta), torch.empty_like(kernel)
-    # With a stride of 2, rows are taken in pairs.
+    # With a stride of 2, rows are processed in pairs.
     *plan, parts = _columns(nodes, images, out_height, width)
     shares = torch.empty((nodes, parts, _SUMS), dtype=torch.float32, device=x.device)
     last_each, last_parts = _plan(nodes, pixels, _TILE)
@@ -179,7 +180,7 @@ def _backward(
     return dx, dgamma, dbeta, dkernel
 
 
-for _key in ("CUDA", "CPU"):  # the latter for Triton's interpreter
+for _key in ("CUDA", "CPU"):  # CPU for Triton's interpreter
     _library.impl("batch_map", _forward, _key)
     _library.impl("batch_map_backward", _backward, _key)
 
@@ -213,7 +214,7 @@ torch.library.register_autograd("wirings::batch_map", _gradients, setup_context=
 
 
 class _BatchMap(torch.autograd.Function):
-    """The same without the dispatcher, which would take the host several times as long as a launch."""
+    """The same without the dispatcher, which would cost the host several times as much as a launch."""
 
     @staticmethod
     def forward(ctx, *inputs):
@@ -282,7 +283,7 @@ def _map(x, gamma, beta, kernel, mean, var, shares, out, images, strips, rows, p
         begin = piece // strips * rows
         end = tl.minimum(begin + rows, OUT_H)
         if STRIDE == 1:
-            # Of the output at the row that is read and at the one below: what the rows up to here have given.
+            # Partial outputs at the current row and at the one below, from the rows read so far.
             here, below = tl.zeros([COLUMNS], tl.float32), tl.zeros([COLUMNS], tl.float32)
             for row in range(begin - 1, end + 1):
                 a, b, c = _normed(start + row * W, left, real, right, (row >= 0) & (row < H), scale, shift, RELU)
@@ -311,14 +312,14 @@ def _weights(kernel):
 @triton.jit
 def _place(strip, images, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
     """The columns of a strip: their image, their position in it, and whether they exist."""
-    # Neighbours to neighbouring threads, not to one: what is one pixel to the side cannot be loaded in fours.
+    # Adjacent columns go to different threads: loads at an offset of one pixel could not be vectorized anyway.
     at = tl.max_contiguous(strip * COLUMNS + tl.arange(0, COLUMNS), 1)
     return at // WIDTH, at % WIDTH, at < images * WIDTH
 
 
 @triton.jit
 def _normed(at, left, real, right, there, scale, shift, RELU: tl.constexpr):
-    """The pixels left of, at and right of some pixels, after norm and ReLU; zero beyond the map."""
+    """The pixels to the left, at and to the right of given pixels, after norm and ReLU; zero beyond the map."""
     return (
         _one_normed(at - 1, left & there, scale, shift, RELU),
         _one_normed(at, real & there, scale, shift, RELU),
@@ -330,7 +331,7 @@ def _normed(at, left, real, right, there, scale, shift, RELU: tl.constexpr):
 def _one_normed(at, inside, scale, shift, RELU: tl.constexpr):
     y = tl.load(at, mask=inside, other=0).to(tl.float32) * scale + shift
     if RELU:
-        y = tl.where(y <= 0, 0.0, y)  # NaN stays, unlike in a maximum
+        y = tl.where(y <= 0, 0.0, y)  # keeps NaN, unlike tl.maximum
     return tl.where(inside, y, 0.0)
 
 
@@ -338,7 +339,7 @@ def _one_normed(at, inside, scale, shift, RELU: tl.constexpr):
 def _unmap(x, gamma, beta, kernel, mean, var, grad, dx, shares, images, strips, rows, pieces, each, programs,
            EPS: tl.constexpr, RELU: tl.constexpr, STRIDE: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
            OUT_H: tl.constexpr, OUT_W: tl.constexpr, SUMS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
-    """Backward to before the ReLU: one node, ``each`` pieces of the columns of its input; and a share of the sums."""
+    """Backward through convolution and ReLU: one node, ``each`` pieces of its input columns; and its share of sums."""
     node, program = tl.program_id(0) // programs, tl.program_id(0) % programs
     x += node.to(tl.int64) * images * (H * W)
     dx += node.to(tl.int64) * images * (H * W)
@@ -349,7 +350,7 @@ def _unmap(x, gamma, beta, kernel, mean, var, grad, dx, shares, images, strips, 
     k3, k4, k5 = _weights(kernel + node * 9 + 3)
     k6, k7, k8 = _weights(kernel + node * 9 + 6)
     shares += tl.program_id(0) * SUMS
-    # A sum for each of the nine taps, by column until the end: to add up columns at every row would be slow.
+    # A sum for each of the nine taps, kept per column until the end: summing over columns at every row would be slow.
     none = tl.zeros([COLUMNS], tl.float32)
     s0, s1, s2, s3, s4, s5, s6, s7, s8 = none, none, none, none, none, none, none, none, none
     by_shift, by_scale = none, none
@@ -359,7 +360,8 @@ def _unmap(x, gamma, beta, kernel, mean, var, grad, dx, shares, images, strips, 
         begin = piece // strips * rows
         end = tl.minimum(begin + rows, OUT_H)
         if STRIDE == 1:
-            # By the taps of a row of the kernel a pixel reaches its right neighbour, itself and its left one.
+            # Through the three taps of a kernel row, a pixel contributes to its right neighbour, itself and its left
+            # neighbour.
             behind = grad + image * (OUT_H * OUT_W) + column
             right, left = real & (column < W - 1), real & (column > 0)
             a6, a7, a8 = _beside(behind + (begin - 1) * W, right, real, left, begin > 0)
@@ -385,14 +387,14 @@ def _unmap(x, gamma, beta, kernel, mean, var, grad, dx, shares, images, strips, 
                 a6, a7, a8 = a3, a4, a5
                 a3, a4, a5 = a0, a1, a2
         else:
-            # A pixel in an even column reaches one pixel in a row, by the middle tap; one in an odd column two: the one
-            # to the right by the first tap, the one to the left by the last. Rows are alike.
+            # A pixel in an even column contributes to one pixel of an output row, through the middle tap; one in an odd
+            # column to two: to the right through the first tap, and to the left through the last. Likewise for rows.
             odd = column % 2 == 1
             behind = grad + image * (OUT_H * OUT_W) + (column + 1) // 2
             right, left = real & ((column + 1) // 2 < OUT_W), real & odd
             first, middle, last = tl.where(odd, k0, k1), tl.where(odd, k3, k4), tl.where(odd, k6, k7)
             near, far = _two(behind + begin * OUT_W, right, left, begin < OUT_H)
-            t0, t3, t6 = none, none, none  # of odd and even columns, which need not be those of the next piece
+            t0, t3, t6 = none, none, none  # the next piece may have other odd and even columns
             for row in range(begin, end):
                 standard, y, after = _at(start + 2 * row * W, real, m, inverse, g, b, RELU)
                 d = middle * near + k5 * far
@@ -450,7 +452,7 @@ def _at(at, real, mean, inverse, gamma, beta, RELU: tl.constexpr):
 
 @triton.jit
 def _beside(at, right, real, left, there):
-    """The gradient right of, at and left of some pixels; zero beyond the map."""
+    """The gradient to the right, at and to the left of given pixels; zero beyond the map."""
     return (
         tl.load(at + 1, mask=right & there, other=0).to(tl.float32),
         tl.load(at, mask=real & there, other=0).to(tl.float32),
@@ -460,7 +462,7 @@ def _beside(at, right, real, left, there):
 
 @triton.jit
 def _two(at, here, before, there):
-    """The gradient at some pixels and left of them, where it is needed."""
+    """The gradient at given pixels and to the left of them, where it is needed."""
     return (
         tl.load(at, mask=here & there, other=0).to(tl.float32),
         tl.load(at - 1, mask=before & there, other=0).to(tl.float32),
@@ -471,7 +473,7 @@ def _two(at, here, before, there):
 def _finish(x, gamma, mean, var, dx, shares, dgamma, dbeta, dkernel, pixels, tiles, last_parts, parts,
             EPS: tl.constexpr, OWN: tl.constexpr, PARTS: tl.constexpr, SUMS: tl.constexpr,
             TILE: tl.constexpr):  # fmt: skip
-    """The rest of the backward pass, through the norm, in place; the first program of a node stores its sums."""
+    """Finish the backward pass through the norm, in place; the first program of a node stores its sums."""
     node, part = tl.program_id(0) // last_parts, tl.program_id(0) % last_parts
     x += node.to(tl.int64) * pixels
     dx += node.to(tl.int64) * pixels

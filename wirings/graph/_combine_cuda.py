@@ -1,4 +1,4 @@
-"""y + sum of c_j k_j, the sum at the end of every solver step, on a GPU: one Triton kernel for each direction."""
+"""The sum at the end of every solver step, y + sum of c_j k_j, on a GPU: one Triton kernel for each direction."""
 
 from collections.abc import Sequence
 
@@ -10,8 +10,8 @@ from torch.autograd.function import once_differentiable
 
 from wirings.utils.triton_launch import KernelLauncher, on_device_of
 
-_MOST = 7  # terms
-_BLOCK = 1024  # elements a program handles: eight a thread
+_MOST = 7  # the largest number of terms
+_BLOCK = 1024  # elements per program: eight per thread
 
 
 def combine(y: Tensor | None, ks: Sequence[Tensor], coefficients: Sequence[float]) -> Tensor:
@@ -19,17 +19,17 @@ def combine(y: Tensor | None, ks: Sequence[Tensor], coefficients: Sequence[float
 
     ``y``: any shape, any float dtype; None counts as zeros.
     ``ks``: at most seven, of ``y``'s shape, each of any float dtype.
-    ``coefficients``: as many numbers; new values do not recompile the kernel.
+    ``coefficients``: one number for each of ``ks``; new values do not recompile the kernel.
 
-    Computed in float32 (float64 where the result is), in the order given. The result is contiguous, in the dtype of
-    ``y``, or where there is no ``y`` of ``ks[0]``, but at least float32.
+    Computed in float32 (float64 if the result is), in the order given. The result is contiguous and has the dtype of
+    ``y``; without ``y``, that of ``ks[0]``, but at least float32.
     """
     tensors = [*([] if y is None else [y]), *ks]
     if len(ks) != len(coefficients) or len(ks) > _MOST or not tensors:
         raise ValueError(f"{len(ks)} tensors for {len(coefficients)} coefficients: give as many of both, 1 to {_MOST}")
     if any(t.shape != tensors[0].shape for t in tensors):
         raise ValueError(f"tensors of one shape are needed, not {[tuple(t.shape) for t in tensors]}")
-    if torch.compiler.is_compiling():  # which fuses the plain sum with the operations around it
+    if torch.compiler.is_compiling():  # the compiler fuses the plain sum with the operations around it
         return _plain(y, ks, coefficients)
     return _Combine.apply(tuple(map(float, coefficients)), y, *ks)
 
@@ -67,7 +67,7 @@ class _Combine(torch.autograd.Function):
 
 
 def _launch(kernel, first, ks, coefficients) -> None:
-    """Launch a kernel on whole tensors: ``first``, then ``ks``, any of them None, with their coefficients."""
+    """Launch a kernel on whole tensors: ``first``, then ``ks`` with their coefficients; any of them may be None."""
     tensors, n = (*first, *ks, *[None] * (_MOST - len(ks))), first[0].numel()
     if n == 0:
         return

@@ -1,13 +1,14 @@
 """Node functions on a GPU: instance norm, ReLU and 3x3 convolution in one Triton kernel for each direction.
 
-A state has at most 64 pixels, so the rows of a tile of images give the norm its statistics, and each way reads and
-writes every state once. In half precision, the convolution of one node is a banded matrix, from input pixels to output
-pixels, and a tile goes through it in one matrix product. In float32 that would be slow: there the nine neighbours of
-each pixel are looked up in the cache. A program takes one node and a run of images. In the backward pass it leaves its
-share of the parameters' gradients in memory, and the shares are added up afterwards, always in the same order.
+A state has at most 64 pixels, so whole images fit in a tile, one per row; the norm's statistics are computed from the
+tile, and each direction reads and writes every state once. In half precision, the convolution of one node is a banded
+matrix, from input pixels to output pixels, applied to a tile in one matrix product. In float32 that would be slow;
+there, the nine neighbours of each pixel are read from the cache. A program processes one node and a run of images. In
+the backward pass it writes its share of the parameters' gradients to memory, and the shares are added afterwards,
+always in the same order.
 
-The zeros of a banded matrix multiply too: in half precision, where one pixel is infinite or NaN after the ReLU, every
-pixel of that image becomes NaN.
+The zeros of the banded matrix are multiplied too: in half precision, if one pixel is infinite or NaN after the ReLU,
+every pixel of that image becomes NaN.
 """
 
 import functools
@@ -22,13 +23,13 @@ from wirings.utils.transforms import in_transform
 from wirings.utils.triton_launch import KernelLauncher, on_device_of
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_BANDED = _DTYPES[1:]  # of results that a matrix product gives
-_PIXELS = 64  # at most: the banded matrix must stay small
-_PROGRAMS = 1056  # wanted at least: eight for each of a large GPU's 132 processors
+_BANDED = _DTYPES[1:]  # dtypes whose convolution is a matrix product
+_PIXELS = 64  # upper limit: the banded matrix must stay small
+_PROGRAMS = 1056  # the desired minimum: eight for each of a large GPU's 132 multiprocessors
 
 
 def fits(x: Tensor, out_dtype: torch.dtype | None = None) -> bool:
-    """Whether :func:`node_map` can take states ``x`` of shape (nodes, images, height, width)."""
+    """Whether :func:`node_map` supports states ``x`` of shape (nodes, images, height, width)."""
     return (
         x.is_cuda
         and x.dim() == 4
@@ -50,12 +51,12 @@ def node_map(
     """Norm, ReLU and convolution at every node, each of which may be left out; differentiable once.
 
     ``x``: states, of shape (nodes, images, height, width), float32, bfloat16 or float16.
-    ``gamma``, ``beta``: scale and shift of an instance norm, one of each a node, or both None for no norm.
+    ``gamma``, ``beta``: scale and shift of an instance norm, one of each per node, or both None for no norm.
     ``kernel``: weights of a zero-padded cross-correlation, of shape (nodes, 3, 3), or None for no convolution.
     ``eps``: added to the (biased) variance.
     ``relu``: whether negative values become zero before the convolution.
-    ``out_dtype``: of the result, ``x``'s unless given; one of the three too. The convolution's factors are rounded to
-    it; all else is computed in float32.
+    ``out_dtype``: the dtype of the result, one of the same three, by default that of ``x``. The factors of the
+    convolution are rounded to it; everything else is computed in float32.
     """
     if (gamma is None) != (beta is None):
         raise ValueError("gamma and beta: give both, or neither")
@@ -78,15 +79,15 @@ _library.define(f"node_map_backward(Tensor grad, {_parts}) -> (Tensor, Tensor)",
 def _plan(shape: torch.Size, dtype: torch.dtype) -> tuple[tuple[int, int], tuple[int, int, bool, int, int]]:
     """How states of a shape are divided among programs if the result (or its gradient) has this dtype.
 
-    Tiles a program, and programs a node; then what the kernels are compiled for: height, width, whether the convolution
-    is a matrix, pixels with padding, images in a tile.
+    Returns tiles per program and programs per node; then the constants of the kernels: height, width, whether the
+    convolution is a matrix product, pixels with padding, images per tile.
     """
     nodes, images, height, width = shape
     banded = dtype in _BANDED
-    tile = 64 if banded else 16  # the nine neighbours take registers, too
+    tile = 64 if banded else 16  # the nine neighbours need registers, too
     tiles = -(-images // tile)
     each = -(-tiles // min(-(-_PROGRAMS // nodes), tiles))
-    pixels = max(1 << (height * width - 1).bit_length(), 16)  # a matrix product takes no fewer
+    pixels = max(1 << (height * width - 1).bit_length(), 16)  # the minimum for a matrix product
     return (each, -(-tiles // each)), (height, width, banded, pixels, tile)
 
 
@@ -138,7 +139,8 @@ def _backward(
     tensors = (x, gamma, beta, kernel, grad, dx, shares)
     launch = _launcher(*tensors, rest=("backward", eps, relu))
     with on_device_of(x):
-        # Four warps more for a matrix: half as many registers a thread, so that two programs fit a processor.
+        # Four more warps for a matrix product: each thread needs half as many registers, so that two programs fit on a
+        # multiprocessor.
         warps = 8 if grad.dtype in _BANDED else 4
         launch(_unmap, nodes * splits, warps, *tensors, nodes, images, each, splits, eps, relu, *constants)
     return dx, shares.view(count) if splits == 1 else shares.sum(0)
@@ -149,7 +151,7 @@ def _count(x: Tensor, gamma: Tensor | None, kernel: Tensor | None) -> int:
     return x.shape[0] * ((0 if gamma is None else 2) + (0 if kernel is None else 9))
 
 
-for _key in ("CUDA", "CPU"):  # the latter for Triton's interpreter
+for _key in ("CUDA", "CPU"):  # CPU for Triton's interpreter
     _library.impl("node_map", _forward, _key)
     _library.impl("node_map_backward", _backward, _key)
 
@@ -191,7 +193,7 @@ torch.library.register_autograd("wirings::node_map", _gradients, setup_context=_
 
 
 class _NodeMap(torch.autograd.Function):
-    """The same without the dispatcher, which would take the host several times as long as a launch."""
+    """The same without the dispatcher, which would cost the host several times as much as a launch."""
 
     @staticmethod
     def forward(ctx, *inputs):
@@ -227,7 +229,7 @@ def _tile(node, rows, images, SPACE: tl.constexpr, PIXELS: tl.constexpr):
 @triton.jit
 def _shifted(states, place, real, DOWN: tl.constexpr, RIGHT: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
              PIXELS: tl.constexpr):  # fmt: skip
-    """The pixels of a tile at an offset down and to the right, zero beyond the border; and a mask of those within."""
+    """The pixels of a tile, shifted down and to the right, zero beyond the border; and a mask of those within."""
     at = tl.arange(0, PIXELS)[None, :]
     row, column = at // W + DOWN, at % W + RIGHT
     within = real & (row >= 0) & (row < H) & (column >= 0) & (column < W)
@@ -268,8 +270,8 @@ def _map(x, gamma, beta, kernel, out, images, tiles, splits, EPS: tl.constexpr, 
             if gamma is not None:
                 y = (y - mean[:, None]) * scale[:, None] * g + b
             if RELU:
-                y = tl.where(y <= 0, 0.0, y)  # NaN stays, unlike in a maximum
-            if kernel is not None:  # padding meets the zeros of the band
+                y = tl.where(y <= 0, 0.0, y)  # keeps NaN, unlike tl.maximum
+            if kernel is not None:  # padding is multiplied by zeros of the band
                 y = tl.dot(y.to(out.dtype.element_ty), band, input_precision="ieee")
         else:
             y = tl.zeros([TILE, PIXELS], tl.float32)
@@ -297,7 +299,7 @@ def _unmap(x, gamma, beta, kernel, grad, dx, shares, nodes, images, tiles, split
     if kernel is not None:
         kernel += node * 9
         if BANDED:
-            # Here a row is an output pixel, a column an input pixel: the transposed band counts its weights backwards.
+            # Rows are output pixels and columns input pixels here: in the transposed band, weights are reversed.
             tap = _taps(H, W, PIXELS)
             band = tl.load(kernel + 8 - tap, mask=tap >= 0, other=0).to(grad.dtype.element_ty)
             dband = tl.zeros([PIXELS, PIXELS], tl.float32)
@@ -307,7 +309,7 @@ def _unmap(x, gamma, beta, kernel, grad, dx, shares, nodes, images, tiles, split
         rows = (split * tiles + tile) * TILE + tl.arange(0, TILE)
         place, real = _tile(node, rows, images, SPACE, PIXELS)
         y = tl.load(x + place, mask=real, other=0).to(tl.float32)
-        d = tl.load(grad + place, mask=real, other=0)  # zero at padding, and so is all that comes of it
+        d = tl.load(grad + place, mask=real, other=0)  # zero at padding, and so is everything computed from it
         if gamma is not None:
             mean, scale = _statistics(y, rows < images, EPS, SPACE, PIXELS)
             standard = (y - mean[:, None]) * scale[:, None]
@@ -320,7 +322,7 @@ def _unmap(x, gamma, beta, kernel, grad, dx, shares, nodes, images, tiles, split
             dy = tl.dot(d, band, input_precision="ieee")
         else:
             dy = tl.zeros([TILE, PIXELS], tl.float32)
-            for t in tl.static_range(9):  # the output pixel that saw this one through weight t
+            for t in tl.static_range(9):  # the output pixel to which this one contributes through weight t
                 near, _ = _shifted(grad, place, real, 1 - t // 3, 1 - t % 3, H, W, PIXELS)
                 dy += tl.load(kernel + t).to(tl.float32) * near
                 dkernel += tl.where(weights[None, :] == t, tl.sum(after * near, 1)[:, None], 0.0)

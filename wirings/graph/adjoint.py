@@ -105,12 +105,12 @@ class _Adjoint(torch.autograd.Function):
 
 
 def _flat(tensors: Sequence[Tensor], like: Tensor) -> Parts:
-    """All tensors in one vector of ``like``'s dtype and device; no part of the state if there are none."""
+    """All tensors in one vector of ``like``'s dtype and device, as one part of a state; no part without tensors."""
     return (torch.cat([x.reshape(-1).to(like) for x in tensors]),) if tensors else ()
 
 
 def _autocast_now(device: str) -> Callable[[], AbstractContextManager[Any]]:
-    """A function that enters the present autocast setting again."""
+    """A function that restores the current autocast setting."""
     if not torch.amp.is_autocast_available(device):
         return nullcontext
     dtype, enabled = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)

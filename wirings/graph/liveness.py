@@ -13,7 +13,7 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class Liveness:
-    """What is alive, at each time that a graph goes through its edges. Arrays are boolean.
+    """What is alive, each time that a graph passes its edges. Arrays are boolean.
 
     A static or continuous-time graph has one time, a discrete-time graph one for each step. The four arrays of shape
     (times, nodes) tell apart what a node sends along the edges from what it has received when they have been passed.
@@ -85,9 +85,9 @@ def step_liveness(
     input_steps: int | None = 1,
     read_every_step: bool = False,
 ) -> Liveness:
-    """What is on a walk of at least one edge from an input, when it comes in, to an output, when it is read.
+    """What is on a walk of at least one edge from an input, when it is fed, to an output, when it is read.
 
-    Outputs are read when what came along the edges has arrived, before the next part of a sequence is added.
+    Outputs are read after the edges have been passed, before the next part of a sequence is added.
 
     Args:
         sources: the node that each edge leaves.
@@ -95,7 +95,7 @@ def step_liveness(
         nodes: the number of nodes.
         inputs: the numbers of the input nodes.
         outputs: the numbers of the output nodes.
-        steps: the number of steps. None: any number, so that walks of all lengths count, all as at one time.
+        steps: the number of steps. None: any number, so that walks of all lengths count, as a single time.
         input_steps: in how many of the first steps the inputs are fed; None: in all.
         read_every_step: whether outputs are read after every step, or after the last one only.
     """

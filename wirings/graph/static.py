@@ -35,8 +35,8 @@ class StaticGraph(Graph):
     (batch, outputs, …). The modules before and after it, the paper's g and h, compute the former from your data and
     predictions from the latter.
 
-    Nodes are computed in the order ``order``, and so are the parameters of their functions stored; with blocks or a
-    `Dag` it is 0, 1, 2, ….
+    Nodes are computed in the order ``order``, in which the parameters of their functions are stored as well; with
+    blocks or a `Dag` it is 0, 1, 2, ….
 
     Args:
         blocks: the number of nodes in each block, or a `Blocks`. The first block is the input, the last the output. Any

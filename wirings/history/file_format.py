@@ -14,7 +14,7 @@ edge is no longer real); the codes of the new edges; and the gaps between the fl
 planes of bytes, low bytes first. Indices ascend.
 
 Each chunk is appended with a single write. A run that is killed therefore leaves complete chunks and at most one
-partial chunk at the end of the file, which can be told apart from damage elsewhere.
+partial chunk at the end of the file, which can be distinguished from damage elsewhere.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def read_chunks(path: Path) -> tuple[list[Chunk], str | None]:
     """Read a history file.
 
     Returns:
-        All complete chunks, and a description of the damage that follows them, None if there is none.
+        All complete chunks, and a description of the damage that follows them, or None if the file is intact.
     """
     try:
         data = path.read_bytes()

@@ -159,11 +159,11 @@ class Recorder:
         new = self._history.chunks[self._written :]
         try:
             with self.path.open("r+b") as file:
-                file.seek(self._size)  # what a full disk left of an earlier try is written over
+                file.seek(self._size)  # overwrite what an earlier attempt left behind when the disk was full
                 file.write(b"".join(chunk.framed() for chunk in new))
                 file.truncate()
                 size = file.tell()
-        except FileNotFoundError:  # somebody removed it
+        except FileNotFoundError:  # the file was removed
             size = self._history.save(self.path).stat().st_size
         except OSError as error:
             raise WiringError(

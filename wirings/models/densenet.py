@@ -1,7 +1,7 @@
 """A small DenseNet in the frame of ShuffleNetV2, which the latter's paper compares with.
 
 The frame is published: a stem, stages of 4, 8 and 4 units that start by halving the maps, and a pointwise convolution
-to 1,024 channels. The DenseNet's channels are not: its authors adjusted them to 42M and 142M multiply-adds. So do we.
+to 1,024 channels. The DenseNet's channels are not: its authors adjusted them to 42M and 142M multiply-adds, as we do.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from wirings.models.registry import register
 
 STEM, UNITS, LAST = 24, (4, 8, 4), 1024
 GROWTH = {0.5: 9, 1.0: 21}
-"""Number of channels that a unit adds, by width, chosen to come closest to the published multiply-adds."""
+"""Number of channels that a unit adds, by width, chosen to match the published multiply-adds as closely as possible."""
 
 
 def _norm_conv(before: int, channels: int, kernel: int) -> list[nn.Module]:

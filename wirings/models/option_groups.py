@@ -68,7 +68,7 @@ class GraphWiring:
     """Number of edges, or their density if it is a float."""
 
     def arguments(self, default: int) -> dict[str, Any]:
-        """Return the arguments ``rule`` and ``edges`` of a graph that has ``default`` edges unless told otherwise."""
+        """Return the arguments ``rule`` and ``edges`` of a graph, with ``default`` edges unless others were given."""
         own = self.rule is not None and get_rule(self.rule).own_budget
         return {"rule": self.rule, "edges": default if self.edges is None and not own else self.edges}
 

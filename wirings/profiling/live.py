@@ -5,7 +5,7 @@ biases, and without elementwise functions. A channel that then carries only zero
 whose gradient is zero has no effect on the output. This follows whatever PyTorch computes: additions, concatenations,
 pooling, shuffled channels. Graphs are followed along their edges.
 
-Whatever cannot be decided counts as alive. Recurrent and attention layers are not looked into.
+Whatever cannot be decided counts as alive. The inside of recurrent and attention layers is not traced.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from wirings.utils.layers import (
 
 
 class RowBuilder:
-    """Goes through a model and builds the rows. What it cannot count is said in ``notes``."""
+    """Goes through a model and builds the rows. ``notes`` describes what cannot be counted."""
 
     def __init__(
         self,
@@ -210,7 +210,7 @@ class RowBuilder:
         return other, norms
 
     def _check_size(self, name: str, size: tuple[int, ...], call: Call) -> None:
-        """Add a note if the nodes' functions changed the size of their maps in a way that their costs do not tell."""
+        """Add a note if the nodes' functions changed the size of their maps in a way that their costs do not cover."""
         given = call.outputs[0]
         if size and tuple(given[len(given) - len(size) :]) != tuple(size):
             self.notes.append(

@@ -129,9 +129,7 @@ def _guess(weight, allowed, n, channels, SPACE: tl.constexpr, k, board, WIDTH: t
     jitter = ((i.to(tl.uint32) * 2654435761) >> 5) % stretch.to(tl.uint32)  # avoids sampling a single column
     _, _, key = _look(weight, allowed, n, channels, SPACE, i * stretch + jitter.to(tl.int32))
     rank = tl.load(k).to(tl.float32) / n * SAMPLE
-    slack = (
-        5 * tl.sqrt(tl.maximum(rank * (1 - rank / SAMPLE), 0)) + 5
-    )  # five standard deviations, and 5
+    slack = 5 * tl.sqrt(tl.maximum(rank * (1 - rank / SAMPLE), 0)) + 5  # five standard deviations, and 5
     low, high = 0, 0
     for bit in range(WIDTH):
         try_low, try_high = low | (1 << (WIDTH - 1 - bit)), high | (1 << (WIDTH - 1 - bit))

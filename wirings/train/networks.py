@@ -18,7 +18,7 @@ class OpenedNetwork(NamedTuple):
 
     model: nn.Module
     shape: tuple[int, ...] | None
-    """The shape of one example, without the batch; None if the model does not say."""
+    """The shape of one example, without the batch; None if the model has no ``input_shape``."""
     title: str
 
 
@@ -38,7 +38,7 @@ def open_network(
         best: for a run, open the network of the best epoch instead of the last.
         image_size: height and width of an image in pixels, instead of the network's own. A recipe's network is built
             for it.
-        classes: the number of classes, if a recipe's data does not say it.
+        classes: the number of classes, if a recipe's data set does not determine it.
     """
     if classes is not None and classes < 1:
         raise WiringError(f"classes must be at least 1, got {classes}.")

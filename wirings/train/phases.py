@@ -76,7 +76,7 @@ def train(
         resume: continue from the last checkpoint of either phase, if it has one.
         max_minutes: save a checkpoint and stop after this time, for both phases together.
         overrides: what the caller changed in the recipe. All but those of the groups `OWN` apply to both phases.
-        log: told about the progress; by default, nothing is printed.
+        log: receives the progress; by default, nothing is printed.
 
     Returns:
         The recipe's result on rank 0; None on other ranks, and if the time was up before the end of either phase.

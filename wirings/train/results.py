@@ -27,7 +27,7 @@ FILE = "seed{}.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Result(TypedDataclass):
-    """What a run reached, and everything that it depends on."""
+    """The result of a run, and everything that it depends on."""
 
     schema: int = SCHEMA
     """The version of these fields."""

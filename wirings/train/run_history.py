@@ -1,4 +1,4 @@
-"""Load the history of a run's wiring, or the wiring that it ended with if there is none."""
+"""Load the history of a run's wiring, or its final wiring if the run has no history."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ NEUTRAL = frozenset(
 )
 """Settings that do not change a recipe: a run with other values of these still counts as the recipe's."""
 _NOT_DATA_OPTIONS = ("batch", "device", "seed", "rank", "world")
-"""What a data set is told by the run itself, besides the fields of `DataSettings`."""
+"""Options of a data set that the run sets itself, besides the fields of `DataSettings`."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""TypedDataclass dataclasses from plain values, such as YAML and JSON hold, and back; errors name the key."""
+"""Typed dataclasses from plain values, such as YAML and JSON hold, and back; errors name the key."""
 
 from __future__ import annotations
 

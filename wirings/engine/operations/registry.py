@@ -50,7 +50,7 @@ def supports(operation: Operation, shapes: dict[str, Shape]) -> bool:
 
     Args:
         operation: the operation.
-        shapes: of all tensors, without the batch dimension.
+        shapes: the shapes of all tensors, without the batch dimension.
     """
     kernel = KERNELS.get(type(operation))
     names = (*operation.inputs, operation.output)

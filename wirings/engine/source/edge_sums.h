@@ -156,8 +156,8 @@ static inline float mean_of(const KernelStep &step, const float *map) {
     return sum * step.scale;
 }
 
-// What becomes of the sums: maps, the mean of each map, or maps for a strided convolution. The latter two use scratch
-// memory.
+// What the sums are turned into: maps, the mean of each map, or maps for a strided convolution. The latter two use
+// scratch memory.
 enum { MAPS, MEANS, PHASES };
 
 static void run_sums(const KernelStep &step, float *memory, float *scratch, int task) {

@@ -35,20 +35,20 @@ class NodeCost(NamedTuple):
     params: np.ndarray
     """(nodes,): the parameters that multiply."""
     size: tuple[int, ...]
-    """The size of the maps that come out."""
+    """The size of the output maps."""
 
 
 class NodeFunction(nn.Module):
     """The functions of a number of nodes. Override `before`, `after` or both. Tensors are (batch, nodes, …)."""
 
     some_nodes: bool = False
-    """Whether `before`, `after` and `between` take ``nodes=``, a slice, and then compute these nodes alone."""
+    """Whether `before`, `after` and `between` take ``nodes=``, a slice, and then compute only these nodes."""
     quiet: bool = False
     """Whether a node whose state is zero always sends zero, so that a graph may leave it out."""
     counted_parameters: tuple[str, ...] = ()
     """The names of the parameters that `cost` counts."""
     norm_parameters: tuple[str, ...] = ()
-    """The names of the parameters of norms, which a profile reports apart."""
+    """The names of the parameters of norms, which a profile reports separately."""
 
     def before(self, state: Tensor, time: float) -> Tensor:
         """Compute what the nodes send from their states."""

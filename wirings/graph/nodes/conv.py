@@ -161,7 +161,7 @@ class Convolutions(NodeFunction):
         weight, bias = self.norm_weight[nodes], self.norm_bias[nodes]
         if (
             torch.promote_types(weight.dtype, x.dtype) != weight.dtype
-        ):  # norms accept wider parameters, but no narrower ones
+        ):  # norms accept parameters of a wider dtype, but not of a narrower one
             weight, bias = weight.to(x.dtype), bias.to(x.dtype)
         if x.shape[0] == 0:
             return x  # PyTorch's norms reject an empty batch
@@ -219,11 +219,11 @@ class ConvNode(Node):
         before: which of norm, activation and conv a node applies to its state before sending it, in order.
         after: which of them a node applies to what it receives, in order.
         stride: the stride of the convolution. In a static graph the map gets smaller.
-        pad: whether to pad the smaller map with zeros to its former size, as dynamic graphs need it.
+        pad: whether to pad the smaller map with zeros to its former size, which dynamic graphs need.
         kernel: the width of the kernel, an odd number.
         dims: the number of dimensions of the maps: 1, 2 or 3.
-        eps: what the norm adds to the variance. A node without input passes gradients on 1/√eps times as large, so a
-            larger value steadies a wiring that is being learned.
+        eps: what the norm adds to the variance. A node without input passes on gradients 1/√eps times as large, so a
+            larger value stabilizes a wiring that is being learned.
 
     >>> ConvNode(before=["activation", "conv"], after=["norm"])
     ConvNode(norm='instance', activation='relu', before=('activation', 'conv'), after=('norm',),

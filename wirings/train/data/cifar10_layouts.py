@@ -158,7 +158,7 @@ def unpickle(content: bytes, where: str) -> dict[Any, Any]:
     """Read a dictionary of plain values and uint8 arrays from an untrusted pickle.
 
     A pickle names functions for its reader to call. The few names that these files need are replaced by stand-ins that
-    only assemble an array. Any other name is refused, so a pickle cannot run code of its own.
+    only assemble an array. Any other name is rejected, so a pickle cannot run code of its own.
 
     Args:
         content: The pickle.

@@ -34,7 +34,7 @@ def check_handle(wiring: object, model: nn.Module | None = None) -> None:
 
 
 def plan_steps(wiring: Wiring, steps: float | None) -> None:
-    """Tell the rule how many optimizer steps training has, if the training loop knows."""
+    """Pass the number of optimizer steps to the handle, if the training loop knows it."""
     if steps is not None and math.isfinite(steps) and steps >= 1:
         wiring.plan(int(steps))
 

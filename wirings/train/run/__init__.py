@@ -4,7 +4,7 @@
 
 - `step` makes one training step, `captured_step` the same in a CUDA graph, with the SGD of `optimizer`.
 - `checkpoint` reads and writes the files, `saving` decides which and resumes from the last one.
-- `progress` is where a run stands, `summary` makes its result, `evaluate` measures the accuracy.
+- `progress` holds a run's progress, `summary` makes its result, `evaluate` measures the accuracy.
 - `log` prints and writes ``log.csv``, `recording` writes the history of the wiring.
 - `folder` has the names of a run's files.
 """

@@ -26,7 +26,7 @@ SCHEMA = "2"
 
 
 def collect(step: TrainingStep, about: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Copy all that a checkpoint holds, each tensor on its device.
+    """Copy everything that a checkpoint holds, each tensor on its device.
 
     Args:
         step: the state to save.

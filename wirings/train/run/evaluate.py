@@ -20,9 +20,9 @@ def evaluate(
     """Evaluate a model on all examples of a loader, over all processes.
 
     Args:
-        model: set to evaluation mode.
+        model: the model; it is set to evaluation mode.
         loader: this process's share of the test set.
-        autocast: gives the context in which the model is called.
+        autocast: returns the context in which the model is called.
         context: this process.
 
     Returns:

@@ -15,7 +15,7 @@ INITIAL = "initial.safetensors"
 LAST, BEST = "last.safetensors", "best.safetensors"
 """The checkpoint to resume from, and the one of the epoch with the best accuracy."""
 HISTORY, DAMAGED_HISTORY = "history.wirings", "history.damaged.wirings"
-"""How the wiring changed; and such a file that was found damaged when the run was resumed."""
+"""How the wiring changed; and the name of such a file that was damaged when the run was resumed."""
 RESULT = "result.json"
 """The result, written when the run is finished."""
 

@@ -57,12 +57,12 @@ def report_skipped_images(data: Data, log: Log, reported: int) -> int:
     """Report images that could not be decoded, if there are more than before.
 
     Args:
-        data: whose loaders skip images.
-        log: where they are reported.
-        reported: how many were reported before.
+        data: the data whose loaders skip images.
+        log: the log to report them to.
+        reported: the number that was reported before.
 
     Returns:
-        How many there are now.
+        The number of skipped images.
     """
     names = [name for loader in (data.train, data.test) for name in getattr(loader, "skipped", ())]
     if len(names) > reported:

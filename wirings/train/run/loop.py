@@ -63,7 +63,7 @@ def train(
         resume: continue from the folder's last checkpoint, if it has one.
         max_minutes: save a checkpoint and stop after this time.
         overrides: what the caller changed in the recipe, kept with the result.
-        log: told about the progress; by default, nothing is printed.
+        log: receives the progress; by default, nothing is printed.
         initialize: called with a new model and its wiring before the first step. A resumed run does not call it.
 
     Returns:
@@ -83,7 +83,7 @@ class Run:
         settings: the run's settings.
         folder: the run's folder.
         context: this process.
-        log: told about the progress.
+        log: receives the progress.
         resume: continue from the folder's last checkpoint, if it has one.
         overrides: what the caller changed in the recipe, kept with the result.
         initialize: called with a new model and its wiring before the first step.
@@ -96,7 +96,7 @@ class Run:
         captured: the same step in a CUDA graph, or None.
         checkpoints: writes and restores checkpoints.
         recording: records the history of the wiring.
-        progress: where the run stands.
+        progress: the progress of the run.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Where a run stands: saved in every checkpoint, and checked when it is read."""
+"""The progress of a run: saved in every checkpoint, and checked when it is read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from wirings.train.run.checkpoint import is_json_number
 
 @dataclass
 class Progress:
-    """Where a run stands."""
+    """The progress of a run."""
 
     epoch: int = 0
     """Finished epochs."""

@@ -27,7 +27,7 @@ class Recording:
     """Records the wiring as often as the settings say, on rank 0; on other ranks, does nothing.
 
     Args:
-        step: whose wiring is recorded; None on other ranks.
+        step: the step whose wiring is recorded; None on other ranks.
         settings: the run's settings.
         path: the history's file.
         name: the recipe's name.
@@ -41,9 +41,9 @@ class Recording:
         """Open the history: a new one, or the one in the file if the run is resumed.
 
         Args:
-            progress: where the run stands.
+            progress: the progress of the run.
             total_steps: optimizer steps of the whole run.
-            say: told what is lost if the file is damaged.
+            say: called with what is lost if the file is damaged.
         """
         step, settings = self.step, self.settings
         if step is None or step.wiring is None or settings.history_every == 0:
@@ -94,9 +94,9 @@ def _load_before(path: Path, wiring: Wiring, progress: Progress, say: Callable[[
 
     Args:
         path: the history's file.
-        wiring: what it must be a history of.
+        wiring: the handle whose history the file must be.
         progress: where the run is resumed.
-        say: told what is lost.
+        say: called with what is lost.
     """
     if not path.exists():
         say(f"A new history begins: {path} does not exist.")

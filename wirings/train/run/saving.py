@@ -22,8 +22,8 @@ class RunCheckpoints:
 
     Args:
         folder: the run's folder.
-        step: what is saved.
-        about: what the header of every checkpoint says.
+        step: the step whose state is saved.
+        about: what the header of every checkpoint holds.
         context: this process.
     """
 
@@ -65,7 +65,7 @@ class RunCheckpoints:
             per_epoch: the number of batches in an epoch.
 
         Returns:
-            Where the run stands.
+            The progress of the run.
         """
         path = self.last
         tensors, about = checkpoint.read(path)

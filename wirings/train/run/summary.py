@@ -24,7 +24,7 @@ def summarize(
         settings: the run's settings.
         model: the trained model.
         wiring: its handle, or None if nothing is wired.
-        progress: of the finished run.
+        progress: the progress of the finished run.
         more: further fields of the `Result`.
     """
     final, counted = progress.history[-1], None
@@ -59,7 +59,7 @@ def summarize(
 
 
 def _wired_rows(counted: Profile, model: nn.Module, wiring: Wiring | None) -> list[ProfileRow] | None:
-    """The rows of graphs and wired layers, or None if there are none."""
+    """The rows of graphs and wired layers, or None if the model has neither."""
     wired = {id(layer.module) for layer in wiring.layers} if wiring is not None else set()
     named = dict(model.named_modules())
     modules = [(row, named.get(row.name)) for row in counted.rows]

@@ -80,7 +80,7 @@ def _listed(plan: Path) -> list[str]:
 
 
 def _check_run(folder: Path, run: SweepRun) -> None:
-    """Raise if the folder holds another run than this one."""
+    """Raise if the folder holds a different run."""
     kept = folder / "settings.yaml"
     if not kept.exists():
         return

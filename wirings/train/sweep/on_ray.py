@@ -18,7 +18,7 @@ from wirings.errors import WiringError
 from wirings.train.sweep import process
 
 KILLED = -9
-"""Exit status of a run whose worker or machine is gone."""
+"""Exit status of a run whose worker or machine was lost."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class RayExecutor:
             self._connect()
         gpus = ray.cluster_resources().get("GPU", 0)
         share = 0 if not gpus or device == "cpu" else 1 / per_gpu
-        # The sweep restarts a run whose worker or machine is gone, and counts how often, so Ray must not.
+        # The sweep restarts a run whose worker or machine was lost, and counts how often, so Ray must not.
         self._task = ray.remote(num_cpus=cpus, num_gpus=share, max_retries=0)(_execute)
         self._submitted: list[RayRun] = []
 
@@ -117,7 +117,7 @@ class RayExecutor:
 
 
 def _execute(words: list[str], folder: str, submitted: float) -> int:
-    """What a worker of Ray does. Time in Ray's queue, since ``submitted``, counts against ``--max-minutes``."""
+    """Execute a run in a worker of Ray. Time in Ray's queue, since ``submitted``, counts against ``--max-minutes``."""
     if "--max-minutes" in words:
         place = words.index("--max-minutes") + 1
         left = float(words[place]) - (time.time() - submitted) / 60

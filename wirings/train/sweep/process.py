@@ -1,4 +1,4 @@
-"""A run as a process of its own: its command line, its output, and its folder, which it has to itself."""
+"""A run as a process of its own: its command line, its output, and its folder, which it locks."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def start_process(words: Sequence[str], folder: Path, environment: Mapping[str, 
 
 
 def _end_with_parent() -> Any:
-    """A function for a new process to call first, which asks the kernel to end it when its parent ends."""
+    """A function that a new process calls first, to ask the kernel to end it when its parent ends."""
     if sys.platform != "linux":
         return None
     libc, parent = ctypes.CDLL(None), os.getpid()

@@ -17,7 +17,7 @@ from wirings.train.sweep.folder import has_result, log_event
 from wirings.train.sweep.plan import SweepRun
 
 PAUSE = 0.3
-"""Seconds between two looks at all runs."""
+"""Seconds between two checks of all runs."""
 WAITING, RUNNING, FINISHED, FAILED, STOPPED = "waiting", "running", "finished", "failed", "stopped"
 
 
@@ -33,7 +33,7 @@ class SweepExecutor(Protocol):
 
 @dataclass
 class RunProgress:
-    """Where one run of a sweep stands."""
+    """The state of one run of a sweep."""
 
     run: SweepRun
     """The run."""
@@ -64,7 +64,7 @@ class RunProgress:
 
 
 class SweepListener(Protocol):
-    """Is told what happens in a sweep."""
+    """Receives the events of a sweep."""
 
     def update(self, states: Sequence[RunProgress]) -> None: ...
     def say(self, text: str) -> None: ...
@@ -81,13 +81,13 @@ def run_sweep(
     command: Callable[..., list[str]] = process.train_command,
     **options: Any,
 ) -> list[RunProgress]:
-    """Train all runs that are not finished, and return where each of them stands at the end.
+    """Train all runs that are not finished, and return the final state of each.
 
     Args:
         runs: The runs, each after the one that it starts from.
         out: The sweep's folder, claimed with `wirings.train.sweep.folder.claim_sweep_folder`.
         executor: Executes the runs.
-        listener: Is told what happens.
+        listener: Receives the events of the sweep.
         retries: How often a killed run is restarted. A run that ends with an error is not.
         max_minutes: Start no run after this many minutes, and stop running ones at a checkpoint.
         command: Returns the command line of a run.

@@ -41,7 +41,7 @@ class CountedSize:
 
 
 def size_of(recipe: Recipe, ours: Sequence[Result]) -> CountedSize:
-    """The size of a recipe's network: the mean over its results, or counted now if there are none."""
+    """The size of a recipe's network: the mean over its results, or counted now if it has none."""
     paper = recipe.paper or {}
     known: dict[str, Any] = {"paper_params": paper.get("params"), "paper_mult_adds": paper.get("mult_adds")}
     measured = [result.mult_adds for result in ours if result.mult_adds is not None]
@@ -60,7 +60,7 @@ def size_of(recipe: Recipe, ours: Sequence[Result]) -> CountedSize:
 
 
 def remarks(size: CountedSize | None, note: str | None) -> list[str]:
-    """What to say if the paper's size is not the one counted; ``note`` is the recipe's."""
+    """A remark for the table if the paper's size differs from the one counted; ``note`` is the recipe's."""
     if size is None or (size.same and size.reason is None):
         return []
     if size.reason is not None:
