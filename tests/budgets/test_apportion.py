@@ -15,7 +15,7 @@ def test_share_out() -> None:
 
 def test_largest_remainders_are_rounded_up() -> None:
     assert round_to_total([1.6, 1.6, 0.8], [4, 4, 4], 4) == [2, 1, 1], "each at least one, ties go to the earlier"
-    assert round_to_total([0.2, 0.2, 3.6], [4, 4, 4], 4) == [1, 1, 2], "what the least ones have too much, others lose"
+    assert round_to_total([0.2, 0.2, 3.6], [4, 4, 4], 4) == [1, 1, 2], "what the minimum adds is taken from others"
     assert round_to_total([2.5, 2.5], [9, 9], 5, least=0) == [3, 2]
 
 

@@ -1,4 +1,4 @@
-"""Budgets: densities, numbers, mappings, shares and schedules, with counts worked by hand."""
+"""Budgets: densities, numbers, mappings, shares and schedules, with counts computed by hand."""
 
 import math
 
@@ -74,8 +74,8 @@ def test_no_layer_is_left_without_edges(share: str) -> None:
     with pytest.raises(WiringError, match=r"k = 2 edges cannot be shared out over 3 .* nearest that can be met is 3"):
         Budget(k=2, share=share).counts(layers)
     assert Budget(k=3, share=share).counts(layers) == [1, 1, 1]
-    assert Budget(density=0.01, share=share).counts(layers) == [1, 1, 1], "of 134 edges one, but one in each layer"
-    assert Budget(k=2, share="global").counts(layers) == [2], "a ranking of all may leave a layer without any"
+    assert Budget(density=0.01, share=share).counts(layers) == [1, 1, 1], "at least one in each layer"
+    assert Budget(k=2, share="global").counts(layers) == [2], "a ranking of all edges may leave a layer without any"
 
 
 def test_accepts_numpy_numbers() -> None:
@@ -106,7 +106,7 @@ def test_schedules_in_fractions_of_training() -> None:
     with pytest.raises(WiringError, match=r"does not know how long that is: call wiring\.plan\(steps\)"):
         cubic(1)
     assert cubic.planned(8) == CubicSchedule(1.0, 0.2, steps=4, begin=2)
-    assert CubicSchedule(1.0, 0.2, steps=4, begin=2).planned(100).steps == 4, "what is in steps stays"
+    assert CubicSchedule(1.0, 0.2, steps=4, begin=2).planned(100).steps == 4, "schedules in steps are unchanged"
     assert LinearSchedule.over(1.0, 0.5).planned(10) == LinearSchedule(1.0, 0.5, steps=10)
     assert LinearSchedule.over(1.0, 0.5, begin=0.5, end=0.5).planned(10) == LinearSchedule(1.0, 0.5, steps=1, begin=5)
     planned = Budget(density=cubic).planned(8)
@@ -120,7 +120,7 @@ def test_changes_only_every_few_steps() -> None:
 
 
 def test_the_ramp_of_a_rule() -> None:
-    """100 and 25 edges, of which 10 and 2 are the budget: 90 and 23 more at first, of these (1 − t)³ are left."""
+    """100 and 25 edges with a budget of 10 and 2: at first 90 and 23 more, of which (1 − t)³ are left."""
     budget = Budget(density=0.1, ramp=Ramp.of("cubic")).planned(8)
     assert budget.changes
     expected = [[100, 25], [10 + int(90 * 0.75**3), 2 + int(23 * 0.75**3)], [21, 4], [11, 2], [10, 2], [10, 2]]
@@ -135,7 +135,7 @@ def test_the_ramp_of_a_rule() -> None:
         [43],
         [25],
     ]
-    assert Budget(density=0.6, ramp=linear).counts(sizes((10, 10))) == [60], "more than where it would start"
+    assert Budget(density=0.6, ramp=linear).counts(sizes((10, 10))) == [60], "a budget larger than the starting number"
     with pytest.raises(WiringError, match="drop one of them"):
         Budget(density=LinearSchedule(1.0, 0.5, steps=2), ramp=linear)
 

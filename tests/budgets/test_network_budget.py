@@ -1,4 +1,4 @@
-"""Budgets of the whole network: parameters and multiply-adds, met exactly or refused with the nearest that can be."""
+"""Budgets of the whole network: parameters and multiply-adds are met exactly, or the error names the nearest."""
 
 import copy
 import itertools
@@ -23,7 +23,7 @@ from wirings.profiling import profile
 
 
 def network(seed: int, depth: int) -> tuple[nn.Sequential, tuple[int, int, int]]:
-    """A random network of convolutions, strided and grouped ones too, and linear layers; and the shape of its input."""
+    """A random network of convolutions (some strided or grouped) and linear layers, and the shape of its input."""
     draw = torch.Generator().manual_seed(seed)
 
     def pick(*choices: int) -> int:
@@ -44,7 +44,7 @@ def network(seed: int, depth: int) -> tuple[nn.Sequential, tuple[int, int, int]]
 
 
 def costs(model: nn.Module, wiring: wirings.Wiring, shape: tuple[int, ...]) -> list[int]:
-    """Multiply-adds of an edge of each wired layer, counted from the maps it gives."""
+    """Multiply-adds of an edge of each wired layer, counted from the size of its output maps."""
     pixels: dict[nn.Module, int] = {}
     hooks = [
         module.register_forward_hook(lambda m, args, out: pixels.update({m: out[0, 0].numel()}))
@@ -75,7 +75,7 @@ def test_parameters(seed: int, depth: int, fraction: float, share: str, skips: b
         wiring = wire_(model, params=target, share=share, skip=skip)
     except WiringError as error:
         nearest = int(re.search(r"nearest that can be met is ([\d,]+)", str(error))[1].replace(",", ""))
-        assert list(model.state_dict()) == list(plain.state_dict()), "left as it was"
+        assert list(model.state_dict()) == list(plain.state_dict()), "the model is unchanged"
         wire_(plain, params=nearest, share=share, skip=skip)
         assert profile(plain, shape).params == nearest
         farther = nearest - 1 if nearest > (target * total if as_share else target) else nearest + 1
@@ -111,13 +111,13 @@ def test_multiply_adds(seed: int, depth: int, fraction: float, share: str, skips
     reports = wiring.look()
     price = costs(model, wiring, shape)
     room = [cost for cost, report in zip(price, reports, strict=True) if report.edges < report.possible]
-    assert 0 <= left < min(room, default=1), "exactly, or to less than one edge of the cheapest layer with room"
+    assert 0 <= left < min(room, default=1), "exactly, or up to less than one edge of the cheapest layer with room"
     assert min(report.edges for report in reports) >= 1
     assert left == 0 or 1 not in price or reports[price.index(1)].density == 1
 
 
 def test_by_hand() -> None:
-    """Edges of the convolution, 36, cost 4 × 4 multiply-adds each, those of the linear layer, 32, one; 3 biases."""
+    """The convolution's 36 edges cost 4 × 4 multiply-adds each, the linear layer's 32 edges one each; 3 biases."""
     model = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.Flatten(), nn.Linear(32, 1))
     assert sum(p.numel() for p in model.parameters()) == 36 + 2 + 32 + 1
     plain = copy.deepcopy(model)
@@ -135,7 +135,7 @@ def test_by_hand() -> None:
     assert [r.edges for r in wiring.look()] == [18, 16]
     model = copy.deepcopy(plain)
     wiring = wire_(model, mult_adds=5e2, example_input=torch.zeros(2, 2, 4, 4))
-    assert profile(model, torch.zeros(2, 2, 4, 4)).mult_adds == 500, "of both examples"
+    assert profile(model, torch.zeros(2, 2, 4, 4)).mult_adds == 500, "counts both examples"
 
 
 def test_accepts_numpy_scalars() -> None:
@@ -150,15 +150,15 @@ def test_a_layer_without_edges_would_cut_the_network(rule: str, share: str) -> N
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2))
     with pytest.raises(WiringError, match="nearest that can be met is 3"):
         wire_(model, rule, k=2, share=share)
-    assert next(iter(model.state_dict())) == "0.weight", "left as it was"
+    assert next(iter(model.state_dict())) == "0.weight", "the model is unchanged"
     assert [report.edges for report in wire_(model, rule, k=3, share=share).look()] == [1, 1, 1]
 
 
 def test_by_erk() -> None:
-    """(2 + 2 + 3 + 3) / 36 against 33 / 32, so 10 : 33 edges, of which the second has only 32."""
+    """Densities (2 + 2 + 3 + 3) / 36 and 33 / 32 give 10 : 33 edges, but the second layer has only 32."""
     model = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.Flatten(), nn.Linear(32, 1))
     wiring = wire_(model, mult_adds=16 * 5 + 16, example_input=(2, 4, 4), share="erk")
-    assert [r.edges for r in wiring.look()] == [5, 16], "5 : 16.5, and 96 in all"
+    assert [r.edges for r in wiring.look()] == [5, 16], "5 : 16.5, and 96 in total"
 
 
 def test_unwired_layers_count() -> None:
@@ -171,7 +171,7 @@ def test_unwired_layers_count() -> None:
 
 
 class Steps(nn.Module):
-    """An LSTM, and attention of its outputs to a shorter sequence."""
+    """An LSTM whose outputs attend to a shorter sequence."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ class Steps(nn.Module):
 
 
 class FreeAttention(nn.Module):
-    """Attention as most write it today: by a function, in layers of their own; more heads ask than answer."""
+    """Attention as usually written today: separate projections and a function, with more query than key heads."""
 
     def __init__(self, width: int, heads: int, answering: int) -> None:
         super().__init__()
@@ -226,7 +226,7 @@ class Attends(nn.Module):
 )
 def test_products_of_attention_cost_the_same_however_they_are_written(model: nn.Module, edges: int) -> None:
     x = torch.randn(3, 7, 16)
-    whole = 3 * 7 * edges + 2 * 3 * 7 * 7 * 16  # every edge once a token; queries × keys, and these × values
+    whole = 3 * 7 * edges + 2 * 3 * 7 * 7 * 16  # every edge once per token; queries × keys, and scores × values
     assert profile(model, x).mult_adds == whole
     wire_(model, mult_adds=0.5, example_input=x)
     assert profile(model, x).mult_adds == whole // 2
@@ -249,7 +249,7 @@ def test_recurrent_layers_attention_and_tied_weights() -> None:
 
 
 def test_layers_are_ranked_again_only_if_the_rule_follows_the_weights() -> None:
-    """All edges of both layers by magnitude: when wired, then every 100 steps; the count of multiply-adds stays."""
+    """All edges of both layers are ranked when wired, then every 100 steps; the multiply-adds stay the same."""
     for rule, moves in (("dnw", True), ("random", False)):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1, bias=False), nn.Flatten(), nn.Linear(64, 8, bias=False))
@@ -358,7 +358,7 @@ def costs_of(counts: list[int], price: list[int]) -> int:
 
 
 def reachable(most: list[int], price: list[int]) -> set[int]:
-    """All sums, one by one."""
+    """All reachable sums, found one by one."""
     sums = {0}
     for m, p in zip(most, price, strict=True):
         sums = {before + n * p for before in sums for n in range(1, m + 1)}
@@ -379,7 +379,7 @@ def test_spending_is_as_close_as_possible(layers: list[tuple[int, int, int]], da
 @settings(max_examples=300)
 @given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 9)), min_size=1, max_size=3), st.data())
 def test_spending_stays_near_the_shares(layers: list[tuple[int, int]], data: st.DataObject) -> None:
-    """Beside every combination: for no price twice as far from its share, nor an edge more, as where all stay near."""
+    """No price is more than twice as far from its share, plus two edges, as in the best of all combinations."""
     most, price = (list(column) for column in zip(*layers, strict=True))
     every = list(itertools.product(*(range(1, m + 1) for m in most)))
     total = costs_of(list(data.draw(st.sampled_from(every))), price)
@@ -401,7 +401,7 @@ def test_spending_stays_near_the_shares(layers: list[tuple[int, int]], data: st.
 
 
 def in_proportion(total: int, most: list[int], price: list[int]) -> list[float]:
-    """The same density in every layer, but at least an edge."""
+    """The same density in every layer, but at least one edge."""
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -411,7 +411,7 @@ def in_proportion(total: int, most: list[int], price: list[int]) -> list[float]:
 
 
 def test_a_sum_that_takes_more_than_a_few_edges() -> None:
-    """27 edges at 225 and 28 at 1: 17 · 225 + 13 is the only way. It was once missed, with the last layer full."""
+    """With 27 edges at 225 and 28 at 1, 17 · 225 + 13 is the only solution. A regression test: it was once missed."""
     for share, edges in (("uniform", [4, 13, 13]), ("erk", [6, 11, 13])):
         layers = [nn.Conv2d(2, 3, 1, bias=False), nn.Conv2d(3, 7, 1, bias=False)]
         model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(7, 4, bias=False))
@@ -421,7 +421,7 @@ def test_a_sum_that_takes_more_than_a_few_edges() -> None:
 
 
 def test_a_hundred_layers_with_millions_of_edges() -> None:
-    """Exactly, with the same density everywhere; and quickly where it cannot be."""
+    """Met exactly with the same density everywhere, and fast if it cannot be met."""
     draw = random.Random(0)
     price = [draw.choice([12544, 3136, 784, 196, 49]) for _ in range(99)] + [1]
     most = [draw.randint(100_000, 3_000_000) for _ in price]
@@ -430,7 +430,7 @@ def test_a_hundred_layers_with_millions_of_edges() -> None:
     counts = spend(total, most, most, price)
     assert costs_of(counts, price) == total
     assert all(0.0999 < n / m < 0.1001 for n, m in zip(counts, most, strict=True))
-    most[-1] = 20  # of which one at least, so the rest of a division by 49 is 1 to 20
+    most[-1] = 20  # at least one of them, so the remainder modulo 49 is 1 to 20
     total = costs_of(most, price) // 490 * 49 + 30
     counts = spend(total, most, most, price)
     assert costs_of(counts, price) == total - 10

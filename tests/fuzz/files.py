@@ -1,4 +1,4 @@
-"""Damaged and crafted files of compact models: each must raise WiringError, or give what the sound file gives.
+"""Damaged and crafted files of compact models: each must raise WiringError, or return what the intact file returns.
 
 ``python -m tests.fuzz.files --cases 10000`` runs many. Cases run in chunks, each in a process of its own with bounded
 memory and time, so that a crash or a hang is found and counted like any other mistake.

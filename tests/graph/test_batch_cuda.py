@@ -1,4 +1,4 @@
-"""The Triton kernels of nodes with a batch norm against plain PyTorch: on a GPU, and in Triton's interpreter."""
+"""The Triton kernels of nodes with a batch norm match plain PyTorch: on a GPU, and in Triton's interpreter."""
 
 import itertools
 from typing import Any
@@ -16,7 +16,7 @@ from wirings.graph.nodes import ConvNode, Convolutions
 EPS = 1e-5
 SIZES = [(3, 5, 1, 1), (2, 3, 2, 2), (4, 7, 5, 4), (2, 9, 16, 16), (1, 2, 33, 17)]
 EVERY = list(itertools.product(SIZES, [1, 2], [True, False], [True, False]))
-# Columns of several strips, of images of an odd width; in the second more strips than a node has programs.
+# Several strips of columns, of images with an odd width; the second shape has more strips than a node has programs.
 EVERY += itertools.product([(2, 20, 9, 15), (1, 700, 2, 25)], [1, 2], [True], [True])
 
 
@@ -32,7 +32,7 @@ def inputs(size: tuple[int, ...], own: bool, device: str, dtype: torch.dtype = t
     generator = torch.Generator().manual_seed(0)
     draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
     nodes = size[0]
-    x = draw(*size) * 3 + 20 * draw(nodes, 1, 1, 1)  # means far from zero: nothing may cancel
+    x = draw(*size) * 3 + 20 * draw(nodes, 1, 1, 1)  # means far from zero, to detect cancellation
     parts = [x, draw(nodes), draw(nodes), None, None, draw(nodes, 1, 3, 3)]
     if not own:
         parts[3:5] = [x.mean((1, 2, 3)) + 1, draw(nodes).abs() + 0.5]
@@ -76,7 +76,7 @@ def test_matches_plain_pytorch_in_the_interpreter(size, stride, relu, own) -> No
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("size", "stride", "relu", "own"), [*EVERY, ((3, 90, 32, 32), 2, True, True)])
 def test_matches_plain_pytorch_on_a_gpu(size, stride, relu, own, dtype) -> None:
-    assert 64 * _TILE < 90 * 32 * 32  # the last one takes several tiles a program
+    assert 64 * _TILE < 90 * 32 * 32  # the last one needs several tiles per program
     compare(size, stride, relu, own, "cuda", dtype)
 
 

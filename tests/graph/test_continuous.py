@@ -1,4 +1,4 @@
-"""Continuous-time graphs: against matrix exponentials, by backprop and by the adjoint equation."""
+"""Continuous-time graphs, compared with matrix exponentials; gradients by backprop and by the adjoint equation."""
 
 import pytest
 import torch

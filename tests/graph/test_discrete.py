@@ -308,7 +308,7 @@ def test_dead_nodes_are_not_on_any_walk_in_time() -> None:
     assert made(inflow="every").dead_nodes() == [5]
     assert [made(steps=s).longest_path() for s in (2, 3, 4)] == [2, 3, 0]
     assert made(steps=4, inflow="every").longest_path() == 3
-    # What is read is there before the next part comes in: without an edge an input is no output.
+    # Outputs are read before the next part is fed: without an edge, an input is not an output.
     for steps in (2, None):
         self_loop = DiscreteGraph(2, inputs=[0], outputs=[0], steps=steps, inflow="every", reads="every", edges=1)
         self_loop.set_matrix_(torch.tensor([[0.0, 0.0], [0.0, 1.0]]))

@@ -1,4 +1,4 @@
-"""Liveness of graphs, against all paths and walks listed one by one."""
+"""Liveness of graphs, compared with all paths and walks listed one by one."""
 
 import itertools
 
@@ -31,7 +31,7 @@ def test_a_path_by_hand() -> None:
     found = path_liveness(*ends([(0, 1), (1, 3), (2, 3)]), NODES, np.array([0]), np.array([3]))
     assert found.nodes.tolist() == [True, True, False, True]
     assert found.edges.tolist() == [[True, True, False]]
-    assert found.sends.tolist() == [[True, True, False, False]], "an output sends nothing on"
+    assert found.sends.tolist() == [[True, True, False, False]], "an output sends nothing"
     assert found.fed.tolist() == [True, True, False, True]
     assert found.used.tolist() == [True, True, True, True]
 

@@ -1,4 +1,4 @@
-"""Every registered node function keeps the contract; so does one that is added from outside the package."""
+"""Every registered node function fulfils the contract; so does one that is added from outside the package."""
 
 import copy
 import importlib
@@ -61,7 +61,7 @@ def recipe(name: str, count: int = NODES) -> Node:
 
 
 def built(name: str) -> NodeFunction:
-    """The functions of some nodes, with parameters that differ from their first values."""
+    """The functions of some nodes, with parameters that differ from their initial values."""
     torch.manual_seed(0)
     function = recipe(name).build(NODES)
     with torch.no_grad():
@@ -118,7 +118,7 @@ def check_rows(name: str) -> None:
 
 
 def check_some_nodes(name: str) -> None:
-    """A function that can compute some nodes alone gives them what it gives them among all."""
+    """A function that can compute only some nodes returns the same for them as when it computes all."""
     function, x = built(name), state(name)
     if function.some_nodes:
         for part in ("before", "after"):

@@ -1,4 +1,4 @@
-"""The Triton kernels of a graph's nodes against plain PyTorch: on a GPU, and in Triton's interpreter."""
+"""The Triton kernels of a graph's nodes match plain PyTorch: on a GPU, and in Triton's interpreter."""
 
 import itertools
 from typing import Any
@@ -54,9 +54,9 @@ def gradients(out: Tensor, grad: Tensor, tensors: list[Tensor | None]) -> list[T
 
 
 def agree(tensors: list[Tensor | None], relu: bool, tolerance: float, out_dtype: torch.dtype | None = None) -> None:
-    """Same values and gradients as the plain computation in float64, up to so much of the largest.
+    """Compare values and gradients with the plain computation in float64, up to a fraction of the largest.
 
-    Of very many values a few may differ: one so near zero that it is rounded to the other side of the ReLU.
+    Among very many values, a few may differ: those so close to zero that rounding changes the side of the ReLU.
     """
     out = node_map(*tensors, EPS, relu, out_dtype)
     x = tensors[0]
@@ -87,7 +87,7 @@ def agree(tensors: list[Tensor | None], relu: bool, tolerance: float, out_dtype:
 def test_node_map(
     interpreter: None, monkeypatch: pytest.MonkeyPatch, norm: bool, relu: bool, conv: bool, space: Any, banded: bool
 ) -> None:
-    if banded:  # in float32, so that nothing but the algorithm makes a difference
+    if banded:  # in float32, so that only the algorithm makes a difference
         monkeypatch.setattr(_node_cuda, "_BANDED", (torch.float32,))
     agree(case((3, 5, *space), norm, conv), relu, 1e-5)
 
@@ -292,7 +292,7 @@ def test_combine(interpreter: None, count: int, dtype: torch.dtype) -> None:
 
 def test_combine_dtypes(interpreter: None) -> None:
     combine_agrees((5, 9), [torch.bfloat16, torch.float32, torch.float16], torch.float32, 1e-2, "cpu")
-    combine_agrees((5, 9), [torch.float64] * 3, torch.float64, 1e-14, "cpu")  # no coefficient is cut to float32
+    combine_agrees((5, 9), [torch.float64] * 3, torch.float64, 1e-14, "cpu")  # coefficients are not rounded to float32
 
 
 def test_combine_empty_and_strided_tensors(interpreter: None) -> None:

@@ -1,4 +1,4 @@
-"""Every registered rule, on every kind of graph, keeps the contract."""
+"""Every registered rule fulfils the contract, on every kind of graph."""
 
 import copy
 
@@ -39,7 +39,7 @@ OPTIONS = {
     "set": {"every": 2},
     "sparse_momentum": {"every": 2},
 }
-# New edges start from a weight of zero, and stay there where no gradient comes: in nodes that are cut off.
+# New edges start from a weight of zero, and stay there if no gradient reaches them, as in nodes that are cut off.
 FROM_ZERO = {"rigl", "set", "sparse_momentum"}
 # Models are finalized in the middle of training here.
 pytestmark = pytest.mark.filterwarnings("ignore:.*had not removed the others yet")
@@ -81,7 +81,7 @@ def test_the_contract(rule: str, kind: str) -> None:
         assert int(graph.real().sum()) == k
     assert (graph.all_weights() != before).any()
     assert all(p.isfinite().all() for p in graph.parameters())
-    # Saved and loaded into another graph, it goes on the same.
+    # Saved and loaded into another graph, it continues identically.
     other, _ = make(rule, kind, seed=1)
     other.load_state_dict(graph.state_dict())
     assert graph.wiring is not None
@@ -92,7 +92,7 @@ def test_the_contract(rule: str, kind: str) -> None:
         torch.manual_seed(3)
         train(one, x, 2)
     assert torch.equal(graph.all_weights(), other.all_weights())
-    # Finalized, it is plain, has k weights, and gives the same outputs.
+    # Finalized, it is plain, has k weights, and returns the same outputs.
     replica = copy.deepcopy(graph).eval()
     with torch.no_grad():
         y = graph.eval()(x)

@@ -1,4 +1,4 @@
-"""The solvers: against exact solutions, against torchdiffeq, gradients, and failures that must not be silent."""
+"""The solvers, compared with exact solutions and torchdiffeq; gradients, and failures that must not be silent."""
 
 import itertools
 import math
@@ -32,7 +32,7 @@ def linear(matrix: Tensor) -> Callable[[float, Tensor], Tensor]:
 
 
 class Watched:
-    """A function that remembers when it was called."""
+    """A function that records the times at which it is called."""
 
     def __init__(self, f: Callable[[float, Tensor], Tensor]) -> None:
         self.f, self.times = f, list[float]()
@@ -46,7 +46,7 @@ def either(adjoint: bool, f: Any, y: Tensor, t0: float, t1: float, parameters: A
     return solve_adjoint(f, y, t0, t1, parameters, **options) if adjoint else solve(f, y, t0, t1, **options)
 
 
-# ---- right -----------------------------------------------------------------------------------------------------------
+# ---- accuracy --------------------------------------------------------------------------------------------------------
 
 
 @each_method
@@ -107,7 +107,7 @@ def test_error_follows_tolerance(method: str) -> None:
         errors.append(((solution.y - exact) / (1 + exact.abs())).square().mean().sqrt().item() / tolerance)
         evaluations.append(solution.evaluations)
     assert max(errors) < 20  # the tolerance is for one step; the steps add up
-    assert all(a * 100 > 3 * b for a, b in itertools.pairwise(errors))  # a hundredth, give or take
+    assert all(a * 100 > 3 * b for a, b in itertools.pairwise(errors))  # about a hundredth
     assert evaluations == sorted(set(evaluations))
 
 
@@ -333,7 +333,7 @@ def test_gradcheck_of_equal_steps(method: str) -> None:
 @both_solvers
 @each_adaptive
 def test_gradient_of_the_linear_system(method: str, adjoint: bool) -> None:
-    """Against the gradient through the matrix exponential; a tighter tolerance, a smaller difference."""
+    """Compare with the gradient through the matrix exponential; a tighter tolerance gives a smaller difference."""
     matrix, y = (x.requires_grad_() for x in system())
     target = torch.randn_like(y)
     exact = torch.autograd.grad((torch.linalg.matrix_exp(1.5 * matrix) @ y * target).sum(), (matrix, y))

@@ -265,7 +265,7 @@ class Chain(nn.Module):
 
 def test_dead_nodes_are_traced_through_the_whole_network() -> None:
     # one: 0 → 3 → 5, 1 → 4 → 6, 2 → 7; its outputs 5, 6, 7 are two's inputs 0, 1, 2.
-    # two: 0 → 3 → 5, 1 → 4; input 2 goes nowhere, node 4 neither, and nothing comes to output 6.
+    # two: 0 → 3 → 5, 1 → 4; input 2 and node 4 lead nowhere, and nothing leads to output 6.
     counted = profile(Chain())
     stem, one, two, norm, head = (counted.row(name) for name in ("stem", "one", "two", "norm", "head"))
     assert (one.without_output, one.dead_nodes, one.edges, one.live_edges) == (0, 5, 5, 2)
@@ -480,7 +480,7 @@ def test_live_counts_match_compaction(name: str, settings: dict[str, Any]) -> No
     assert compact(model, torch.randn(1, *model.input_shape)).report.after.mult_adds == counted.live_mult_adds
 
 
-# ---- what it says, and what it leaves as it was ------------------------------------------------------------------
+# ---- its output, and that the model is unchanged -----------------------------------------------------------------
 
 
 def test_notes_name_what_could_not_be_counted() -> None:

@@ -1,4 +1,4 @@
-"""The page's table of rules: with no results, some, and all."""
+"""The table of rules in the docs: without results, with some, and with all."""
 
 import json
 import runpy
@@ -30,12 +30,12 @@ def add(folder: Path, name: str, *accuracies: float, seconds: float = 100.0) -> 
 
 
 def cells(text: str) -> dict[str, list[str]]:
-    """What follows the words of when to use a rule."""
+    """The cells after the description of when to use a rule."""
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| `")]
     return {line[0].strip("`"): line[2:] for line in lines}
 
 
-def test_table_with_no_some_and_all_results(page: dict[str, Any], tmp_path: Path) -> None:
+def test_table_without_with_some_and_with_all_results(page: dict[str, Any], tmp_path: Path) -> None:
     empty = cells(page["choosing"](tmp_path))
     assert set(empty) == set(rules.names())
     assert all(line[3:] == ["–"] * 5 for line in empty.values())

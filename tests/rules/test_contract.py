@@ -1,4 +1,4 @@
-"""Every registered rule, on every kind of layer, in every precision, keeps the contract."""
+"""Every registered rule fulfils the contract, on every kind of layer and in every precision."""
 
 import copy
 import shutil
@@ -136,7 +136,7 @@ def test_save_and_load(rule: str, layer: str, dtype: torch.dtype, tmp_path: obje
     for one in (model.train(), other.train()):
         torch.manual_seed(5)
         train(one, wiring if one is model else again, x, 2)
-    assert torch.equal(other.eval()(x), model.eval()(x)), "training goes on the same way"
+    assert torch.equal(other.eval()(x), model.eval()(x)), "training continues identically"
 
 
 @each_rule
@@ -177,7 +177,7 @@ def test_determinism(rule: str, layer: str, dtype: torch.dtype) -> None:
 @each_layer
 @everywhere
 def test_backward_flows_through_real_edges_alone(rule: str, layer: str, dtype: torch.dtype) -> None:
-    """Whatever the rule does with the gradient of an edge, what comes before the layer sees real edges only."""
+    """Whatever the rule does with an edge's gradient, layers before it get a gradient through real edges only."""
     model, x = make(layer, dtype)
     wire(model, rule)
     model.eval()
@@ -299,7 +299,7 @@ def test_follows_a_schedule(rule: str) -> None:
 @each_rule
 @pytest.mark.parametrize("share", ["uniform", "erk", "global"])
 def test_a_schedule_of_the_rule_leads_to_the_budget(rule: str, share: str) -> None:
-    """In plain values and fractions of training, saved with the model, for any rule and any share of the budget."""
+    """A schedule given as plain values, in fractions of training, works for any rule and share, and is saved."""
     schedule = {"kind": "linear", "start": 0.8, "begin": 0.25, "end": 0.75}
     model, x = make("conv", torch.float32)
     if rules.get(rule).own_budget:
@@ -308,8 +308,8 @@ def test_a_schedule_of_the_rule_leads_to_the_budget(rule: str, share: str) -> No
         return
     wiring = wirings.wire_(model, get(rule, schedule=schedule), k=81, share=share)
     wiring.plan(4)
-    # Of 36 and 288 edges 28 and 230, or of all together 259, at first (by ERK 32 of the 36 are the first's budget);
-    # half-way to the 81 after two of four steps.
+    # At first 28 of 36 and 230 of 288 edges, or 259 of all together (with ERK, the first layer's budget is 32 of its
+    # 36); after two of four steps, half-way to the 81.
     first = {"uniform": 258, "erk": 262, "global": 259}[share]
     expected = [first, first, (first + 81) // 2, 81, 81]
     for step, count in enumerate(expected):
@@ -319,7 +319,7 @@ def test_a_schedule_of_the_rule_leads_to_the_budget(rule: str, share: str) -> No
     other, _ = make("conv", torch.float32, seed=1)
     again = wirings.wire_(other, get(rule, schedule=schedule), k=81, share=share)
     other.load_state_dict(model.state_dict())
-    assert torch.equal(other.eval()(x), model.eval()(x)), "the number of edges came with the model"
+    assert torch.equal(other.eval()(x), model.eval()(x)), "the number of edges was loaded with the model"
     again.load_state_dict(wiring.state_dict())
     assert [r.edges for r in again.look()] == [r.edges for r in wiring.look()]
     train(other.train(), again, x, 1)  # and how long the training is, with the handle

@@ -1,4 +1,4 @@
-"""Decayed gradient: what reaches hallucinated edges, and how that falls."""
+"""Decayed gradient: which part of the gradient reaches hallucinated edges, and how it decreases."""
 
 import copy
 import math

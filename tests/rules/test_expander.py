@@ -1,4 +1,4 @@
-"""Expander graphs: equal numbers of incoming edges, at random and for good."""
+"""Expander graphs: equal numbers of incoming edges, chosen at random and fixed."""
 
 import copy
 
@@ -61,7 +61,7 @@ def test_the_seed() -> None:
 
 def test_edges_are_uniformly_random() -> None:
     count = sum(wirings.wire_(nn.Linear(4, 3), Expander(seed), k=4).masks()["weight"].int() for seed in range(600))
-    assert ((count > 140) & (count < 260)).all(), "each edge, one time in three"
+    assert ((count > 140) & (count < 260)).all(), "each edge is chosen one time in three"
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 2**30), st.data())
@@ -85,7 +85,7 @@ def test_a_schedule_keeps_one_order_and_a_checkpoint_keeps_the_graph() -> None:
     for step in range(6):
         wiring.step()
         mask = wiring.masks()["weight"]
-        assert not (mask & ~before).any(), "edges leave, none comes"
+        assert not (mask & ~before).any(), "edges are removed, none is added"
         assert max(fan_in(mask)) - min(fan_in(mask)) <= 1
         before = mask
         if step == 2:

@@ -1,4 +1,4 @@
-"""Gradual magnitude pruning: when edges go, and that they are gone for good. The schedule: see also test_l1_anneal."""
+"""Gradual magnitude pruning: when edges are removed, and that it is permanent. For the schedule, see test_l1_anneal."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def wired(rule: GMP, steps: int, k: int = 2) -> tuple[nn.Linear, wirings.Wiring]
         ({"every": 1, "kind": "linear", "end": 1.0}, [10, 8, 6, 4, 2]),
         ({"every": 1, "kind": "linear", "begin": 0.5, "end": 1.0}, [10, 10, 10, 6, 2]),
         ({"every": 2, "kind": "linear", "end": 1.0}, [10, 10, 6, 6, 2]),
-        ({}, [10, 10, 10, 2, 2]),  # every 100 steps, but at the end of its schedule in any case
+        ({}, [10, 10, 10, 2, 2]),  # every 100 steps, and at the end of the schedule in any case
     ],
 )
 def test_number_of_edges_used_in_training(settings: dict[str, object], expected: list[int]) -> None:
@@ -35,7 +35,7 @@ def test_number_of_edges_used_in_training(settings: dict[str, object], expected:
     used = []
     for _ in expected:
         used.append(int(model.weight.count_nonzero()))
-        assert wiring.look()[0].edges == 2, "what it is evaluated with"
+        assert wiring.look()[0].edges == 2, "evaluated with k edges"
         wiring.step()
     assert used == expected
 

@@ -1,4 +1,4 @@
-"""L1 + Anneal: what is removed and when, and how much the L1 term takes."""
+"""L1 + Anneal: which edges are removed and when, and how much the L1 term shrinks weights."""
 
 import copy
 
@@ -42,7 +42,7 @@ def test_removes_the_weakest_on_schedule() -> None:
 
 
 def test_cubic() -> None:
-    """Half of the way at step 2 of 4: (1 − ½)³ of the 6 edges are still to go, 0.75, rounded down to 0."""
+    """At step 2 of 4, half-way, (1 − ½)³ of the 6 edges are left to remove: 0.75, rounded down to 0."""
     model, wiring, optimizer = layer(L1Anneal(coefficient=0, end=1.0, kind="cubic", every=1, steps=4))
     counts = []
     for _ in range(4):
@@ -52,7 +52,7 @@ def test_cubic() -> None:
 
 
 def test_begin_and_the_end_between_two_removals() -> None:
-    """Nothing before 40 %; the last removal comes when the end is reached, though it is no multiple of ``every``."""
+    """Nothing is removed before 40 %; the last removal is at the end, even if that is not a multiple of ``every``."""
     model, wiring, optimizer = layer(L1Anneal(coefficient=0, begin=0.4, end=0.7, kind="linear", every=5, steps=10))
     counts = []
     for _ in range(9):
@@ -80,14 +80,14 @@ def test_removed_edges_stay_removed() -> None:
     assert model.weight[0, 1] == 0
     assert not wiring.masks()["weight"][0, 1]
     model(torch.ones(1, 4)).sum().backward()
-    assert weight.grad.tolist() == [[1, 0, 1, 1], [0, 1, 1, 1]], "all that are there get a gradient, and no others"
+    assert weight.grad.tolist() == [[1, 0, 1, 1], [0, 1, 1, 1]], "all edges that are left get a gradient, and no others"
     for _ in range(4):
         wiring.step(optimizer)
     assert magnitudes(model) == {7, 8}
 
 
 def test_the_l1_term() -> None:
-    """A learning rate of 0.1 and a coefficient of 1 take 0.1 off every magnitude, at most all of it."""
+    """With a learning rate of 0.1 and a coefficient of 1, every magnitude shrinks by 0.1, at most to zero."""
     weight = torch.tensor([[0.5, -0.3, 0.05, 0.0], [-0.1, 2.0, -0.05, 1.0]])
     _, wiring, optimizer = layer(L1Anneal(coefficient=1.0, steps=10), weight)
     wiring.step(optimizer)
@@ -157,7 +157,7 @@ def test_resumed_training_continues_identically() -> None:
     wiring.plan(10)
     run(model, wiring, optimizer, 0, 4)
     saved, about = copy.deepcopy(model.state_dict()), wiring.state_dict()
-    assert saved["weight.wiring.left"].sum() == 2  # cubic, 53 % of the way: 0.6 of 6 are still to go
+    assert saved["weight.wiring.left"].sum() == 2  # cubic, after 53 %: 0.6 of 6 are left to remove
     other, again, its = layer(L1Anneal(coefficient=0.1, every=2), torch.zeros(2, 4))
     again.plan(10)
     other.load_state_dict(saved)
@@ -180,7 +180,7 @@ def test_a_longer_plan_brings_nothing_back() -> None:
 
 
 def test_with_a_schedule_of_the_budget() -> None:
-    """The number of edges falls from 8 to 2 by the budget's schedule after annealing is over: no more are used."""
+    """The budget's schedule falls from 8 to 2 edges after annealing has ended, and no more than that are used."""
     falling = wirings.LinearSchedule(1.0, 0.25, steps=3)
     model, wiring, optimizer = layer(L1Anneal(coefficient=0, end=0.0, steps=10), density=falling)
     for there in (6, 4, 2, 2):
@@ -230,6 +230,6 @@ def test_optimizer_is_needed_only_for_the_l1_term() -> None:
     _, wiring, _ = layer(L1Anneal(steps=10, coefficient=0))
     wiring.step()
     _, wiring, _ = layer(L1Anneal(steps=10))
-    wiring.layers[0].weight.requires_grad_(False)  # a frozen layer stays as it is
+    wiring.layers[0].weight.requires_grad_(False)  # a frozen layer does not change
     wiring.step(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))
     assert torch.equal(wiring.layers[0].weight, W)

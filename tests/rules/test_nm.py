@@ -19,7 +19,7 @@ def test_by_hand() -> None:
         model.weight.copy_(weight)
     wiring = wirings.wire_(model, "nm")
     assert model.weight.tolist() == [[0, 0, 3, 4, 9, 0, 0, 8], [1, 1, 0, 0, 0, 0, 0, 0]]
-    assert wiring.look()[0].edges == 8, "with ties, and zeros, exactly half"
+    assert wiring.look()[0].edges == 8, "exactly half, even with ties and zeros"
     model.weight.sum().backward()
     assert wiring.layers[0].weight.grad.tolist() == torch.ones(2, 8).tolist(), "all others get a gradient too"
     other = wirings.wire_(copy.deepcopy(wirings.unwire_(model)), NM(1, 8))
@@ -74,7 +74,7 @@ def test_rejects_weights_that_do_not_fit(model: nn.Module, settings: dict[str, o
     keys, kind = list(model.state_dict()), type(model)
     with pytest.raises(WiringError, match=says):
         wirings.wire_(model, "nm", **settings)
-    assert (list(model.state_dict()), type(model)) == (keys, kind), "left as it was"
+    assert (list(model.state_dict()), type(model)) == (keys, kind), "the model is unchanged"
 
 
 def test_skipping_the_named_layer_works() -> None:

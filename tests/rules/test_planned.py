@@ -1,4 +1,4 @@
-"""Rules with a schedule are told how long the training is."""
+"""Rules with a schedule need to know the length of training."""
 
 import pytest
 import torch
@@ -45,18 +45,18 @@ def test_steps_of_the_constructor_take_precedence(rule: str) -> None:
 def test_one_rule_for_two_models() -> None:
     rule = rules.L1Anneal()
     both = wired(rule), wired(rule)
-    told: list[int] = []
-    rule.length = lambda training: told.append(training.steps) or training.steps  # type: ignore
+    lengths: list[int] = []
+    rule.length = lambda training: lengths.append(training.steps) or training.steps  # type: ignore
     for (wiring, optimizer), steps in zip(both, (10, 20), strict=True):
         wiring.plan(steps)
         wiring.step(optimizer)
-    assert told == [10, 20]
+    assert lengths == [10, 20]
 
 
 @pytest.mark.parametrize("steps", [0, -1, 2.5, "10", True, None])
 def test_plan_rejects_invalid_steps(steps: object) -> None:
     wiring, _ = wired("dnw")
-    wiring.plan(3)  # of no use to this rule, and no mistake
+    wiring.plan(3)  # this rule does not need it, but it is not an error
     with pytest.raises(WiringError, match=r"Wiring.plan: steps must be a whole number, at least 1, got"):
         wiring.plan(steps)
 

@@ -1,4 +1,4 @@
-"""SET and RigL: what is lost, what grows, and that all else is forgotten."""
+"""SET and RigL: which edges are lost, which grow, and that nothing else is kept about them."""
 
 import copy
 import math
@@ -29,15 +29,15 @@ def wired(rule: SET, **settings: object) -> tuple[nn.Linear, wirings.Wiring]:
 
 
 def train(model: nn.Linear, wiring: wirings.Wiring, optimizer: torch.optim.Optimizer, steps: int = 1) -> list[Tensor]:
-    """A loss whose gradient is known and no gradient too large to move an edge; the gradients that came."""
-    came = []
+    """Train with a known gradient, too small to change the order of the weights; return the gradients of all steps."""
+    gradients = []
     for _ in range(steps):
         optimizer.zero_grad()
         (model.weight * GRADIENT).sum().backward()
-        came.append(wiring.layers[0].weight.grad.clone())
+        gradients.append(wiring.layers[0].weight.grad.clone())
         optimizer.step()
         wiring.step(optimizer)
-    return came
+    return gradients
 
 
 OPTIMIZERS = {
@@ -53,7 +53,7 @@ each_optimizer = pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMI
 
 @each_optimizer
 def test_rigl_grows_where_the_gradient_is_largest(make: object) -> None:
-    """Half of 4 edges are lost, −1 and 2. Of the 4 others the gradient is largest where it is −0.9 and 0.7."""
+    """Half of the 4 edges are lost, −1 and 2. Among the 4 others, the largest gradients are −0.9 and 0.7."""
     model, wiring = wired(RigL(0.5, decay="constant", every=3, steps=9))
     optimizer = make([wiring.layers[0].weight])
     before = train(model, wiring, optimizer, 2)
@@ -62,20 +62,20 @@ def test_rigl_grows_where_the_gradient_is_largest(make: object) -> None:
     assert wiring.masks()["weight"].tolist() == [[True, False, False, True], [False, True, True, False]]
     used = wiring.layers[0].weight.detach()
     torch.testing.assert_close(used, torch.tensor([[5.0, 0, 0, 0], [0, -4.0, 0, 0]]), atol=0.01, rtol=0)
-    assert used.count_nonzero() == 2, "exactly zero, but for those that stayed"
+    assert used.count_nonzero() == 2, "all but the edges that stayed are exactly zero"
     for name, state in optimizer.state[wiring.layers[0].weight].items():
         if isinstance(state, Tensor) and state.shape == used.shape:
-            assert not state[used == 0].any(), f"without any {name}"
+            assert not state[used == 0].any(), f"{name} was not reset"
     real = torch.where(LEFT, GRADIENT, 0.0)
-    assert [torch.equal(gradient, real) for gradient in before] == [True, True], "hallucinated edges have none"
-    assert torch.equal(listening, GRADIENT), "but for the step before the change"
+    assert [torch.equal(gradient, real) for gradient in before] == [True, True], "hallucinated edges get no gradient"
+    assert torch.equal(listening, GRADIENT), "except in the step before the change"
     (after,) = train(model, wiring, optimizer)
     assert torch.equal(after, torch.where(wiring.masks()["weight"], GRADIENT, 0.0))
 
 
 @each_optimizer
 def test_rigl_grows_by_gradient_after_a_plain_checkpoint(make: object) -> None:
-    """Whose hallucinated weights are not zero, and largest where the gradient is small."""
+    """The checkpoint's hallucinated weights are not zero, and largest where the gradient is small."""
     model, wiring = wired(RigL(0.5, decay="constant", every=3, steps=9))
     model.load_state_dict({"weight": WEIGHT + torch.tensor([[0, 0, 3.0, 0.1], [0, 0, 0.1, 3.0]])}, strict=False)
     train(model, wiring, make([wiring.layers[0].weight]), 3)
@@ -128,7 +128,7 @@ def test_set_grows_at_random(make: object) -> None:
         assert mask[0, 0], "the two strongest stay"
         assert mask[1, 1]
         used = wiring.layers[0].weight.detach()
-        assert used.count_nonzero() == 2, "what has grown starts from zero"
+        assert used.count_nonzero() == 2, "new edges start from zero"
         seen.add(tuple(mask.flatten().tolist()))
     assert len(seen) > 5
 
@@ -183,8 +183,8 @@ def test_only_allowed_edges_grow() -> None:
     allowed = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 1]]).bool()
     model, wiring = wired(RigL(0.5, decay="constant", every=2, steps=9), allowed={"weight": allowed})
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    _, came = train(model, wiring, optimizer, 2)
-    assert torch.equal(came, torch.where(allowed, GRADIENT, 0.0))
+    _, gradient = train(model, wiring, optimizer, 2)
+    assert torch.equal(gradient, torch.where(allowed, GRADIENT, 0.0))
     assert wiring.masks()["weight"].tolist() == [[True, False, True, False], [False, True, False, True]]
 
 
@@ -193,23 +193,23 @@ def test_no_more_are_lost_than_can_grow() -> None:
     wiring.layers[0].edges.wiring.copy_(torch.arange(8).view(2, 4) != 3)
     train(model, wiring, torch.optim.SGD(model.parameters(), lr=1e-3), 2)
     assert wiring.look()[0].edges == 7
-    assert wiring.masks()["weight"][0, 3], "the one that was out"
+    assert wiring.masks()["weight"][0, 3], "the only edge that was not real"
 
 
 def test_a_step_without_gradients_changes_nothing() -> None:
-    """As fp16's scaler leaves it when it has skipped one."""
+    """As after a step that fp16's gradient scaler has skipped."""
     model, wiring = wired(RigL(0.5, every=1, steps=9))
     wiring.step(torch.optim.SGD(model.parameters(), lr=0.1))
     assert wiring.masks()["weight"].tolist() == LEFT.tolist()
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
-def test_nothing_is_left_of_the_gradient_when_nothing_is_exchanged(optimizer: str) -> None:
-    """A fifth of 4 edges is none."""
+def test_resets_hallucinated_edges_when_no_edge_is_exchanged(optimizer: str) -> None:
+    """A fifth of 4 edges rounds down to zero, so that no edge is exchanged."""
     model, wiring = wired(RigL(0.2, every=2, end=1.0, steps=9))
     made = OPTIMIZERS[optimizer]([wiring.layers[0].weight])
     _, listening = train(model, wiring, made, 2)
-    assert listening.all(), "the gradient has reached all"
+    assert listening.all(), "the gradient has reached all edges"
     assert wiring.masks()["weight"].tolist() == LEFT.tolist()
     assert not wiring.layers[0].weight[~LEFT].any()
     for state in made.state[wiring.layers[0].weight].values():
@@ -218,7 +218,7 @@ def test_nothing_is_left_of_the_gradient_when_nothing_is_exchanged(optimizer: st
 
 @pytest.mark.parametrize("steps", [3, 12])
 def test_plan_changed_while_the_gradient_reaches_all_edges(steps: int) -> None:
-    """After step 3 of 8 it listens for a change after step 4. With 3 steps in all there is none; with 12 there is."""
+    """After step 3 of 8 the gradient reaches all edges, for a change after step 4. A new plan of 3 steps cancels it."""
     model, wiring = wired(RigL(0.5, "constant", every=4, end=0.75))
     wiring.plan(8)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
@@ -228,14 +228,16 @@ def test_plan_changed_while_the_gradient_reaches_all_edges(steps: int) -> None:
     assert torch.equal(first, GRADIENT)
     assert torch.equal(wiring.masks()["weight"], LEFT) == (steps == 3)
     real = wiring.masks()["weight"]
-    assert torch.equal(second, torch.where(real, GRADIENT, 0.0)), "and then to real edges alone"
+    assert torch.equal(second, torch.where(real, GRADIENT, 0.0)), "then it reaches only real edges"
     assert not wiring.layers[0].weight[~real].any()
     assert not optimizer.state[wiring.layers[0].weight]["momentum_buffer"][~real].any()
 
 
 @pytest.mark.parametrize("make", [OPTIMIZERS["sgd"], OPTIMIZERS["momentum"]])
 def test_grows_by_gradient_when_the_budget_shrinks_in_the_same_step(make: object) -> None:
-    """The schedule takes the weakest of 4 edges, −1, which had most momentum; the exchange 2, for that of −0.9."""
+    """The schedule removes the weakest of 4 edges, −1, which has the most momentum. The exchange replaces 2 by the edge
+    with gradient −0.9.
+    """
     rule = RigL(0.4, "constant", every=2, end=1.0, steps=9)
     model, wiring = wired(rule, k=None, density=wirings.LinearSchedule(0.5, 0.375, steps=1, begin=1))
     optimizer = make([wiring.layers[0].weight])
@@ -245,7 +247,7 @@ def test_grows_by_gradient_when_the_budget_shrinks_in_the_same_step(make: object
     train(model, wiring, optimizer, 1)
     assert wiring.masks()["weight"].tolist() == [[True, False, False, True], [False, True, False, False]]
     weight = wiring.layers[0].weight
-    assert weight.count_nonzero() == 2, "those that stayed"
+    assert weight.count_nonzero() == 2, "only the edges that stayed"
     assert not optimizer.state[weight].get("momentum_buffer", torch.zeros(2, 4))[weight == 0].any()
 
 
@@ -301,7 +303,7 @@ def test_optimizers_that_hide_the_gradient_are_rejected_at_once(make: type) -> N
 
 
 class Signs(torch.optim.Optimizer):
-    """All edges go equally far, and nothing is remembered."""
+    """Moves all edges by the same distance, and keeps no state."""
 
     def step(self) -> None:  # type: ignore[override]
         for group in self.param_groups:
@@ -310,7 +312,7 @@ class Signs(torch.optim.Optimizer):
 
 
 class Divided(Signs):
-    """What it remembers has been divided by the gradient's size, kept by rows and columns."""
+    """Keeps a mean of the gradient that is divided by its magnitude, which is kept per row and column."""
 
     def step(self) -> None:  # type: ignore[override]
         super().step()

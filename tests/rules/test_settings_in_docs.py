@@ -1,4 +1,4 @@
-"""The table of settings in docs/rules.md has all rules that have any, with their defaults."""
+"""The table of settings in docs/rules.md lists all rules that have settings, with their defaults."""
 
 import inspect
 import re

@@ -21,7 +21,7 @@ def wired(rule: object, weight: Tensor = WEIGHT, **settings: object) -> tuple[nn
 @pytest.mark.parametrize(
     ("shape", "used"),
     [
-        ("soft", [[3.0, -2.0], [0, 0]]),  # all less by the strongest hallucinated edge, 1
+        ("soft", [[3.0, -2.0], [0, 0]]),  # all are shrunk by the strongest hallucinated edge, 1
         ("feather", [[63 ** (1 / 3), -(26 ** (1 / 3))], [0, 0]]),  # 4³ − 1 and 3³ − 1
         (2, [[15**0.5, -(8**0.5)], [0, 0]]),
         ("hard", [[4.0, -3.0], [0, 0]]),
@@ -32,7 +32,7 @@ def test_by_hand(shape: str | float, used: list[list[float]]) -> None:
     torch.testing.assert_close(model.weight.detach(), torch.tensor(used))
     assert wiring.masks()["weight"].tolist() == [[True, True], [False, False]]
     model.weight.sum().backward()
-    assert wiring.layers[0].weight.grad.tolist() == [[1, 1], [1, 1]], "as if nothing had been shrunk"
+    assert wiring.layers[0].weight.grad.tolist() == [[1, 1], [1, 1]], "as if the weights had not been shrunk"
     torch.testing.assert_close(wirings.finalize_(model).weight.detach(), torch.tensor(used))
 
 
@@ -55,12 +55,12 @@ def test_rescaled() -> None:
     model, _ = wired(SoftThreshold("soft", rescale=True))
     torch.testing.assert_close(model.weight.detach(), torch.tensor([[3.0, -2.0], [0, 0]]) * 7 / 5)
     model, _ = wired(SoftThreshold("soft", rescale=True), torch.ones(2, 2))
-    assert model.weight.tolist() == [[0, 0], [0, 0]], "nothing stands out, and nothing is divided by zero"
+    assert model.weight.tolist() == [[0, 0], [0, 0]], "equal weights do not cause a division by zero"
 
 
 @pytest.mark.parametrize("shape", ["soft", "feather"])
-def test_an_edge_comes_in_from_zero(shape: str) -> None:
-    """What is used of a weight is a continuous function of it where it becomes real; with hard thresholds it jumps."""
+def test_an_edge_enters_from_zero(shape: str) -> None:
+    """The weight in use is a continuous function where the edge becomes real; with a hard threshold, it jumps."""
     seen = []
     for size in (2.99, 3.0, 3.001, 3.01):
         model, _ = wired(SoftThreshold(shape), torch.tensor([[4.0, -3.0], [size, -0.5]]))
@@ -89,11 +89,11 @@ def test_one_threshold_for_layers_that_share_a_budget() -> None:
         model[1].weight.copy_(torch.tensor([[2.0, 5.0]]))
     wirings.wire_(model, SoftThreshold("soft"), k=3, share="global")
     for _ in range(2):
-        assert model[0].weight.tolist() == [[2, -1], [0, 0]], "the strongest that is out is the 2 of the other layer"
+        assert model[0].weight.tolist() == [[2, -1], [0, 0]], "the strongest hallucinated edge is in the other layer"
         assert model[1].weight.tolist() == [[0, 3]]
     with torch.no_grad():
         model[1].parametrizations.weight.original[0, 0] = 2.5
-    assert model[0].weight.tolist() == [[1.5, -0.5], [0, 0]], "found anew when a weight has changed"
+    assert model[0].weight.tolist() == [[1.5, -0.5], [0, 0]], "recomputed when a weight has changed"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -106,7 +106,7 @@ def test_other_precisions(dtype: torch.dtype) -> None:
 
 
 def test_with_its_schedule_in_plain_values() -> None:
-    """As a recipe has it: from all edges to k in the first half of the training."""
+    """As in a recipe: from all edges to k in the first half of training."""
     rule = rules.get("soft_threshold", shape="soft", schedule={"kind": "cubic", "end": 0.5})
     model = nn.Linear(10, 10, bias=False)
     wiring = wirings.wire_(model, rule, density=0.1)

@@ -1,4 +1,4 @@
-"""Sparse momentum: where edges are removed, how many move to another layer, where others grow."""
+"""Sparse momentum: which edges are removed, how many move to another layer, and where new ones grow."""
 
 import copy
 import math
@@ -17,14 +17,14 @@ from wirings.rules.sparse_momentum import _grown
 # Two layers of 2 × 4 edges, of which the left halves are real: 4 in each.
 LEFT = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0]]).bool()
 WEIGHTS = [torch.tensor([[5.0, -1.0, 0, 0], [2.0, -4.0, 0, 0]]), torch.tensor([[1.0, 6.0, 0, 0], [-7.0, 3.0, 0, 0]])]
-# Of real edges its mean magnitude is 3 in the first layer and 1 in the second.
+# The mean magnitude over real edges is 3 in the first layer and 1 in the second.
 MOMENTA = [
     torch.tensor([[-6.0, 1.0, 5.0, -8.0], [4.0, 1.0, 0.5, 7.0]]),
     torch.tensor([[2.0, 0.1, 0.3, -0.2], [-0.9, 1.0, 0.4, -0.6]]),
 ]
 
 
-# A step at which nothing but the budget has changed.
+# A step in which only the budget has changed.
 CHANGED = Training(step=2, steps=10_000, budget_changed=True)
 
 
@@ -46,7 +46,7 @@ def sgd(wiring: wirings.Wiring, momenta: list[Tensor] = MOMENTA) -> torch.optim.
 
 
 def adam(wiring: wirings.Wiring) -> torch.optim.Adam:
-    """One whose running means give the same momentum: the mean of the gradient is scaled as the root of the other."""
+    """Adam with running means that give the same momentum: both are scaled, so that their ratio is unchanged."""
     optimizer = torch.optim.Adam([layer.weight for layer in wiring.layers], lr=0.1)
     for layer, momentum in zip(wiring.layers, MOMENTA, strict=True):
         scale = torch.rand_like(momentum) + 0.5
@@ -56,8 +56,8 @@ def adam(wiring: wirings.Wiring) -> torch.optim.Adam:
 
 @pytest.mark.parametrize("make", [sgd, adam])
 def test_prunes_moves_and_grows(make: object) -> None:
-    """At half of the training the rate is half of 1: each layer loses the weaker 2 of its 4 edges. Of these 4 the first
-    layer gets 4 · 3/(3 + 1) = 3 and the second 1.
+    """Half-way through training, the rate is half of 1: each layer loses the weaker 2 of its 4 edges. The first layer
+    gets 4 · 3/(3 + 1) = 3 of these 4, and the second gets 1.
     """
     _, wiring = two_layers(SparseMomentum(prune_rate=1.0, every=2, steps=4))
     optimizer = make(wiring)
@@ -69,12 +69,12 @@ def test_prunes_moves_and_grows(make: object) -> None:
     # The first loses −1 and 2, and grows where momentum is −8, 7 and 5.
     assert first.tolist() == [[True, False, True, True], [False, True, False, True]]
     assert wiring.layers[0].weight.tolist() == [[5, 0, 0, 0], [0, -4, 0, 0]], "new edges start from zero"
-    # The second loses 1 and 3, and has 1 back at once, as it was: momentum is 2 there, and 1 elsewhere.
+    # The second loses 1 and 3, and regains 1 at once, unchanged: momentum is 2 there, and 1 elsewhere.
     assert second.tolist() == [[True, True, False, False], [True, False, False, False]]
     assert wiring.layers[1].weight.tolist() == [[1, 6, 0, 0], [-7, 0, 0, 0]]
     for layer, momentum, new in zip(wiring.layers, momenta, (first & ~LEFT, second & ~LEFT), strict=True):
         now = next(iter(states(layer, optimizer).values()))  # the mean of the gradient is named first
-        assert torch.equal(now, momentum.masked_fill(new, 0.0)), "new edges begin at rest, and no other is touched"
+        assert torch.equal(now, momentum.masked_fill(new, 0.0)), "new edges have no momentum, and no others change"
     assert [int(layer.edges.k) for layer in wiring.layers] == [5, 3]
     assert [report.edges for report in wiring.look()] == [5, 3]
     before = [mask.clone() for mask in wiring.masks().values()]
@@ -86,14 +86,14 @@ def test_prunes_moves_and_grows(make: object) -> None:
 
 
 def test_layers_keep_their_numbers_without_redistribution() -> None:
-    """Both lose 2 of their 4 edges and grow 2, whatever the momentum of the other is."""
+    """Both lose 2 of their 4 edges and grow 2, whatever the momentum of the other layer is."""
     _, wiring = two_layers(SparseMomentum(prune_rate=1.0, every=2, steps=4, redistribute=False))
     optimizer = sgd(wiring)
     for _ in range(2):
         wiring.step(optimizer)
     first, second = wiring.masks().values()
-    assert first.tolist() == [[True, False, False, True], [False, True, False, True]]  # −1 and 2 go, −8 and 7 come
-    # 1 and 3 go; both come back at once, as they were: momentum is largest there, 2 and 1.
+    assert first.tolist() == [[True, False, False, True], [False, True, False, True]]  # −1 and 2 for −8 and 7
+    # 1 and 3 are lost and regained at once, unchanged: momentum is largest there, 2 and 1.
     assert second.tolist() == [[True, True, False, False], [True, True, False, False]]
     assert wiring.layers[1].weight.tolist() == [[1, 6, 0, 0], [-7, 3, 0, 0]]
     assert [int(layer.edges.k) for layer in wiring.layers] == [4, 4]
@@ -121,7 +121,7 @@ def test_multiply_adds_are_kept_without_redistribution() -> None:
 
 
 def test_no_layer_gets_more_than_it_allows() -> None:
-    """The first layer allows 4 edges: after losing 2 it takes 2 of the 3 that are its share; the second gets 2."""
+    """The first layer allows 4 edges: after losing 2 it has room for 2 of its share of 3; the second gets 2."""
     allowed = LEFT.clone()
     _, wiring = two_layers(
         SparseMomentum(prune_rate=1.0, every=2, steps=4), density=None, k=8, allowed={"0.weight": allowed}
@@ -149,8 +149,8 @@ def test_one_layer_keeps_its_number() -> None:
     assert wiring.masks()["weight"].tolist() == [[True, False, False, True], [False, True, False, True]]
 
 
-def test_the_rate_falls_as_half_a_cosine() -> None:
-    """Of 1,000 edges 800 · (1 + cos(π t)) / 2 are lost: 682 after a quarter of the training, 400, 117 and then 0."""
+def test_the_rate_falls_along_half_a_cosine() -> None:
+    """800 · (1 + cos(π t)) / 2 of 1,000 edges are lost: 682 after a quarter of training, then 400, 117 and 0."""
     wiring = wirings.wire_(nn.Linear(100, 100, bias=False), SparseMomentum(0.8, every=1), k=1000)
     wiring.plan(4)
     layer = wiring.layers[0]
@@ -160,7 +160,7 @@ def test_the_rate_falls_as_half_a_cosine() -> None:
         with torch.no_grad():
             layer.weight.copy_(torch.rand_like(layer.weight) + 1)  # none is zero
         real = next(iter(wiring.masks().values()))
-        # What is lost does not come back: momentum is largest elsewhere.
+        # Lost edges do not grow again: momentum is largest elsewhere.
         optimizer.state[layer.weight]["momentum_buffer"] = (torch.rand_like(layer.weight) + 1).masked_fill(real, 0.1)
         wiring.step(optimizer)
         lost.append(1000 - int(layer.weight.count_nonzero()))
@@ -254,7 +254,7 @@ def test_resumed_training_continues_identically(density: object) -> None:
 
 
 def test_a_schedule_of_the_density_keeps_the_shares() -> None:
-    """From 8 edges, 6 of them in the first layer, to 4 (one each, the rest by what they have more), and up again."""
+    """From 8 edges, 6 of them in the first layer, to 4 (one each, the rest in proportion), and up again."""
     _, wiring = two_layers(SparseMomentum(every=100, steps=1000))
     first, second = wiring.layers
     with torch.no_grad():
@@ -264,7 +264,7 @@ def test_a_schedule_of_the_density_keeps_the_shares() -> None:
     first.edges.k.fill_(2)
     second.edges.k.fill_(2)
     wiring.rule.update(wiring.layers, CHANGED, None)
-    # 4 − 2 = 2 by 5 and 1: 1.67 and 0.33, so 2 and 0 more than one each.
+    # 4 − 2 = 2 in proportion to 5 and 1: 1.67 and 0.33, so 2 and 0 in addition to one each.
     assert [int(layer.edges.k) for layer in wiring.layers] == [3, 1]
     assert first.edges.wiring.tolist() == [[True, False, True, False], [False, False, True, False]]  # 5, 9 and 8
     assert second.edges.wiring.tolist() == [[False] * 4, [True, False, False, False]]  # −7
@@ -302,8 +302,8 @@ def test_options_change_something() -> None:
 
 
 def test_surplus_grows_elsewhere_in_equal_parts() -> None:
-    assert _grown(10, [7.0, 2.0, 1.0], [1, 20, 20]) == [1, 5, 4]  # 7, 2 and 1; 6 are over, 3 for each of the others
-    assert _grown(10, [7.0, 2.0, 1.0], [1, 4, 20]) == [1, 4, 5]  # one of which takes 2 alone
+    assert _grown(10, [7.0, 2.0, 1.0], [1, 20, 20]) == [1, 5, 4]  # 7, 2 and 1; a surplus of 6, 3 for each other
+    assert _grown(10, [7.0, 2.0, 1.0], [1, 4, 20]) == [1, 4, 5]  # one of which has room for only 2
     assert _grown(10, [7.0, 2.0, 1.0], [9, 9, 9]) == [7, 2, 1]
 
 
@@ -324,7 +324,7 @@ def test_the_optimizer() -> None:
     fails(torch.optim.SGD(weights, lr=0.1), r"SGD keeps none for 0.weight: use SGD with momentum, Adam or AdamW")
     fails(torch.optim.Adagrad(weights, lr=0.1), "Adagrad keeps none for 0.weight")
     fails(torch.optim.SGD(weights[:1], lr=0.1, momentum=0.9), "1.weight, which is not among the parameters of the SGD")
-    # All steps skipped so far, as fp16's scaler may: it waits.
+    # If fp16's scaler has skipped all steps so far, the rule waits.
     wiring.steps = 0
     wiring.step(torch.optim.SGD(weights, lr=0.1, momentum=0.9))
     # A frozen layer needs no momentum.
@@ -334,7 +334,7 @@ def test_the_optimizer() -> None:
 
 
 def test_half_precision_and_non_finite_momentum() -> None:
-    """Of edges whose running mean of squares is below float16's least number, and of a training that has diverged."""
+    """Edges whose running mean of squares underflows in float16, and training that has diverged."""
     _, wiring = two_layers(SparseMomentum(every=1, steps=10))
     wiring.model.half()
     weights = [layer.weight for layer in wiring.layers]

@@ -1,4 +1,4 @@
-"""STR: thresholds are learned, and how many edges a layer has follows from them; exactly k in all."""
+"""STR: thresholds are learned and determine how many edges each layer has; exactly k in total."""
 
 import copy
 import math
@@ -24,7 +24,7 @@ def wired(rule: STR | None = None, **budget: object) -> tuple[nn.ModuleList, wir
 
 
 def set_threshold(wiring: wirings.Wiring, layer: int, value: float) -> None:
-    """What many steps would come to: a threshold is exp(value) times what it was at first."""
+    """Set a threshold to exp(value) times its initial value, as after many steps."""
     edges = wiring.layers[layer].edges
     edges.threshold.detach()[layer] = value
     edges.held.fill_(value)
@@ -41,17 +41,17 @@ def test_real_edges_are_shrunk_by_the_threshold() -> None:
     assert [layer.edges.scale.item() for layer in wiring.layers] == pytest.approx([2.0, 0.4])
     (model[0].weight * torch.tensor([[0.5, 0.1, 9.0, 9.0]])).sum().backward()
     layer = wiring.layers[0]
-    torch.testing.assert_close(layer.weight.grad, torch.tensor([[0.5, 0.1, 0, 0]])), "real edges alone"
-    # ∂L/∂log t = −t Σ sign(w) g = −2 (0.5 − 0.1). At each threshold lies one edge: ∂log t/∂v is ½, of the other's −½.
+    torch.testing.assert_close(layer.weight.grad, torch.tensor([[0.5, 0.1, 0, 0]])), "only real edges"
+    # ∂L/∂log t = −t Σ sign(w) g = −2 (0.5 − 0.1). One edge lies at each threshold: ∂log t/∂v is ½; for the other, −½.
     assert layer.edges.threshold.grad.tolist() == pytest.approx([-0.4, 0.4])
 
 
 def test_a_higher_threshold_gives_edges_to_the_other_layer() -> None:
-    """In multiples of their thresholds: 4, 2, 1, 0.5 and 1.75, 1.5, 1, 0.75. The first threshold grows by 2.5."""
+    """Weights over their thresholds: 4, 2, 1, 0.5 and 1.75, 1.5, 1, 0.75. The first threshold grows by 2.5."""
     model, wiring = wired()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     wiring.step(optimizer)
-    assert edges(wiring) == [2, 2], "as the share said"
+    assert edges(wiring) == [2, 2], "by the uniform share"
     set_threshold(wiring, 0, math.log(2.5))  # 1.6, 0.8, 0.4, 0.2
     wiring.step(optimizer)
     assert edges(wiring) == [1, 3]
@@ -79,7 +79,7 @@ def test_ranked_only_every_few_steps() -> None:
 
 def test_one_ranking_from_the_beginning() -> None:
     model, wiring = wired(k=4, share="global")
-    assert edges(wiring) == [3, 1], "by magnitude, but for the strongest of the second layer"
+    assert edges(wiring) == [3, 1], "by magnitude, except for the strongest edge of the second layer"
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     wiring.step(optimizer)
     set_threshold(wiring, 1, -5.0)
@@ -89,7 +89,7 @@ def test_one_ranking_from_the_beginning() -> None:
 
 
 def test_the_gradient_is_that_of_the_rule_itself() -> None:
-    """Differences of a loss of what the rule does with other thresholds. Almost all edges here, few of many there."""
+    """Compare with finite differences of the loss over the thresholds, with almost all edges real and with few."""
     torch.manual_seed(0)
     model = nn.ModuleList([nn.Linear(60, 60, bias=False), nn.Linear(300, 400, bias=False)])
     for module in model:
@@ -113,7 +113,7 @@ def test_the_gradient_is_that_of_the_rule_itself() -> None:
 
 
 def test_large_gradients_move_a_threshold_by_one_percent() -> None:
-    """A gradient hundreds of times too large moves a threshold by 1 %, and that is all that comes of it."""
+    """A gradient hundreds of times too large moves a threshold by 1 %, and has no other effect."""
     for make in (torch.optim.SGD, torch.optim.AdamW):
         settings = {"momentum": 0.9} if make is torch.optim.SGD else {}
         _, wiring = wired(STR(every=2))
@@ -150,7 +150,7 @@ def test_copies_learn_by_themselves() -> None:
 
 
 def test_learns_where_edges_are_worth_more() -> None:
-    """The first layer sees noise, the second all there is to know: its threshold falls, and edges move there."""
+    """The first layer sees noise, the second all the information: its threshold falls, and edges move there."""
     torch.manual_seed(0)
     noise, signal, truth = torch.randn(256, 20), torch.randn(256, 20), torch.randn(20, 1)
     model = nn.ModuleList([nn.Linear(20, 1, bias=False), nn.Linear(20, 1, bias=False)])

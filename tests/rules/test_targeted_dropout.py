@@ -1,4 +1,4 @@
-"""Targeted dropout: which edges may be dropped, how often, and what is left in the end."""
+"""Targeted dropout: which edges may be dropped, how often, and which are real in evaluation."""
 
 import pytest
 import torch
@@ -26,8 +26,8 @@ def layer(rule: TargetedDropout, weight: Tensor = W, **budget: object) -> tuple[
 def test_which_edges_may_be_dropped(regular: bool, real: Tensor) -> None:
     model, wiring = layer(TargetedDropout(rho=0.5, regular=regular))
     seen = torch.stack([model.weight.detach() != 0 for _ in range(100)])
-    assert seen[:, real].all(), "the k strongest are always there"
-    assert seen[:, ~real].any(0).all(), "each of the others is there sometimes"
+    assert seen[:, real].all(), "the k strongest are always used"
+    assert seen[:, ~real].any(0).all(), "each of the others is sometimes used"
     assert (~seen[:, ~real]).any(0).all(), "and sometimes not"
     assert torch.equal(wiring.masks()["weight"], real)
     used = model.eval().weight
@@ -81,14 +81,14 @@ def test_gamma_follows_a_schedule_of_the_density() -> None:
 
 
 def test_regular_shares_by_largest_remainders() -> None:
-    # 3 edges over 2 nodes: 1½ each, and the earlier node has the one that is left.
+    # 3 edges over 2 nodes: 1½ each, and the earlier node gets the remaining one.
     _, wiring = layer(TargetedDropout(regular=True), k=3)
     assert wiring.masks()["weight"].tolist() == [[True, False, False, True], [False, True, False, False]]
-    # Node 0 may have 2 edges and node 1 may have 4: of 3 they get 1 and 2.
+    # Node 0 may have 2 edges and node 1 may have 4: 3 edges are split into 1 and 2.
     allowed = torch.tensor([[0, 1, 1, 0], [1, 1, 1, 1]]).bool()
     model, wiring = layer(TargetedDropout(rho=0.0, regular=True), k=3, allowed={"weight": allowed})
     assert wiring.masks()["weight"].tolist() == [[False, False, True, False], [False, True, False, True]]
-    assert torch.equal(model.weight != 0, allowed), "what is not allowed is never used"
+    assert torch.equal(model.weight != 0, allowed), "edges that are not allowed are never used"
 
 
 def test_regular_ties_go_to_the_earlier_edge() -> None:
@@ -111,7 +111,7 @@ def test_regular_on_channels_and_channels_last() -> None:
 
 
 def test_regular_on_a_graph() -> None:
-    """Nodes 2 and 3 may receive from 0 and 1, node 4 from all four: of 4 edges they have 1, 1 and 2."""
+    """Nodes 2 and 3 may receive from 0 and 1, node 4 from all four: 4 edges are split into 1, 1 and 2."""
     graph = StaticGraph([2, 2, 1], node=ActivationNode("tanh"), edges=4, rule=TargetedDropout(regular=True))
     with torch.no_grad():
         graph.all_weights().copy_(torch.tensor([9.0, 8.0, -6.0, 7.0, 1.0, 2.0, -3.0, 4.0]))
@@ -130,13 +130,13 @@ def test_regular_with_one_budget_for_all_layers() -> None:
     assert masks["1.weight"].nonzero().tolist() == [[0, 1]]
 
 
-def test_what_regular_needs_is_not_saved() -> None:
+def test_buffers_of_regular_are_not_saved() -> None:
     model, _ = layer(TargetedDropout(regular=True))
     assert list(model.state_dict()) == ["weight"]
     model.load_state_dict(nn.Linear(4, 2, bias=False).state_dict())
 
 
-def test_regular_is_true_or_false() -> None:
+def test_regular_must_be_a_bool() -> None:
     with pytest.raises(WiringError, match="targeted_dropout: regular must be true or false, got 'no'"):
         TargetedDropout(regular="no")
 

@@ -1,4 +1,4 @@
-"""Top-KAST: which edges the gradient reaches, and how the others are left alone."""
+"""Top-KAST: which edges the gradient reaches, and that the others are unchanged."""
 
 import pytest
 import torch
@@ -24,10 +24,10 @@ def wired(rule: TopKAST, k: int = 1, **settings: object) -> tuple[nn.Linear, wir
     ("reach", "k", "reached"),
     [
         (0.6, 1, [1, 0, 1, 0, 1]),
-        (0.5, 1, [1, 0, 0, 0, 1]),  # 2.5 edges are 2
-        (0.1, 1, [1, 0, 0, 0, 0]),  # half an edge is none
+        (0.5, 1, [1, 0, 0, 0, 1]),  # 2.5 edges, rounded down to 2
+        (0.1, 1, [1, 0, 0, 0, 0]),  # half an edge, rounded down to 0
         (1.0, 1, [1, 1, 1, 1, 1]),
-        (0.4, 3, [1, 0, 1, 0, 1]),  # the budget is more
+        (0.4, 3, [1, 0, 1, 0, 1]),  # the budget is larger
     ],
 )
 def test_a_superset_of_the_real_edges_gets_the_gradient(reach: float, k: int, reached: list[int]) -> None:
@@ -51,12 +51,12 @@ def test_superset_over_all_layers() -> None:
         wiring.layers[1].weight[0, 1] = 3.5
         wiring.layers[0].weight.grad.zero_()
     sum(module.weight.sum() for module in model).backward()
-    assert wiring.layers[1].weight.grad.tolist() == [[2, 1]], "found anew when a weight has changed"
+    assert wiring.layers[1].weight.grad.tolist() == [[2, 1]], "recomputed when a weight has changed"
 
 
 @pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)])
 def test_exploration(rate: object) -> None:
-    """The density is 1/5: real edges lose a twentieth, others within reach five times as much, the rest nothing."""
+    """The density is 1/5: real edges shrink by a twentieth, others within reach by five times that, the rest not."""
     _, wiring = wired(TopKAST(0.6, exploration=0.5))
     optimizer = torch.optim.SGD([wiring.layers[0].weight], lr=rate)
     wiring.step(optimizer)
@@ -65,7 +65,7 @@ def test_exploration(rate: object) -> None:
 
 @pytest.mark.parametrize("name", ["mobilenet-top_kast", "resnet-top_kast-10", "resnet-top_kast-5", "resnet-top_kast-2"])
 def test_recipes_shrink_real_edges_as_weight_decay_does(name: str) -> None:
-    """Without a gradient, over many steps, against the same training with the optimizer's own weight decay."""
+    """Compare with the optimizer's own weight decay, without a gradient, over many steps."""
     settings = recipes.get(f"ste/{name}").settings
     rate, momentum, decay = (getattr(settings.optimizer, what) for what in ("lr", "momentum", "weight_decay"))
     left = []
@@ -79,7 +79,7 @@ def test_recipes_shrink_real_edges_as_weight_decay_does(name: str) -> None:
             wiring.step(optimizer)
         left.append(float(weight.detach()[0, 0]) / 5)
     assert left[0] == pytest.approx(left[1], rel=0.02)
-    assert left[1] < 0.95, "long enough to tell"
+    assert left[1] < 0.95, "long enough to make a difference"
 
 
 def test_exploration_never_changes_a_sign() -> None:
@@ -88,8 +88,8 @@ def test_exploration_never_changes_a_sign() -> None:
     assert wiring.layers[0].weight.tolist() == [[0, -1, 0, 2, 0]]
 
 
-def test_exploration_of_several_layers_equals_that_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chosen all at once, or one by one where weights are not alike: a layer of another precision among them."""
+def test_exploration_of_several_layers_equals_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers are chosen all at once, or one by one if one of them has another precision."""
 
     def shrunk(*dtypes: torch.dtype) -> list[torch.Tensor]:
         torch.manual_seed(0)
@@ -120,7 +120,7 @@ def test_exploration_needs_the_optimizer() -> None:
         wiring.step(torch.optim.SGD([torch.zeros(1)], lr=0.1))
     model.requires_grad_(False)
     wiring.step(torch.optim.SGD([torch.zeros(1)], lr=0.1))
-    assert torch.equal(wiring.layers[0].weight, WEIGHT), "what is not trained is not shrunk"
+    assert torch.equal(wiring.layers[0].weight, WEIGHT), "weights that are not trained do not shrink"
     wired(TopKAST())[1].step()
 
 

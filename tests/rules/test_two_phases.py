@@ -1,4 +1,4 @@
-"""Lottery tickets and fine-tuning: a trained network decides the wiring; what training then starts from."""
+"""Lottery tickets and fine-tuning: a trained network determines the wiring, and training starts from its weights."""
 
 import copy
 import itertools
@@ -24,7 +24,7 @@ def linear(values: Tensor = FIRST) -> nn.Linear:
 
 
 @pytest.mark.parametrize("rule", ["lottery", "fine_tune"])
-def test_trained_weights_decide_and_initial_weights_are_restored(rule: str) -> None:
+def test_trained_weights_choose_the_wiring_and_initial_weights_are_restored(rule: str) -> None:
     layer = linear()
     initial = copy.deepcopy(layer.state_dict())
     with torch.no_grad():
@@ -35,7 +35,7 @@ def test_trained_weights_decide_and_initial_weights_are_restored(rule: str) -> N
     assert torch.equal(layer.weight, torch.tensor([[0.9, 0.0, 0.0], [0.0, -0.8, 0.7]]))
     assert wirings.rewind_(layer, initial) is layer
     assert torch.equal(wiring.masks()["weight"], BEST), "the wiring of the trained weights"
-    assert torch.equal(layer.weight, torch.tensor([[0.1, 0.0, 0.0], [0.0, 0.5, -0.6]])), "with the first ones"
+    assert torch.equal(layer.weight, torch.tensor([[0.1, 0.0, 0.0], [0.0, 0.5, -0.6]])), "with the initial weights"
     assert torch.equal(layer.bias, torch.tensor([1.0, 2.0]))
     assert torch.equal(wiring.layers[0].weight, FIRST), "hallucinated edges, too"
     wirings.finalize_(layer)
@@ -43,7 +43,7 @@ def test_trained_weights_decide_and_initial_weights_are_restored(rule: str) -> N
 
 
 @pytest.mark.parametrize("rule", ["lottery", "fine_tune"])
-def test_only_real_edges_get_a_gradient_and_the_wiring_stays(rule: str) -> None:
+def test_only_real_edges_get_a_gradient_and_the_wiring_is_fixed(rule: str) -> None:
     layer = linear(TRAINED)
     wiring = wirings.wire_(layer, rule, k=3)
     optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
@@ -60,7 +60,7 @@ def test_only_real_edges_get_a_gradient_and_the_wiring_stays(rule: str) -> None:
 def test_a_schedule_removes_edges_in_the_order_of_the_trained_weights(share: str) -> None:
     layer = linear(TRAINED)
     wiring = wirings.wire_(layer, "lottery", density=wirings.LinearSchedule(1.0, 1 / 6, steps=5), share=share)
-    wirings.rewind_(layer, linear(torch.zeros(2, 3)).state_dict())  # whatever the weights are then
+    wirings.rewind_(layer, linear(torch.zeros(2, 3)).state_dict())  # whatever the weights are by then
     kept = [wiring.masks()["weight"].clone()]
     for _ in range(5):
         wiring.step()
@@ -98,7 +98,7 @@ def test_all_parameters_and_buffers_are_rewound() -> None:
     assert "1.num_batches_tracked" in now
     for name, value in initial.items():
         assert torch.equal(now[name], value), name
-        assert not torch.equal(trained[name], value), "it was trained, so there was something to bring back"
+        assert not torch.equal(trained[name], value), "training has changed it"
     assert torch.equal(ticket.masks()["0.weight"], wirings.choose(scores, 32))
     train(model)
     assert int(wirings.finalize_(model)[0].weight.count_nonzero()) == 32

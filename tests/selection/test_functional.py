@@ -1,4 +1,4 @@
-"""The primitive: exactly k, by magnitude, ties by position; the gradient to all edges and through real ones alone."""
+"""The primitive: exactly k edges by magnitude, ties by position; gradients to all edges, and through real ones only."""
 
 import math
 
@@ -17,7 +17,7 @@ INF, NAN = math.inf, math.nan
 
 
 def by_sorting(weight: Tensor, k: int, allowed: Tensor | None = None) -> Tensor:
-    """The definition, in plain Python: by magnitude, NaN above infinity, the earlier of equals first."""
+    """The definition in plain Python: by magnitude, NaN above infinity, ties by position."""
     values = weight.double().reshape(-1).abs().tolist()
     may = [True] * len(values) if allowed is None else allowed.reshape(-1).tolist()
 
@@ -64,7 +64,7 @@ def test_exactly_k_by_definition(case: tuple[Tensor, int, Tensor | None]) -> Non
         (a, b) for a, b, n in zip(kept.stride(), torch.empty_like(weight).stride(), weight.shape, strict=True) if n > 1
     ]
     assert all(a == b for a, b in layout), "memory format kept"
-    # The path that other devices take gives the same, bit for bit.
+    # The fallback for other devices gives the same result, bit for bit.
     assert torch.equal(edges._choose_device(weight, torch.tensor(k), allowed), expected)
     assert torch.equal(edges._real_edges_device(weight, torch.tensor(k), allowed), kept)
 
@@ -79,7 +79,7 @@ def test_exactly_k_by_definition(case: tuple[Tensor, int, Tensor | None]) -> Non
         ([[5.0, 5.0], [5.0, 5.0]], 3, [[1, 1], [1, 0]]),
         ([[0.0, -0.0], [0.0, 1.0]], 2, [[1, 0], [0, 1]]),
         ([[-INF, 1.0], [INF, 7.0]], 1, [[1, 0], [0, 0]]),
-        ([[INF, 1.0], [NAN, 7.0]], 1, [[0, 0], [1, 0]]),  # so that a NaN is in the loss
+        ([[INF, 1.0], [NAN, 7.0]], 1, [[0, 0], [1, 0]]),  # so that a NaN shows in the loss
     ],
 )
 def test_by_hand(weight: list[list[float]], k: int, expected: list[list[int]]) -> None:

@@ -1,4 +1,4 @@
-"""The Triton selection against the plain one: on a GPU, and in Triton's interpreter (TRITON_INTERPRET=1)."""
+"""The Triton selection compared with the plain one: on a GPU, and in Triton's interpreter (TRITON_INTERPRET=1)."""
 
 from typing import Any
 
@@ -124,7 +124,7 @@ def test_capture(n: int, dtype: torch.dtype) -> None:
 
 
 @on_gpu
-def test_nothing_waits_for_the_gpu() -> None:
+def test_does_not_synchronize_with_the_gpu() -> None:
     for n in (10_000, 640_000, 3_000_000):
         weight, k = torch.randn(n, device="cuda"), torch.tensor(n // 10, device="cuda")
         select.choose(weight, k, None), select.real_edges(weight, k, None)
@@ -134,7 +134,7 @@ def test_nothing_waits_for_the_gpu() -> None:
 
 
 @on_gpu
-def test_same_every_time() -> None:
+def test_is_deterministic() -> None:
     weight, k = make("few values", (3_000_000,), torch.float32, "cuda"), torch.tensor(1_234_567, device="cuda")
     first = select.choose(weight, k, None)
     assert int(first.sum()) == 1_234_567
@@ -151,7 +151,7 @@ def test_a_wrong_guess_on_gpu() -> None:
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Small blocks and few programs, so that all paths are taken with few edges."""
+    """Small blocks and few programs, so that a few edges cover all code paths."""
     from triton.runtime import interpreter
 
     original = interpreter._patch_lang_tensor

@@ -1,4 +1,4 @@
-"""Choosing the edges of many weights at once against doing it one by one: on a GPU, and in Triton's interpreter."""
+"""Choosing the edges of many weights at once compared with one by one: on a GPU, and in Triton's interpreter."""
 
 import pytest
 import torch
@@ -107,7 +107,7 @@ def test_a_captured_choice_sees_new_weights_and_budgets() -> None:
 
 
 @on_gpu
-def test_the_table_of_a_captured_choice_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_of_a_captured_choice_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(many, "_tables", {})
     monkeypatch.setattr(many, "_captured", {})
     weights = [torch.randn(1000, device="cuda") for _ in range(70)]
@@ -122,7 +122,7 @@ def test_the_table_of_a_captured_choice_stays(monkeypatch: pytest.MonkeyPatch) -
     (table,) = [held for held, _ in many._tables.values()]
     for other in weights[1:]:
         choose(other)
-    assert all(held is not table for held, _ in many._tables.values())  # forgotten there, but not by the graph
+    assert all(held is not table for held, _ in many._tables.values())  # not in the cache, but used by the graph
     assert [held for held, _ in many._captured.values()] == [table]
     weights[0].normal_()
     graph.replay()

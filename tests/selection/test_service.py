@@ -1,4 +1,4 @@
-"""One selection for all layers of a model: equal to layer by layer, whatever happens in between. Forced on a CPU."""
+"""One selection for all layers of a model equals layer by layer, whatever happens in between. Forced on a CPU."""
 
 import copy
 from typing import Any
@@ -25,7 +25,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many weights each selection of several had."""
+    """The number of weights of each batched selection."""
     seen: list[int] = []
     plain = primitive.real_edges_of
 
@@ -128,9 +128,9 @@ def test_layer_used_alone_or_twice_chooses_by_itself(device: str, calls: list[in
     model = network(device)
     wirings.wire_(model, "dnw", density=0.2)
     assert int(model[6].weight.count_nonzero()) == 5
-    assert not calls  # nobody began a forward pass of the model
+    assert not calls  # outside a forward pass of the model
     model(torch.randn(1, 3, 8, 8, device=device))
-    model[6].parametrizations.weight.original.data.zero_()  # no version counts this
+    model[6].parametrizations.weight.original.data.zero_()  # this does not change the version
     model[6].parametrizations.weight.original.data[0] = 1.0
     assert int(model[6].weight[0].count_nonzero()) == 5
     assert calls == [4]
@@ -177,12 +177,12 @@ def test_finalizing_a_part_leaves_the_others_wired(device: str, calls: list[int]
 def test_layer_left_out_of_a_pass_is_chosen_again_after_a_step(device: str) -> None:
     model = network(device)
     wiring = wirings.wire_(model, density=0.25)
-    model[:2](torch.randn(1, 3, 8, 8, device=device))  # a root's hook begins, but only some layers ask
+    model[:2](torch.randn(1, 3, 8, 8, device=device))  # the root's hook runs, but only some layers ask
     for hook in model._forward_pre_hooks.values():
         hook(model, ())
     model[0](torch.randn(1, 3, 8, 8, device=device))
     last = wiring.layers[3].weight
-    last.data.copy_(last.data.flip(0, 1) + torch.arange(25, device=device).view(5, 5))  # seen by no version
+    last.data.copy_(last.data.flip(0, 1) + torch.arange(25, device=device).view(5, 5))  # keeps the version
     wiring.step()
     assert torch.equal(model[6].weight != 0, wiring.masks()["6.weight"])
 
@@ -206,7 +206,7 @@ def test_layers_of_several_dtypes(device: str, calls: list[int]) -> None:
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6).double(), nn.Linear(6, 6).double())
     wiring = wirings.wire_(model.to(device), "dnw", density=0.5)
     model[:2](torch.randn(2, 6, device=device))
-    assert not calls  # no pass of the model
+    assert not calls  # outside a forward pass of the model
     model.forward = lambda x: model[2:](model[:2](x).double())  # type: ignore[method-assign]
     out = model(torch.randn(2, 6, device=device))
     assert out.dtype == torch.float64
@@ -215,7 +215,7 @@ def test_layers_of_several_dtypes(device: str, calls: list[int]) -> None:
 
 
 class Own(nn.Module):
-    """A module of one's own, for which a compiler runs hooks outside."""
+    """A custom module, for which a compiler runs hooks outside of its graph."""
 
     def __init__(self, spare: bool = False) -> None:
         super().__init__()

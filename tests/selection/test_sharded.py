@@ -1,7 +1,7 @@
-"""Sharded weights: which edges are chosen, checkpoints from one layout into another, and layouts that are refused.
+"""Sharded weights: which edges are chosen, checkpoints across layouts, and layouts that are rejected.
 
-What is asserted in a process shows in the parent: a process that fails ends all of them. Two processes are started once
-for the checks that need as many.
+An assertion that fails in a process ends all of them, which the parent reports. Two processes are started once for all
+checks that need two.
 """
 
 import copy
@@ -42,7 +42,7 @@ def started(rank: int, folder: str, world: int) -> Any:
 
 
 def drawn(seed: int) -> tuple[list[Tensor], list[Tensor | None], int]:
-    """Weights of odd shapes with many ties, some with edges that are not allowed, and how many edges to choose."""
+    """Weights of unusual shapes with many ties, some with edges that are not allowed, and how many edges to choose."""
     torch.manual_seed(seed)
     dtype = [torch.float32, torch.float64, torch.float16, torch.bfloat16][seed % 4]
     shapes = [(5, 4), (1, 7), (2, 3, 3), (11,), (4, 1), (6, 2)]
@@ -70,7 +70,7 @@ def choices(rank: int, folder: str) -> None:
             for w, a in zip(weights, allowed, strict=True)
         ])  # fmt: skip
         wanted = edges.choose(row, k, among).split([w.numel() for w in weights])
-        # The second is whole on every process, as one that FSDP has just gathered; the third replicated.
+        # The second is whole on every process, as if FSDP has just gathered it; the third is replicated.
         kinds = [None if i == 1 else Replicate() if i == 2 else Shard(0) for i in range(len(weights))]
         parts = [
             w if kind is None else distribute_tensor(w, mesh, [kind]) for w, kind in zip(weights, kinds, strict=True)
@@ -92,7 +92,7 @@ def choices(rank: int, folder: str) -> None:
     kept.sum().backward()
     assert torch.equal(weight.grad.full_tensor(), torch.ones(6, 2))  # type: ignore[union-attr]
     with sharded.on_shards(), torch.no_grad():
-        assert float(weight.sum()) == 78, "numbers are those of the whole"
+        assert float(weight.sum()) == 78, "numbers are those of the whole tensor"
         assert int(torch.count_nonzero(torch.where(torch.arange(12).view(6, 2) > 3, weight, 0.0))) == 8
         note = torch.zeros(6, 2)
         note.copy_(weight.detach())
@@ -163,11 +163,11 @@ def checkpoints(folder: str) -> None:
             twin, again = make("alone", rule, seed=2)
             twin.load_state_dict(whole)
             again.load_state_dict(wiring.state_dict())
-            ours, theirs = train(model, wiring, first, 4), train(twin, again, "alone", 4)  # and they go on alike
+            ours, theirs = train(model, wiring, first, 4), train(twin, again, "alone", 4)  # continue identically
             assert all(torch.equal(ours[name], theirs[name]) for name in ours), (rule, first)
 
 
-# ---- what is refused, and what is not --------------------------------------------------------------------------
+# ---- what is rejected, and what is not -------------------------------------------------------------------------
 
 
 def layouts(rank: int) -> None:
@@ -238,7 +238,7 @@ def layouts(rank: int) -> None:
     with pytest.raises(WiringError, match="is wrapped in FullyShardedDataParallel, which flattens all"):
         wirings.wire_(wrapped, density=0.5)
 
-    # Back to earlier weights: those of the sharded model, and those from before it was.
+    # Restore earlier weights: those of the sharded model, and those from before it was sharded.
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
     first = copy.deepcopy(model.state_dict())
@@ -262,7 +262,7 @@ def layouts(rank: int) -> None:
         lambda m: wirings.Recorder(wirings.wire_(fully_shard(m), density=0.3)),
     )
 
-    def later(model: nn.Sequential) -> None:  # wired first, sharded by columns then
+    def later(model: nn.Sequential) -> None:  # wired first, then sharded by columns
         wiring = wirings.wire_(model, rules.get("random", seed=0), density=0.3)
         columns(model)
         wiring.step()
@@ -279,13 +279,13 @@ def layouts(rank: int) -> None:
     for do in (own_numbers, own_numbers_first):
         refused("rule 'str' has parameters of its own beside the weights", do)
 
-    # A rule that looks at each row by itself.
+    # A rule that ranks each row separately.
     ours, theirs = (nn.Linear(8, 3) for _ in range(2))
     theirs.load_state_dict(ours.state_dict())
     ours_wiring, theirs_wiring = (wirings.wire_(m, rules.get("nm", n=2, m=4)) for m in (ours, fully_shard(theirs)))
     assert torch.equal(ours_wiring.masks()["weight"], theirs_wiring.masks(full=True)["weight"])
 
-    # A mesh of two dimensions, over one of which everything is replicated, is no trouble.
+    # A mesh of two dimensions, over one of which everything is replicated, is supported.
     alone = train(*make("alone", "dnw", seed=1), "alone", 4)
     for shape in ((1, 2), (2, 1)):
         model, wiring = make("alone", "dnw", seed=1)
@@ -314,7 +314,7 @@ def layouts(rank: int) -> None:
 
 
 def check_all(rank: int, folder: str) -> None:
-    """Run both checks. Each leaves a file when it has passed, so that it shows which one failed."""
+    """Run both checks. Each writes a file when it has passed, which shows which one failed."""
     started(rank, folder, 2)
     checkpoints(folder)
     Path(folder, f"checkpoints{rank}").touch()

@@ -96,7 +96,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained_sibling(name: str) -> tuple[str, str] | None:
-    """The recipe trained in place of this one, and the only setting in which the two differ, if there are such.
+    """The recipe trained in place of this one, and the only setting in which they differ; None if it is trained itself.
 
     The rows of these families are one network at several densities, or with several probabilities of targeted dropout.
     Training all of them would run the same code again, for minutes: ResNet-50 is large, and a regular dropout ranks the
@@ -121,7 +121,7 @@ SIBLINGS = {name: trained_sibling(name) for name in recipes.names()}
 
 @pytest.mark.parametrize("name", [name for name, sibling in SIBLINGS.items() if sibling is not None])
 def test_other_recipes_differ_from_a_trained_one_in_one_number(name: str) -> None:
-    """With `test_recipe_trains_two_steps`, this covers every recipe: the others are trained ones but for a number."""
+    """With `test_recipe_trains_two_steps`, this covers every recipe: others differ from a trained one in a number."""
     sibling = SIBLINGS[name]
     assert sibling is not None
     trained, key = sibling

@@ -109,7 +109,7 @@ def start_two(cases: list[str], folder: Path, death: int = -1) -> list[tuple[int
 
 
 class Trained(NamedTuple):
-    """What two processes left of all cases, in a folder each, and of those whose second process died."""
+    """The results of two processes for all cases, in a folder each, and for those whose second process died."""
 
     folder: Path
     dead: Path

@@ -35,8 +35,8 @@ def train_all(rank: int, folder: str) -> None:
 
 
 def trained(rank: int, rule: str, share: str) -> dict[str, Any]:
-    """Train on data of this process; returns the wiring after every step, the weights and the last batch."""
-    torch.manual_seed(rank)  # other weights, another random graph and other data on each: DDP must make them one
+    """Train on this process's data; returns the wiring after every step, the weights and the last batch."""
+    torch.manual_seed(rank)  # weights, graph and data differ between processes: DDP must synchronize them
     model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))
     made = wirings.rules.get(rule, **({"every": 2} if rule in ("set", "rigl") else {}))
     wiring = wirings.wire_(model, made, density=0.1, share=share)

@@ -1,8 +1,8 @@
-"""A model that is sharded over processes (FSDP2) has the wiring that it has in one process, after every step.
+"""A model that is sharded over processes (FSDP2) has the same wiring as in one process, after every step.
 
-Both processes see the same batches here, so that the mean of their gradients is what one process computes, to the last
-bit; `test_processes_with_different_data` has different ones. Processes are started once for all cases, since that takes
-longest.
+Both processes see the same batches here, so that the mean of their gradients equals that of one process, bit for bit;
+in `test_processes_with_different_data` they see different ones. Processes are started once for all cases, since that
+takes longest.
 """
 
 import os
@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this PyTorch has no gloo"),
 ]
 STEPS = 20 if SOAK else 12
-CASES = [  # rule, share, which modules are sharded by themselves, whether it is wired before or after
+CASES = [  # rule, share, which modules are sharded separately, whether it is wired before or after sharding
     ("dnw", "uniform", "all", "before"),
     ("dnw", "uniform", "each", "after"),
     ("dnw", "global", "all", "after"),
@@ -45,7 +45,7 @@ CASES = [  # rule, share, which modules are sharded by themselves, whether it is
 ]
 FIXED = {"random", "expander", "fine_tune", "lottery"}
 ELSEWHERE = {"dense", "nm", "str"}  # all edges; not for every shape, see test_sharded.py; refused, see there
-# Every other rule there is, to be registered is to be tested, in the layout that asks for most.
+# Every other registered rule, in the most demanding layout.
 CASES += [(name, "global", "each", "before") for name in rules.names() if name not in {c[0] for c in CASES} | ELSEWHERE]
 OPTIONS: dict[str, dict[str, Any]] = {
     "gmp": {"every": 2},
@@ -59,7 +59,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def network() -> nn.Sequential:
-    torch.manual_seed(0)  # rows that two processes cannot share evenly, and one that only the first has
+    torch.manual_seed(0)  # uneven rows for two processes, and a single row that only the first has
     return nn.Sequential(
         nn.Conv2d(1, 5, 3), nn.BatchNorm2d(5), nn.ReLU(), nn.Flatten(), nn.Linear(180, 1), nn.Linear(1, 33),
         nn.ReLU(), nn.Linear(33, 10),
@@ -91,7 +91,7 @@ def batch(step: int, rank: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def trained(model: nn.Module, wiring: wirings.Wiring, own_data: int | None = None, world: int = 1) -> dict[str, Any]:
-    """Train; the wiring after every step, and at the end all that a run leaves."""
+    """Train; return the wiring after every step, and the final state of the run."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9, weight_decay=1e-3)
     wiring.plan(STEPS)
     history, norms = [], []
@@ -138,7 +138,7 @@ def train_all(rank: int, folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def sharded_runs(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """For each process, its outcomes of all cases and its wirings when it trained on its own data."""
+    """For each process, the outcomes of all cases, and its wirings when trained on its own data."""
     folder = tmp_path_factory.mktemp("fsdp")
     mp.spawn(train_all, (str(folder),), nprocs=2)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
@@ -166,7 +166,7 @@ def test_wiring_equals_that_of_one_process(case: tuple[str, str, str, str], shar
 
 
 def keep_statistics(model: Any) -> None:
-    """For batch norms that do not look at batches, which differ from process to process."""
+    """Keep batch norms from using batch statistics, which differ between processes."""
     model[1].eval().train = lambda mode=True: model[1]
 
 

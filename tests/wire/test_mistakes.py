@@ -1,4 +1,4 @@
-"""What users get wrong: one error class, a message that says what to do, and a model left as it was."""
+"""Users' mistakes: one error class, a message that says how to fix it, and an unchanged model."""
 
 import copy
 from collections.abc import Callable
@@ -157,7 +157,7 @@ def test_mistakes_in_wiring(mistake: str) -> None:
     with pytest.raises(WiringError, match=says):
         wire_(model, **arguments)
     if before is not None:
-        assert repr(model) == repr(before), "left as it was"
+        assert repr(model) == repr(before), "the model is unchanged"
         for module, other in zip(model.modules(), before.modules(), strict=True):
             assert list(module.__dict__) == list(other.__dict__)
             for hooks in ("_forward_pre_hooks", "_state_dict_hooks", "_load_state_dict_pre_hooks"):
@@ -217,7 +217,7 @@ def test_different_parameters_in_the_same_memory_cannot_be_wired() -> None:
     finalize_(wire_(model, density=0.5).model)
     first, second = torch.randn(64).split(32)
     model[0].weight, model[2].weight = nn.Parameter(first.view(8, 4)), nn.Parameter(second.view(4, 8))
-    assert len(wire_(model, density=0.5).layers) == 2, "beside each other in one piece of memory is fine"
+    assert len(wire_(model, density=0.5).layers) == 2, "adjacent parts of one allocation are fine"
 
 
 @pytest.mark.parametrize("call", [finalize_, unwire_])
@@ -234,7 +234,7 @@ def test_nan_is_found_when_finalizing_and_shows_in_the_loss() -> None:
     assert torch.isnan(model(torch.randn(2, 3, 3, 3)).sum())
     with pytest.raises(WiringError, match=r"3\.weight contains 1 NaN"):
         finalize_(model)
-    assert wiring.layers[0].weight.count_nonzero() > 200, "left as it was, still wired"
+    assert wiring.layers[0].weight.count_nonzero() > 200, "the model is unchanged and still wired"
     assert repr(wiring).startswith("<Wiring of Sequential")
 
 
@@ -323,7 +323,7 @@ def test_rejects_optimizers_without_learning_rate() -> None:
     model = network()
     wiring = wire_(model, wirings.rules.get("l1_anneal", steps=10), density=0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer.param_groups[0]["lr"] = None  # as some optimizers that find their own do
+    optimizer.param_groups[0]["lr"] = None  # as in optimizers that choose their own
     with pytest.raises(WiringError, match=r"the SGD passed to wiring.step\(\) has none for .*\(lr=None\)"):
         wiring.step(optimizer)
 

@@ -24,11 +24,11 @@ MODULES = {
 
 @pytest.mark.parametrize("kind", MODULES)
 def test_receivers_are_the_nodes_that_reports_count(kind: str) -> None:
-    """One edge alone leads to the node that `joined` finds."""
+    """A single edge leads to the node that `joined` finds."""
     module, attribute = MODULES[kind]
     weight = getattr(module, attribute)
     nodes = receivers(module, attribute, weight)
-    assert nodes.numel() <= weight.shape[0] * weight.shape[1], "one number a row or channel, not one an edge"
+    assert nodes.numel() <= weight.shape[0] * weight.shape[1], "one number per row or channel, not per edge"
     each = nodes.expand(weight.shape).reshape(-1).tolist()
     for edge, node in enumerate(each):
         real = torch.zeros(weight.numel(), dtype=torch.bool)

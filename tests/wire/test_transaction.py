@@ -1,4 +1,4 @@
-"""When ``wiring.step`` raises, everything that it touched is as before."""
+"""When ``wiring.step`` raises, everything that it changed is restored."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def everything(model: nn.Module, wiring: wirings.Wiring, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """All that a step may touch: parameters, buffers, optimizer state, the rule and the handle."""
+    """Everything that a step may change: parameters, buffers, optimizer state, the rule and the handle."""
     return copy.deepcopy(
         {
             "parameters": dict(model.named_parameters()),
@@ -65,7 +65,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 class Careless(rules.Rule):
-    """Changes whatever it can before it raises in the middle of the layers."""
+    """Changes everything it can, then raises in the middle of the layers."""
 
     name = "careless"
     fails = False
@@ -138,7 +138,7 @@ def test_unsuitable_optimizers_change_nothing(rule: str, share: str) -> None:
 def test_a_selection_that_fails_half_way_changes_nothing(
     rule: str, share: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever of the selections in a step is the one that fails."""
+    """Any of the selections in a step may be the one that fails."""
     if rules.get(rule).own_budget and share == "global":
         pytest.skip("takes no budget")
     model, wiring, optimizer = build(rule, share)

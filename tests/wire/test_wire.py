@@ -1,4 +1,4 @@
-"""`wire_`, `finalize_` and `unwire_` on every kind of layer, and with what people do to models around them."""
+"""`wire_`, `finalize_` and `unwire_` on every kind of layer, combined with common operations on models."""
 
 import copy
 import io
@@ -38,7 +38,7 @@ class Recurrent(nn.Module):
 
 
 class Tied(nn.Module):
-    """A language model's head that is its embedding."""
+    """A language model whose head is tied to its embedding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ def test_every_kind_of_layer(kind: str) -> None:
     wiring = wire_(model, density=0.4)
     assert sorted(layer.name for layer in wiring.layers) == sorted(names)
     assert {id(p) for p in model.parameters()} == {id(p) for p in parameters.values()}, (
-        "an optimizer made before goes on"
+        "an optimizer created before wiring still works"
     )
     assert list(model.state_dict().keys() ^ plain.state_dict().keys()) == []
 
@@ -128,22 +128,22 @@ def test_every_kind_of_layer(kind: str) -> None:
             reference.get_parameter(name).mul_(mask)
     torch.testing.assert_close(model(x), reference(x))
 
-    for one in (copy.deepcopy(model), model):  # a copy is finalized without harm to the original
+    for one in (copy.deepcopy(model), model):  # finalizing a copy does not affect the original
         out = one.eval()(x)
         finalize_(one)
         torch.testing.assert_close(one(x), out, rtol=0, atol=0)
         assert list(one.state_dict()) == list(plain.state_dict())
-        assert [n for n, _ in one.named_parameters()] == [n for n, _ in plain.named_parameters()], "in their old order"
+        assert [n for n, _ in one.named_parameters()] == [n for n, _ in plain.named_parameters()], "in the same order"
     assert {id(p) for p in model.parameters()} == {id(p) for p in parameters.values()}
     assert torch.equal(model.train()(x), model(x))
     pickled = io.BytesIO()
-    torch.save(model, pickled)  # whole modules can be pickled again: nothing of ours is left in them
+    torch.save(model, pickled)  # whole modules can be pickled again: nothing of the wiring is left
     assert b"wirings" not in pickled.getvalue()
 
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
-def test_unwire_gives_all_weights_back(kind: str) -> None:
+def test_unwire_restores_all_weights(kind: str) -> None:
     build, shape, _ = MODELS[kind]
     model, x = build(), example(shape)
     before, saved = model(x), copy.deepcopy(model.state_dict())
@@ -244,7 +244,7 @@ def test_nodes_of_transposed_convolutions(groups: int) -> None:
         wiring.layers[0].weight[3, 1] = 9.0  # from the last input channel
     report = wiring.look()[0]
     assert (report.without_output, report.without_input) == (3, 5)
-    with torch.no_grad():  # what does not depend on x leaves; what changes tells which channel hears the last one
+    with torch.no_grad():  # one output channel depends on the last input channel
         a, b = model(torch.zeros(1, 4, 5, 5)), model(torch.eye(4)[3].view(1, 4, 1, 1).expand(1, 4, 5, 5))
     assert int((a != b).flatten(2).any(2).sum()) == 1
 
@@ -301,7 +301,7 @@ def test_clipping_leaves_hallucinated_edges_out_of_the_norm() -> None:
         torch.testing.assert_close(parameter.grad, grads[name] / (real + 1e-6))
 
 
-def test_a_schedule_moves_with_step_and_is_resumed() -> None:
+def test_a_schedule_advances_with_step_and_is_resumed() -> None:
     def build() -> tuple[nn.Module, wirings.Wiring]:
         model = nn.Linear(10, 10)
         return model, wire_(model, density=wirings.CubicSchedule(1.0, 0.1, steps=10, begin=2))
@@ -337,7 +337,7 @@ def test_finalizing_before_a_schedule_has_ended(share: str, relative: bool) -> N
 
 
 @pytest.mark.filterwarnings("ignore:share=.global. leaves no edges")
-def test_global_budget_sees_changes_that_no_version_counts() -> None:
+def test_global_budget_notices_changes_without_a_new_version() -> None:
     class Holder(nn.Module):  # it has parts, and is never called itself
         def __init__(self) -> None:
             super().__init__()
@@ -382,14 +382,14 @@ def test_steps_of_a_plain_dnw_change_nothing() -> None:
 def test_global_budget_is_one_ranking_over_all_layers() -> None:
     model = mlp()
     with torch.no_grad():
-        model[0].weight.mul_(100)  # strong edges draw the budget to their layer
+        model[0].weight.mul_(100)  # strong edges attract the budget to their layer
     with pytest.warns(UserWarning, match=r"leaves no edges in 2 of 3 layers \(2\.0\.weight, 3\.weight\)"):
         wiring = wire_(model, k=100, share="global")
     weights = torch.cat([layer.weight.detach().flatten() for layer in wiring.layers])
     assert torch.equal(torch.cat([m.flatten() for m in wiring.masks().values()]), wirings.choose(weights, 100))
     assert wiring.look()[0].edges == 100
     x = torch.randn(3, 8)
-    for touch in (lambda w: w.mul_(1e-4), lambda w: w.data.mul_(1e4)):  # seen by its version, and not
+    for touch in (lambda w: w.mul_(1e-4), lambda w: w.data.mul_(1e4)):  # with and without a change of its version
         with torch.no_grad():
             touch(wiring.layers[0].weight)
             model(x)
@@ -458,7 +458,7 @@ def test_a_seed_makes_the_random_graph_the_same() -> None:
     assert not torch.equal(graphs[0], graphs[3])
 
 
-def test_no_update_lets_an_edge_in_only_when_a_real_one_shrinks() -> None:
+def test_no_update_swaps_an_edge_in_only_when_a_real_one_shrinks() -> None:
     model = nn.Linear(3, 1, bias=False)
     wiring = wire_(model, "no_update", k=1)
     weight = wiring.layers[0].weight
@@ -521,10 +521,10 @@ def test_part_of_a_global_budget_cannot_be_finalized_alone() -> None:
             call(model[0])
     outer = nn.Sequential(model)
     finalize_(outer)
-    assert not model._forward_pre_hooks, "nothing of ours is left"
+    assert not model._forward_pre_hooks, "nothing of the wiring is left"
 
 
-def test_functional_call_by_either_names_leaves_the_model_as_it_was() -> None:
+def test_functional_call_by_either_names_does_not_change_the_model() -> None:
     model, x = mlp(), torch.randn(3, 8)
     wiring = wire_(model, density=0.2)
     before = [layer.weight.detach().clone() for layer in wiring.layers]
@@ -551,7 +551,7 @@ def test_a_schedule_by_the_second_name_of_a_tied_weight() -> None:
 
 
 class Fixed(rules.Rule):
-    """Chooses when it is wired and when the budget changes, and never else: its memory must survive a resume."""
+    """Chooses only when it is wired and when the budget changes, so that resuming must restore what it remembers."""
 
     name = "fixed"
 
@@ -576,7 +576,7 @@ def test_resuming_keeps_what_a_rule_remembers() -> None:
     for _ in range(3):
         wiring.step()
     with torch.no_grad():
-        wiring.layers[0].weight.neg_().add_(1.0)  # so that a choice made now would be another
+        wiring.layers[0].weight.neg_().add_(1.0)  # so that a choice made now would be different
     other, resumed = build()
     other.load_state_dict(model.state_dict())
     resumed.load_state_dict(wiring.state_dict())

@@ -1,4 +1,4 @@
-"""What a sweep does with runs that finish, fail, are killed or hang, tested with processes that only pretend."""
+"""How a sweep handles runs that finish, fail, are killed or hang, tested with fake training processes."""
 
 import io
 import os
@@ -25,7 +25,7 @@ FAKE = Path(__file__).with_name("fake.py")
 
 
 class Recorder:
-    """A listener that records what it is recorder."""
+    """A listener that keeps all messages and counts updates."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -59,7 +59,7 @@ def template(tmp_path: Path) -> Path:
 def go(
     tmp_path: Path, runs: Sequence[SweepRun], how: dict[str, str], **more: Any
 ) -> tuple[list[RunProgress], Recorder]:
-    """Run a sweep. ``how`` says what runs do, by a part of their folder's name; the others finish."""
+    """Run a sweep. ``how`` maps a part of a folder's name to what its run does; all others finish."""
     recorder, out = more.pop("recorder", None) or Recorder(), tmp_path / "out"
 
     def command(run: SweepRun, out: Path, **options: Any) -> list[str]:
