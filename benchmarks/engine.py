@@ -66,11 +66,11 @@ def resnet() -> str:
     titled = [(f"{100 * row['density']:g} %, {row['batch']}", row) for row in found["rows"]]
     sums = [step for step in found["steps"]["0.05"] if step["mult_adds"] > 1e6]
     first, last = (step["mult_adds"] / step["seconds"] / 1e9 for step in (sums[0], sums[-1]))
-    told = (
+    note = (
         f"(One image at 5 %: the first layers, with maps of 32 × 32, run at {first:.0f} G multiply-adds per second, "
         f"the last, with maps of 4 × 4, at {last:.0f}.)"
     )
-    return "\n".join([_by_batch(titled, "weights, images"), "", told])
+    return "\n".join([_by_batch(titled, "weights, images"), "", note])
 
 
 def _by_batch(rows: list[tuple[str, dict[str, Any]]], head: str) -> str:

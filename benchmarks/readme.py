@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-if not __package__:  # run as a file: this folder must not hide Python's own module `select`
+if not __package__:  # run as a script: keep this folder's select.py from shadowing Python's select
     sys.path[0] = str(Path(__file__).parents[1])
 
 from benchmarks import choosing, collapse, engine, seen, your_model
@@ -82,7 +82,7 @@ def _memory(row: dict[str, Any]) -> str:
 
 
 def dense() -> str:
-    """The tiny classifiers on a CPU, wired against all edges and nothing chosen."""
+    """The tiny classifiers on a CPU, wired and with all edges."""
     rows = record("benchmarks/graphs-cpu")["tiny"]["rows"]
     head = f"| a training step, batch {rows[0]['batch']} | 32,000 edges by dnw | all edges | |"
     lines = [head, "|---|---|---|---|"]
@@ -93,10 +93,10 @@ def dense() -> str:
 
 
 def scaling() -> str:
-    """A step of graphs of scalars against the allowed edges: ns and bytes an edge."""
+    """Time and memory per allowed edge of a step of graphs with scalar states."""
     cpu, gpu = (record(f"benchmarks/graphs-{where}")["scaling"]["rows"] for where in ("cpu", "h200"))
     lines = ["| edges | nodes | allowed | CPU | | H200 | |", "|---|---|---|---|---|---|---|"]
-    titles = {"blocks": "10 blocks, static", "complete": "all, 3 steps", "band": "21 a node, 3 steps"}
+    titles = {"blocks": "10 blocks, static", "complete": "all, 3 steps", "band": "21 per node, 3 steps"}
     for a, b in zip(cpu, gpu, strict=True):
         assert (a["kind"], a["nodes"]) == (b["kind"], b["nodes"])
         cells = [
@@ -114,7 +114,7 @@ def table(name: str) -> str:
 
 
 def paper() -> str:
-    """What the paper reports and what was measured, row by row, where anything was."""
+    """The paper's figures and the measured ones, for all rows that have results."""
     lines = ["| | the paper | measured | seeds |", "|---|---|---|---|"]
     for name in TABLES:
         for row in tables.table(name, ROOT / "results"):
@@ -125,7 +125,7 @@ def paper() -> str:
 
 
 def scales() -> str:
-    """Accuracies with the scales of norms drawn and from 1: the recipes', and those in `results/scales` beside them."""
+    """Accuracies with norm scales drawn from U(0, 1) and initialized to 1, from the recipes and `results/scales`."""
     folders = (ROOT / "results", ROOT / "results" / "scales")
     lines = ["| | the paper | scales from U(0, 1) | scales from 1 |", "|---|---|---|---|"]
     for name in sorted(str(path.relative_to(folders[1])) for path in folders[1].glob("*/*")):
@@ -142,7 +142,7 @@ def scales() -> str:
 
 
 def dead() -> str:
-    """Dead nodes and dead ends, learned and drawn, with and without weight decay of edges: of seed 0."""
+    """Dead nodes and dead ends of learned and random wirings, with and without weight decay of edges, for seed 0."""
     lines = ["| | weight decay of edges | dead nodes | dead ends | accuracy |", "|---|---|---:|---:|---:|"]
     for name in ("dnw", "random"):
         for recipe, decay in ((f"table2/{name}", "as of all weights"), (f"table2/{name}-no_decay", "none")):
@@ -153,7 +153,7 @@ def dead() -> str:
 
 
 def times() -> str:
-    """Whole runs that had the GPU to themselves: the quickest of each recipe, its steps beside the bare benchmark's."""
+    """The fastest run of each recipe that did not share the GPU, with its step time and that of the bare benchmark."""
     rows = record("benchmarks/graphs-h200")
     bare = {row["model"]: row for row in rows["tiny"]["rows"] if row["precision"] == "bf16"}
     bare["table2"] = next(row for row in rows["mobilenet"]["rows"] if row["image_size"] == 32)
@@ -176,7 +176,7 @@ def times() -> str:
 
 
 def tuned() -> str:
-    """What the coefficients of L1 reached on images held out of training."""
+    """The accuracy of each coefficient of L1 on held-out training images."""
     lines = ["| coefficient | accuracy on held-out images |", "|---|---:|"]
     for path in sorted((ROOT / "results/tuning/l1_anneal").glob("*.json"), key=lambda path: float(path.stem)):
         lines.append(f"| {path.stem} | {results.read(path).accuracy:.2f} % |")
@@ -236,7 +236,7 @@ PAGES = {
 
 
 def rendered(page: str) -> str:
-    """A page with its figures as the records have them."""
+    """A page with its figures updated from the records."""
     text = (ROOT / page).read_text()
     for name, make in PAGES[page].items():
         before, found, rest = text.partition(f"<!-- results:{name} -->\n")
@@ -254,7 +254,7 @@ def main() -> None:
         if not check:
             (ROOT / page).write_text(after)
         elif after != (ROOT / page).read_text():
-            sys.exit(f"{page} does not agree with results/: run python -m benchmarks.readme")
+            sys.exit(f"{page} does not match results/: run python -m benchmarks.readme")
 
 
 if __name__ == "__main__":

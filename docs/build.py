@@ -75,7 +75,7 @@ def _copy_page(path: Path, target: Path) -> None:
 
 
 def _in_site(path: Path) -> Path:
-    """Where the site has a file or a folder of the repository."""
+    """The path of a repository's file or folder in the site."""
     if path.is_relative_to(DOCS):
         return SOURCE / path.relative_to(DOCS)
     name = path.relative_to(ROOT)
@@ -129,7 +129,7 @@ class Page(HTMLParser):
 
 def check(site: Path) -> list[str]:
     """Links to pages or anchors that do not exist, assets of other hosts, and references that were not resolved."""
-    played = site / "pages"  # the playable pages are complete as they are
+    played = site / "pages"  # the playable pages are self-contained
     pages = {path: Page(path) for path in sorted(site.rglob("*.html")) if not path.is_relative_to(played)}
     problems = []
     for path, page in pages.items():

@@ -1,4 +1,4 @@
-"""A Griffe extension: doctests in docstrings are rendered as code, in whichever section they stand."""
+"""A Griffe extension that renders doctests in docstrings as code, in any section."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def _module_of(path: Path, package: Path) -> str:
 
 
 def _imports(path: Path, package: str, modules: set[str]) -> Iterator[tuple[int, str, str]]:
-    """Every use of another module of the package: its line, the module, and the name that is used of it."""
+    """Every use of another module of the package: its line, the module, and the name that is used."""
     tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
     skipped = {id(inner) for node in ast.walk(tree) if _is_for_types(node) for inner in ast.walk(node)}
     bound = {}  # names in this file that are modules of the package

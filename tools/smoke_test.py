@@ -2,7 +2,7 @@
 
     python smoke_test.py
 
-It needs nothing but the package and its extra ``train``: files that a wheel forgot are found here.
+It needs only the package and its extra ``train``, and finds files that are missing from a wheel.
 """
 
 from __future__ import annotations

@@ -121,6 +121,6 @@ def test_table_command_shows_the_leaderboard(tmp_path: Path) -> None:
 def test_a_missing_folder_of_results_is_reported_once(tmp_path: Path, table: str) -> None:
     result = CliRunner().invoke(app, ["table", table, "--results", str(tmp_path / "none"), "--markdown"])
     assert result.exit_code == 0
-    told = f"There is no folder {tmp_path / 'none'}, so no row has a result. Give another one with --results.\n"
-    assert result.stderr == told
+    message = f"There is no folder {tmp_path / 'none'}, so no row has a result. Give another one with --results.\n"
+    assert result.stderr == message
     assert "There is no folder" not in result.stdout, "stdout may be written to a page"

@@ -84,9 +84,9 @@ def test_errors_of_the_model_name_shapes_but_print_no_tensor() -> None:
     )
     assert len(str(error)) < 300
     shape = (1, 3, 8, 8)
-    told = str(call_error(MODEL, shape, example_arguments(MODEL, shape, "profile"), ValueError("no"), "profile"))
-    assert "of shape (1, 1, 3, 8, 8)" in told
-    assert "leave the batch dimension out" in told
+    message = str(call_error(MODEL, shape, example_arguments(MODEL, shape, "profile"), ValueError("no"), "profile"))
+    assert "of shape (1, 1, 3, 8, 8)" in message
+    assert "leave the batch dimension out" in message
 
 
 def test_shapes_are_integers_alone() -> None:
