@@ -480,7 +480,7 @@ def test_a_global_budget_is_ranked_once_a_step(monkeypatch: pytest.MonkeyPatch) 
     model(torch.randn(3, 8)).sum().backward()
     assert len(calls) == 1
     for parameter in model.parameters():
-        parameter.data.mul_(2)  # unseen by version counters: the next forward pass ranks anew all the same
+        parameter.data.mul_(2)  # does not change the version, but the next forward pass ranks again
     model(torch.randn(3, 8))
     assert len(calls) == 2
 

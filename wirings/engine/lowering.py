@@ -206,7 +206,7 @@ def size_of(maps: FeatureMaps) -> dict[str, int]:
 
 
 def as_array(x: Tensor | None, zeros: int = 0) -> np.ndarray:
-    """A weight as float32; ``zeros`` zeros if there is none."""
+    """A weight as float32, or ``zeros`` zeros in place of None."""
     if x is None:
         return np.zeros(zeros, np.float32)
     return x.detach().cpu().float().numpy()

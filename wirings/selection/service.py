@@ -112,7 +112,7 @@ class Selection:
         self.set_layers([layer for layer in self.layers if layer.edges not in gone])
 
     def forget(self) -> None:
-        """Drop everything cached; edges are chosen anew when they are next asked for."""
+        """Drop everything cached; edges are chosen again when they are next requested."""
         self._cache.clear()
         self._stamp = []
         self._pending = False

@@ -40,7 +40,7 @@ def check_patterns(argument: str, patterns: Sequence[str] | None) -> list[str] |
 
 
 def matching(argument: str, pattern: str, targets: list[Target]) -> list[Target]:
-    """The targets that a pattern matches; raises if there is none."""
+    """The targets that a pattern matches; raises if it matches none."""
     hits = [target for target in targets if target.matches(pattern)]
     if not hits:
         names = ", ".join(target.name for target in targets)

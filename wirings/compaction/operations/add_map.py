@@ -42,7 +42,7 @@ class AddMap(Operation):
         return not self.map.any()
 
     def simplify(self, rewriter: ProgramRewriter) -> bool:
-        """Make uniform maps a shift, merge two maps, and add a bias before the maps to them."""
+        """Turn uniform maps into a shift, merge two maps, and add a preceding bias to the maps."""
         if (values := uniform_values(self.map)) is not None:
             rewriter.replace(Affine(self.output, self.inputs, torch.ones_like(values), values))
             return True

@@ -42,7 +42,7 @@ def collect(step: TrainingStep, about: dict[str, Any]) -> tuple[dict[str, Tensor
                 tensors[f"optimizer.{i}.{key}"] = value
     wiring = None if step.wiring is None else step.wiring.state_dict()
     about = {**about, "wiring": wiring, "scaler": step.scaler.state_dict()}
-    # Copies: safetensors rejects tensors that share memory, and training goes on before the file is written.
+    # Copies: safetensors rejects tensors that share memory, and training continues before the file is written.
     return {name: value.detach().clone() for name, value in tensors.items()}, about
 
 
