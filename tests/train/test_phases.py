@@ -336,6 +336,16 @@ def test_rejects_invalid_starts(home: Path) -> None:
     assert not (home / "runs").exists()
 
 
+def test_asks_any_rule_whether_it_needs_trained_weights(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [name for name in rules.names() if rules.get(name).needs_trained_weights] == ["fine_tune", "lottery"]
+    monkeypatch.setattr(rules.Random, "needs_trained_weights", True)
+    with pytest.raises(WiringError, match=r"rule 'random' takes its wiring from a trained network"):
+        train(home, "complete", "rule.name=random")
+    assert not (home / "runs").exists()
+    write(home / "random.yaml", yaml.safe_load((home / "lottery.yaml").read_text()), rule={"name": "random"})
+    assert train(home, "random") is not None
+
+
 def test_runs_folder() -> None:
     usual = Path("runs/table2/lottery/seed1")
     assert phases.runs_folder(usual, "table2/lottery", 1) == Path("runs")

@@ -197,7 +197,7 @@ def first_settings(
 def _check_starts_new(name: str, settings: Settings, first_run: Path | None) -> None:
     if first_run is not None:
         raise WiringError(f"{name} starts from a new network, not from {first_run}. Leave --start out.")
-    if isinstance(rules.get(settings.rule.name, **settings.rule.options), rules.FineTune):
+    if rules.get(settings.rule.name, **settings.rule.options).needs_trained_weights:
         raise WiringError(
             f"rule {settings.rule.name!r} takes its wiring from a trained network, but {name} starts from a new one. "
             "Name the recipe to train first, such as start.recipe=table2/complete."
