@@ -17,6 +17,7 @@ from wirings.train import saved_runs as runs
 from wirings.train.run import checkpoint, loop
 from wirings.train.run.log import ConsoleLog, Log
 from wirings.train.settings import Settings, with_overrides
+from wirings.utils import locks
 
 DATA = {"name": "synthetic", "options": {"shape": [1, 8, 8], "examples": 50, "test_examples": 40}}
 EDGES = 200
@@ -311,6 +312,22 @@ def test_rejects_networks_that_do_not_fit_before_the_first_phase(home: Path) -> 
     ):
         train(home, "other")
     assert not (home / "runs").exists()
+
+
+def test_says_what_to_do_if_another_process_trains_the_first_phase(home: Path) -> None:
+    pytest.importorskip("fcntl", reason="needs fcntl")
+    first = home / "runs" / "complete" / "seed1"
+    with (
+        locks.held(first, print),
+        pytest.raises(locks.BusyError, match=r"give the folder of a finished run of complete with --start, or another"),
+    ):
+        train(home, "lottery")
+    assert train(home, "lottery") is not None
+    with (
+        locks.held(home / "runs" / "tuned" / "seed1", print),
+        pytest.raises(locks.BusyError, match=r"stop it, or give another --out\.$"),
+    ):
+        train(home, "tuned")
 
 
 def test_rejects_invalid_starts(home: Path) -> None:

@@ -128,8 +128,10 @@ def _train_first(
     if first.given or context.broadcast_flag(is_finished(first.folder)):
         return True
     _check_fits(name, settings, first)
-    with lock_folder(context, first.folder, log.say):
-        if context.broadcast_flag(is_finished(first.folder)):  # another process finished it while we waited
+    instead = f"give the folder of a finished run of {first.recipe} with --start, or another --out"
+    with lock_folder(context, first.folder, log.say, instead):
+        # Taking the lock does not wait, but another process may have finished the run since the first look.
+        if context.broadcast_flag(is_finished(first.folder)):
             return True
         log.say(f"{name} starts from the network of {first.recipe}, which is trained first, in {first.folder}.")
         run = Run(first.recipe, first.settings, first.folder, context, log, resume=resume, overrides=first.overrides)
