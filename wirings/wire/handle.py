@@ -104,8 +104,8 @@ class Wiring:
     def step(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Move schedules on and let the rule act. Call it after every ``optimizer.step()``.
 
-        If it raises, the step does not count, and weights, optimizer state, budgets, what the rule remembers and the
-        handle are restored.
+        If it raises, the step does not count, and weights, gradients, optimizer state, budgets, what the rule remembers
+        and the handle are restored.
 
         Args:
             optimizer: the optimizer, for rules that read or change its state; they raise if it is missing.

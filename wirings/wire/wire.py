@@ -34,6 +34,7 @@ from wirings.wire.layer import Layer
 from wirings.wire.parametrization import attach, detach, wired
 from wirings.wire.report import LayerReport
 from wirings.wire.targets import Target, find
+from wirings.wire.transaction import restored_on_error
 
 
 def wire_(
@@ -127,11 +128,12 @@ def wire_(
         selection.set_layers(layers)
         if selection.shared or len(layers) > 1:
             model.register_forward_pre_hook(selection)
-        with on_shards(any(is_sharded(target.weight) for target in targets)):
-            rule.setup(layers)
-        wiring = Wiring(model, rule, layers, plan, sizes, ranked)
-        reports = wiring.report() if layers[0].edges.shared else []
-        _check_shared_budget(wiring, reports)
+        with restored_on_error(rule, layers):
+            with on_shards(any(is_sharded(target.weight) for target in targets)):
+                rule.setup(layers)
+            wiring = Wiring(model, rule, layers, plan, sizes, ranked)
+            reports = wiring.report() if layers[0].edges.shared else []
+            _check_shared_budget(wiring, reports)
     except BaseException:
         detach(model, only=[edges for _, _, _, edges in wired(model) if edges not in before])
         raise
