@@ -166,7 +166,7 @@ class ChoosesForEachLayer(rules.SET):
 
 
 @pytest.mark.parametrize(
-    ("rule", "message"), [(CarelessSetup(), "too late"), (ChoosesForEachLayer(seed=0), "their budget is 20")]
+    ("rule", "message"), [(CarelessSetup(), "too late"), (ChoosesForEachLayer(seed=0), "should have 20 real edges")]
 )
 def test_a_model_that_cannot_be_wired_keeps_its_weights(rule: rules.Rule, message: str) -> None:
     model = nn.Sequential(nn.Linear(12, 10), nn.Tanh(), nn.Linear(10, 8))
