@@ -20,8 +20,7 @@ from wirings.train.run import loop
 from wirings.train.settings import with_overrides
 from wirings.train.tables import paper as tables
 from wirings.train.tables.format import millions
-from wirings.train.tables.sizes import CountedSize, remarks
-from wirings.train.tables.sizes import size_of as sized
+from wirings.train.tables.sizes import CountedSize, count_size, remarks
 from wirings.train.untrained import new_model
 
 needs_torchvision = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
@@ -38,7 +37,7 @@ def call(*arguments: Any) -> str:
 def size_of(name: str, *changes: str) -> CountedSize:
     recipe = recipes.get(f"table3/{name}")
     settings, _ = with_overrides(recipe.settings, changes)
-    return sized(replace(recipe, settings=settings), [])
+    return count_size(replace(recipe, settings=settings), [])
 
 
 SAME = ["mobilenetv1-0.25", "mobilenetv1-0.5", "xception-0.5", "xception-1", "densenet-1", "shufflenetv1-0.5"]

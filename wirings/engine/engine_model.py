@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wirings.compaction import check_outputs, check_path
+from wirings.compaction import check_export_path, check_outputs
 from wirings.compaction.operations import Operation
 from wirings.compaction.program import Program, bind_inputs, check_batch
 from wirings.engine.build import kernels, processor
@@ -196,7 +196,7 @@ class EngineModel(nn.Module):
 
     def save(self, path: str | Path) -> Path:
         """Write the network, and what was chosen for this machine, to one .safetensors file."""
-        checked = check_path(path)
+        checked = check_export_path(path)
         if checked.suffix != ".safetensors":
             raise WiringError(
                 f"expected a file name that ends in .safetensors, got {path}: other formats cannot store what was "

@@ -16,7 +16,7 @@ from wirings.train.data import Data
 from wirings.train.data import load as load_dataset
 from wirings.train.distributed import ProcessContext
 from wirings.train.settings import Settings
-from wirings.utils.importing import check_arguments, import_function, is_import_path, takes_argument
+from wirings.utils.importing import check_function_arguments, import_function, is_import_path, takes_argument
 from wirings.wire.handle import Wiring
 from wirings.wire.wire import wire_
 
@@ -64,7 +64,7 @@ def _own_model(path: str, rule: rules.Rule, options: dict[str, Any]) -> nn.Modul
     else:
         budget = {key: options[key] for key in ("density", "share", "skip") if key in options}
         options = {key: value for key, value in options.items() if key not in budget}
-    check_arguments(function, path, **options)
+    check_function_arguments(function, path, **options)
     model = function(**options)
     if not isinstance(model, nn.Module):
         raise WiringError(f"{path} must return a torch.nn.Module, got {type(model).__name__}.")

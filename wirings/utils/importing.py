@@ -63,7 +63,7 @@ def takes_argument(function: Callable[..., Any], name: str) -> bool:
     return name in parameters or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
-def check_arguments(function: Callable[..., Any], path: str, *positional: Any, **named: Any) -> None:
+def check_function_arguments(function: Callable[..., Any], path: str, *positional: Any, **named: Any) -> None:
     """Raise unless a function can be called with these arguments. A TypeError from inside of it stays what it is."""
     try:
         inspect.signature(function).bind(*positional, **named)

@@ -49,7 +49,7 @@ def matching(argument: str, pattern: str, targets: list[Target]) -> list[Target]
     return hits
 
 
-def check_target(target: Target, model: nn.Module) -> None:
+def check_wirable(target: Target, model: nn.Module) -> None:
     """Raise if a weight cannot be wired."""
     for name, module, attribute in target.places:
         holder = parametrizations_of(module).get(attribute)

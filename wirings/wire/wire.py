@@ -24,8 +24,8 @@ from wirings.wire.checks import (
     allowed_masks,
     check_not_wrapped,
     check_patterns,
-    check_target,
     check_total,
+    check_wirable,
     first_names,
     matching,
     unexpected_arguments,
@@ -103,7 +103,7 @@ def wire_(
             matching("budget", pattern, targets)
         targets = [t for t in targets if plan.amount_for(t.names) is not None]
     for target in targets:
-        check_target(target, model)
+        check_wirable(target, model)
     masks = allowed_masks(targets, allowed or {})
     sizes = [_size(target, mask) for target, mask in zip(targets, masks, strict=True)]
     ranked = None
