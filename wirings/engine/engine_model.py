@@ -241,6 +241,18 @@ def check_settings(engine: Any, threads: Any) -> None:
         raise WiringError(f"threads must be at most {MAX_THREADS:,}, got {threads:,}.")
 
 
+def check_choices(saved: Any) -> None:
+    """Raise unless what a file says about its engine has the form of `EngineModel.choices`."""
+    if not isinstance(saved, dict) or set(saved) != {"engine", "threads", "processor", "steps"}:
+        raise WiringError("expected an engine, its threads, its processor and its steps")
+    check_settings(saved["engine"], saved["threads"])
+    steps = saved["steps"]
+    plans = steps if isinstance(steps, list) and all(isinstance(plan, list) for plan in steps) else [[None]]
+    for choice in (choice for plan in plans for choice in plan):
+        if not (isinstance(choice, list) and [type(part) for part in choice] == [str, int]):
+            raise WiringError("expected a way and a number of strips for each step")
+
+
 def _is_valid(saved: Any, plans: list[ExecutionPlan]) -> bool:
     """Whether the choices in a file are among those that would be measured here. The kernels do not check them."""
     if [len(choices) for choices in saved] != [len(plan.steps) for plan in plans]:
