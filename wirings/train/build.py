@@ -16,7 +16,7 @@ from wirings.train.data import Data
 from wirings.train.data import load as load_dataset
 from wirings.train.distributed import ProcessContext
 from wirings.train.settings import Settings
-from wirings.utils.importing import check_function_arguments, import_function, is_import_path, takes_argument
+from wirings.utils.importing import check_function_arguments, has_parameter, import_function, is_import_path
 from wirings.wire.handle import Wiring
 from wirings.wire.wire import wire_
 
@@ -55,9 +55,9 @@ def build(
 
 
 def _own_model(path: str, rule: rules.Rule, options: dict[str, Any]) -> nn.Module:
-    """The model that a user's own function builds. One that takes no ``rule`` returns a plain model, wired here."""
+    """The model that a user's own function builds. One without a parameter ``rule`` returns a plain one, wired here."""
     function = import_function(path, "model.name")
-    wires_itself = takes_argument(function, "rule")
+    wires_itself = has_parameter(function, "rule")
     budget: dict[str, Any] = {}
     if wires_itself:
         options = {**options, "rule": rule}
