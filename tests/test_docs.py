@@ -6,12 +6,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import wirings
-from wirings import rules
-from wirings.graph import nodes
+from wirings.graph.nodes import base as node_registry
+from wirings.rules import registry as rule_registry
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -25,7 +26,7 @@ WITHOUT_CODE = {"CONTRIBUTING.md", "CHANGELOG.md"} | {
 @pytest.fixture
 def registry() -> Iterator[None]:
     """Pages may register rules and nodes of their own: forget them afterwards."""
-    registries = [register.__globals__["_registry"] for register in (rules.register, nodes.register)]
+    registries: list[dict[str, Any]] = [rule_registry._registry, node_registry._registry]
     before = [dict(registry) for registry in registries]
     yield
     for registry, entries in zip(registries, before, strict=True):
@@ -55,7 +56,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_every_rule_has_a_row() -> None:
     text = (DOCS / "rules.md").read_text()
     rows = set(re.findall(r"^\| `(\w+)` \|", text, flags=re.MULTILINE))
-    assert rows == set(rules.names())
+    assert rows == set(rule_registry.names())
 
 
 def test_figures_match_the_records() -> None:
