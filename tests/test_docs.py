@@ -86,6 +86,10 @@ def test_every_page_is_in_the_navigation() -> None:
     assert build()["missing_from_navigation"]() == []  # type: ignore[operator]
 
 
+def test_headings_are_the_titles_in_the_navigation() -> None:
+    assert build()["other_titles"]() == []  # type: ignore[operator]
+
+
 def test_the_check_finds_broken_links(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text(
         '<h1 id="top">A</h1><a href="b.html#there">b</a><a href="#top">up</a><a href="https://example.org">out</a>'
@@ -108,4 +112,8 @@ def test_the_check_finds_broken_links(tmp_path: Path) -> None:
 def test_the_site_builds() -> None:
     built = subprocess.run([sys.executable, DOCS / "build.py"], capture_output=True, text=True)
     assert built.returncode == 0, built.stdout + built.stderr
-    assert (ROOT / "build" / "site" / "api" / "rules.html").exists()
+    site = ROOT / "build" / "site"
+    assert (site / "api" / "rules.html").exists()
+    for page in site.rglob("*.html"):
+        absolute = re.findall(r"""\b(?:href|src)=["']?/[^"' >]*""", page.read_text())
+        assert absolute == [], f"{page.relative_to(site)} works at the root of a host only"
