@@ -23,15 +23,18 @@ DOCS, SOURCE, SITE = ROOT / "docs", ROOT / "build" / "docs", ROOT / "build" / "s
 OUTSIDE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "README.md": "index.md"}
 OTHER_HOST = re.compile(r"(https?:)?//")
 LINK = re.compile(r"(?<=\]\()([^)#\s]+)(?=[#)])")
+TABLE_ROW = re.compile(r"^\|.*\|$", re.MULTILINE)
 
 
 def main() -> None:
-    problems = missing_from_navigation()
+    problems = missing_from_navigation() + other_titles()
     for folder in (SOURCE, SITE):
         shutil.rmtree(folder, ignore_errors=True)
     prepare()
     if subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], cwd=ROOT).returncode:
         sys.exit("Zensical found the problems above.")
+    for name in ("404.html", "sitemap.xml"):  # they have to know the site's address, which is not fixed
+        (SITE / name).unlink(missing_ok=True)
     problems += check(SITE)
     if problems:
         sys.exit("\n".join([f"The site has {len(problems)} problems:", *problems]))
@@ -40,18 +43,33 @@ def main() -> None:
 
 def missing_from_navigation() -> list[str]:
     """Pages that the navigation does not list, and entries without a page."""
-    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
-    listed = set(_leaves(config["nav"]))
+    listed = {name for _, name in _navigation()}
     pages = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")} | {"contributing.md", "changelog.md"}
     return [f"mkdocs.yml: {name} is not in the navigation" for name in sorted(pages - listed)] + [
         f"mkdocs.yml: the navigation lists {name}, which does not exist" for name in sorted(listed - pages)
     ]
 
 
-def _leaves(nav: Any) -> list[str]:
-    if isinstance(nav, str):
-        return [nav]
-    return [leaf for value in (nav.values() if isinstance(nav, dict) else nav) for leaf in _leaves(value)]
+def other_titles() -> list[str]:
+    """Pages whose heading is not their title in the navigation. The home page has a heading of its own."""
+    problems, sources = [], {target: ROOT / name for name, target in OUTSIDE.items()}
+    for title, name in _navigation():
+        path = sources.get(name, DOCS / name)
+        if name != "index.md" and path.exists() and f"# {title}" not in path.read_text(encoding="utf-8").splitlines():
+            problems.append(f"mkdocs.yml: {name} is called {title!r} in the navigation, which is not its heading")
+    return problems
+
+
+def _navigation() -> list[tuple[str, str]]:
+    """The title and the file of every page in the navigation."""
+    return _leaves(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+
+
+def _leaves(nav: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    pages = []
+    for title, value in (item for entry in nav for item in entry.items()):
+        pages += [(title, value)] if isinstance(value, str) else _leaves(value)
+    return pages
 
 
 def prepare() -> None:
@@ -70,8 +88,15 @@ def _copy_page(path: Path, target: Path) -> None:
             return match[1]  # a broken link fails the check of the rendered page
         return os.path.relpath(_in_site(found), target.parent)
 
+    text = LINK.sub(moved, path.read_text(encoding="utf-8"))
+    text = TABLE_ROW.sub(_table_row, text)
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(LINK.sub(moved, path.read_text(encoding="utf-8")), encoding="utf-8")
+    target.write_text(text, encoding="utf-8")
+
+
+def _table_row(row: re.Match[str]) -> str:
+    """A row of a table in which lines break between figures, not within one."""
+    return row[0].replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%").replace("; ", "; <wbr>")
 
 
 def _in_site(path: Path) -> Path:

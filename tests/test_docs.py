@@ -6,12 +6,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import wirings
-from wirings import rules
-from wirings.graph import nodes
+from wirings.graph.nodes import base as node_registry
+from wirings.rules import registry as rule_registry
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -25,7 +26,7 @@ WITHOUT_CODE = {"CONTRIBUTING.md", "CHANGELOG.md"} | {
 @pytest.fixture
 def registry() -> Iterator[None]:
     """Pages may register rules and nodes of their own: forget them afterwards."""
-    registries = [register.__globals__["_registry"] for register in (rules.register, nodes.register)]
+    registries: list[dict[str, Any]] = [rule_registry._registry, node_registry._registry]
     before = [dict(registry) for registry in registries]
     yield
     for registry, entries in zip(registries, before, strict=True):
@@ -55,7 +56,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_every_rule_has_a_row() -> None:
     text = (DOCS / "rules.md").read_text()
     rows = set(re.findall(r"^\| `(\w+)` \|", text, flags=re.MULTILINE))
-    assert rows == set(rules.names())
+    assert rows == set(rule_registry.names())
 
 
 def test_figures_match_the_records() -> None:
@@ -85,6 +86,10 @@ def test_every_page_is_in_the_navigation() -> None:
     assert build()["missing_from_navigation"]() == []  # type: ignore[operator]
 
 
+def test_headings_are_the_titles_in_the_navigation() -> None:
+    assert build()["other_titles"]() == []  # type: ignore[operator]
+
+
 def test_the_check_finds_broken_links(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text(
         '<h1 id="top">A</h1><a href="b.html#there">b</a><a href="#top">up</a><a href="https://example.org">out</a>'
@@ -107,4 +112,8 @@ def test_the_check_finds_broken_links(tmp_path: Path) -> None:
 def test_the_site_builds() -> None:
     built = subprocess.run([sys.executable, DOCS / "build.py"], capture_output=True, text=True)
     assert built.returncode == 0, built.stdout + built.stderr
-    assert (ROOT / "build" / "site" / "api" / "rules.html").exists()
+    site = ROOT / "build" / "site"
+    assert (site / "api" / "rules.html").exists()
+    for page in site.rglob("*.html"):
+        absolute = re.findall(r"""\b(?:href|src)=["']?/[^"' >]*""", page.read_text())
+        assert absolute == [], f"{page.relative_to(site)} works at the root of a host only"

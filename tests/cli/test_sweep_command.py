@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import commands
 import pytest
 from soak import SOAK
 from typer.testing import CliRunner
@@ -32,12 +34,7 @@ TRAINED = ROWS if SOAK else ROWS[:1]  # with three seeds and two learning rates:
 RUNS = 6 * len(TRAINED)
 
 
-def call(*words: Any, status: int = 0) -> str:
-    result = CliRunner().invoke(app, ["sweep", *map(str, words)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == status, result.output
-    return result.output
+call = partial(commands.call, "sweep")
 
 
 def test_dry_run_lists_the_runs_and_writes_nothing(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import call
 from rich.console import Console
 from typer.main import get_command as click_command
 from typer.testing import CliRunner
@@ -26,14 +27,6 @@ TINY += ["data.options={shape: [1, 8, 8], examples: 50, test_examples: 40}"]
 def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "300")  # no wrapped lines
-
-
-def call(*arguments: Any) -> str:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 def train(*arguments: Any, settings: list[str] = TINY) -> str:

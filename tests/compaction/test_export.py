@@ -210,7 +210,9 @@ def test_files_can_only_compute(
     evil = Program({"x": (1,)}, [ops.TorchOperator("y", ("x",), target, arguments)], ("y",))
     with pytest.raises(WiringError, match="not allowed in a file"):
         evil.save(tmp_path / "evil.safetensors")
-    monkeypatch.setattr("wirings.compaction.file_format.check_target", lambda target: None)  # as in a forged file
+    monkeypatch.setattr(
+        "wirings.compaction.file_format.check_allowed_operator", lambda target: None
+    )  # as in a forged file
     evil.save(tmp_path / "evil.safetensors")
     with pytest.raises(WiringError, match=r"evil.safetensors cannot be read.*not allowed in a file"):
         load_compact(tmp_path / "evil.safetensors")

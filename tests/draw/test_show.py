@@ -1,30 +1,20 @@
 """`wirings show`: a summary in the terminal, a page and pictures, with or without a history."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from commands import call
 from histories import five, small
-from typer.testing import CliRunner
 
 import wirings
 from wirings import WiringError
-from wirings.cli.app import app
 from wirings.draw.terminal import sparkline, summary
 from wirings.history import History, snapshot_of
 from wirings.models import get
 
 TINY = ["epochs=2", "data.name=synthetic", "batch=20"]
 TINY += ["history_every=1", "data.options={shape: [1, 8, 8], examples: 50, test_examples: 40}"]
-
-
-def call(*arguments: Any) -> str:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 @pytest.fixture

@@ -199,10 +199,10 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A module outside of the package that registers a node, found like any other."""
     (tmp_path / "gate_from_outside.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(base, "_registry", dict(base._registry))
     importlib.import_module("gate_from_outside")
     yield "gate_from_outside"
     sys.modules.pop("gate_from_outside")
+    del base._registry["gate_from_outside"]
 
 
 def test_a_node_from_outside_the_package(outside: str) -> None:

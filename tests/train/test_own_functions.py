@@ -30,6 +30,11 @@ def with_rule(classes, rule, k=20):
     return model
 
 
+def with_options(classes, **options):
+    assert "rule" not in options
+    return plain(classes, **options)
+
+
 def forgets_the_rule(classes, rule):
     return plain(classes)
 
@@ -93,6 +98,9 @@ def test_options_reach_the_functions(name: str, tmp_path: Path) -> None:
     for path, options, edges in [("with_rule", {"k": 7}, 7), ("plain", {"density": 0.25}, 36)]:
         settings = from_mapping({"model": {"name": f"{name}:{path}", "options": options}})
         assert sum(layer.edges for layer in new_model(settings, classes=2).wiring.look()) == edges
+    settings = from_mapping({"model": {"name": f"{name}:with_options", "options": {"hidden": 4, "density": 0.25}}})
+    wired = new_model(settings, classes=2)
+    assert [layer.edges for layer in wired.wiring.look()] == [16, 2], "a rule is not passed as one of **options"
     dense = from_mapping({"model": {"name": f"{name}:plain"}, "rule": {"name": "dense"}})
     assert new_model(dense, classes=2).wiring is None
 

@@ -17,6 +17,7 @@ from wirings.train import saved_runs as runs
 from wirings.train.run import checkpoint, loop
 from wirings.train.run.log import ConsoleLog, Log
 from wirings.train.settings import Settings, with_overrides
+from wirings.utils import locks
 
 DATA = {"name": "synthetic", "options": {"shape": [1, 8, 8], "examples": 50, "test_examples": 40}}
 EDGES = 200
@@ -313,6 +314,22 @@ def test_rejects_networks_that_do_not_fit_before_the_first_phase(home: Path) -> 
     assert not (home / "runs").exists()
 
 
+def test_says_what_to_do_if_another_process_trains_the_first_phase(home: Path) -> None:
+    pytest.importorskip("fcntl", reason="needs fcntl")
+    first = home / "runs" / "complete" / "seed1"
+    with (
+        locks.held(first, print),
+        pytest.raises(locks.BusyError, match=r"give the folder of a finished run of complete with --start, or another"),
+    ):
+        train(home, "lottery")
+    assert train(home, "lottery") is not None
+    with (
+        locks.held(home / "runs" / "tuned" / "seed1", print),
+        pytest.raises(locks.BusyError, match=r"stop it, or give another --out\.$"),
+    ):
+        train(home, "tuned")
+
+
 def test_rejects_invalid_starts(home: Path) -> None:
     settings = recipes.get(home / "lottery.yaml").settings
     with pytest.raises(WiringError, match=r"lottery starts from .*complete.yaml. Use wirings.train.phases.train"):
@@ -334,6 +351,16 @@ def test_rejects_invalid_starts(home: Path) -> None:
     with pytest.raises(WiringError, match=r"again starts from lottery, which itself starts from "):
         train(home, "again")
     assert not (home / "runs").exists()
+
+
+def test_asks_any_rule_whether_it_needs_trained_weights(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [name for name in rules.names() if rules.get(name).needs_trained_weights] == ["fine_tune", "lottery"]
+    monkeypatch.setattr(rules.Random, "needs_trained_weights", True)
+    with pytest.raises(WiringError, match=r"rule 'random' takes its wiring from a trained network"):
+        train(home, "complete", "rule.name=random")
+    assert not (home / "runs").exists()
+    write(home / "random.yaml", yaml.safe_load((home / "lottery.yaml").read_text()), rule={"name": "random"})
+    assert train(home, "random") is not None
 
 
 def test_runs_folder() -> None:

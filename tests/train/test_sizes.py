@@ -2,17 +2,17 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import commands
 import numpy as np
 import pytest
 from test_results import make
-from typer.testing import CliRunner
 from vision import MISSING
 
 from wirings import WiringError
-from wirings.cli.app import app
 from wirings.profiling import profile
 from wirings.train import recipes, results
 from wirings.train.networks import open_network
@@ -20,25 +20,19 @@ from wirings.train.run import loop
 from wirings.train.settings import with_overrides
 from wirings.train.tables import paper as tables
 from wirings.train.tables.format import millions
-from wirings.train.tables.sizes import CountedSize, remarks
-from wirings.train.tables.sizes import size_of as sized
+from wirings.train.tables.sizes import CountedSize, count_size, remarks
 from wirings.train.untrained import new_model
 
 needs_torchvision = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 
 
-def call(*arguments: Any) -> str:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "300"})
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.output
+call = partial(commands.call, columns=300)
 
 
 def size_of(name: str, *changes: str) -> CountedSize:
     recipe = recipes.get(f"table3/{name}")
     settings, _ = with_overrides(recipe.settings, changes)
-    return sized(replace(recipe, settings=settings), [])
+    return count_size(replace(recipe, settings=settings), [])
 
 
 SAME = ["mobilenetv1-0.25", "mobilenetv1-0.5", "xception-0.5", "xception-1", "densenet-1", "shufflenetv1-0.5"]

@@ -11,6 +11,8 @@ from torch.nn.utils import parametrizations, prune, weight_norm
 
 import wirings
 from wirings import WiringError, finalize_, unwire_, wire_
+from wirings.wire import handle
+from wirings.wire.report import report_layers
 
 
 def network() -> nn.Sequential:
@@ -255,7 +257,7 @@ def test_a_broken_total_is_found_when_finalizing() -> None:
     model = network()
     wiring = wire_(model, "random", k=20, share="global")
     wiring.layers[0].edges.wiring.zero_()
-    with pytest.raises(WiringError, match="should have 20 real edges in total, but have"):
+    with pytest.raises(WiringError, match=r"should have 20 real edges over all layers .*, but it has"):
         finalize_(model)
 
 
@@ -347,6 +349,19 @@ def test_rejects_a_rule_that_applies_a_shared_budget_to_each_layer() -> None:
             return wirings.choose(weight, edges.k, edges.allowed)
 
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
-    with pytest.raises(WiringError, match=r"chose 64 edges over all layers, but their budget is 32"):
+    with pytest.raises(WiringError, match=r"32 real edges over .* \(0\.weight, 1\.weight\), but it has 64\."):
         wire_(model, EachLayer(), density=0.25, share="global")
     assert type(model[0]) is torch.nn.Linear, "it is unwired again"
+
+
+def test_wiring_makes_one_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def counted(*args: Any) -> Any:
+        made.append(args)
+        return report_layers(*args)
+
+    monkeypatch.setattr(handle, "report_layers", counted)
+    wiring = wire_(network(), density=0.5, share="global")
+    assert len(made) == 1
+    assert [report.swapped for report in wiring.report()] == [0, 0]

@@ -1,4 +1,4 @@
-"""When ``wiring.step`` raises, everything that it changed is restored."""
+"""When ``wiring.step`` or ``wire_`` raises, everything that it changed is restored."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -43,6 +43,8 @@ def everything(model: nn.Module, wiring: wirings.Wiring, optimizer: torch.optim.
     return copy.deepcopy(
         {
             "parameters": dict(model.named_parameters()),
+            "gradients": {name: parameter.grad for name, parameter in model.named_parameters()},
+            "trained": {name: parameter.requires_grad for name, parameter in model.named_parameters()},
             "buffers": dict(model.named_buffers()),
             "saved": sorted(model.state_dict()),
             "optimizer": optimizer.state_dict(),
@@ -96,6 +98,16 @@ class Careless(rules.Rule):
             optimizer.state[layer.weight]["more"] = torch.ones(1)
             optimizer.param_groups[0]["lr"] = 5.0
             torch._foreach_mul_([layers[1].weight], 2.0)
+            layer.weight.grad.mul_(2.0)
+            layer.weight.grad = torch.ones_like(layer.weight)
+            layer.weight.grad.mul_(2.0)
+            layer.weight.data = layers[1].weight.new_zeros(layer.weight.shape)
+            layer.weight.add_(1.0)
+            layer.weight.requires_grad = False
+            layers[1].weight.grad = None
+            layers[1].weight.data = optimizer.state[layers[1].weight]["momentum_buffer"]
+            layers[1].weight.zero_()
+            optimizer.zero_grad()
 
 
 @pytest.mark.parametrize("share", ["uniform", "global"])
@@ -111,6 +123,63 @@ def test_a_rule_that_raises_in_the_middle_changes_nothing(share: str) -> None:
     rule.fails = False
     wiring.step(optimizer)
     assert wiring.steps == 4
+
+
+def test_references_to_gradients_are_restored() -> None:
+    rule = Careless()
+    _, wiring, optimizer = build(rule)
+    rule.fails = True
+    before = [layer.weight.grad for layer in wiring.layers]
+    addresses = [layer.weight.data_ptr() for layer in wiring.layers]
+    with pytest.raises(RuntimeError, match="in the middle"):
+        wiring.step(optimizer)
+    assert all(layer.weight.grad is grad for layer, grad in zip(wiring.layers, before, strict=True))
+    assert [layer.weight.data_ptr() for layer in wiring.layers] == addresses
+
+
+class CarelessSetup(rules.Rule):
+    """Changes weights and gradients when a model is wired, and then raises."""
+
+    name = "careless setup"
+
+    def real(self, weight: Tensor, edges: rules.EdgesLike) -> Tensor:
+        return edges.choose(weight)
+
+    @torch.no_grad()
+    def setup(self, layers: Sequence[rules.LayerLike]) -> None:
+        self.seen = len(layers)
+        for layer in layers:
+            layer.weight.zero_()
+            layer.weight.grad = None
+        raise RuntimeError("too late")
+
+
+class ChoosesForEachLayer(rules.SET):
+    """Zeros hallucinated weights, as `SET` does, and ignores that all layers share one budget."""
+
+    name = "chooses for each layer"
+
+    def setup(self, layers: Sequence[rules.LayerLike]) -> None:
+        super().setup(layers)
+        for layer in layers:
+            layer.edges.wiring.zero_()
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"), [(CarelessSetup(), "too late"), (ChoosesForEachLayer(seed=0), "should have 20 real edges")]
+)
+def test_a_model_that_cannot_be_wired_keeps_its_weights(rule: rules.Rule, message: str) -> None:
+    model = nn.Sequential(nn.Linear(12, 10), nn.Tanh(), nn.Linear(10, 8))
+    model(torch.randn(4, 12)).sum().backward()
+    parameters = dict(model.named_parameters())
+    state, settings = copy.deepcopy(model.state_dict()), dict(vars(rule))
+    gradients = {name: parameter.grad for name, parameter in parameters.items()}
+    with pytest.raises((RuntimeError, wirings.WiringError), match=message):
+        wirings.wire_(model, rule, k=20, share="global")
+    assert same(dict(model.state_dict()), dict(state))
+    assert all(model.get_parameter(name) is parameter for name, parameter in parameters.items())
+    assert all(model.get_parameter(name).grad is grad for name, grad in gradients.items())
+    assert vars(rule) == settings
 
 
 @pytest.mark.parametrize("share", ["uniform", "global"])

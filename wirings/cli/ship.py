@@ -21,12 +21,12 @@ def compact(
     """Remove the dead nodes of a trained run, fold its norms, and write a file that runs without wirings."""
     import torch
 
-    from wirings.compaction import check_path
+    from wirings.compaction import check_export_path
     from wirings.compaction import compact as compact_model
     from wirings.train.saved_runs import open_run
 
     if out is not None:
-        check_path(out)
+        check_export_path(out)
     model, settings, name, _ = open_run(run, best, device="cpu")
     shape = getattr(model, "input_shape", None)
     if shape is None:

@@ -104,7 +104,7 @@ def sweep(
                 done = sum(folder.has_result(out / run.path) for run in runs)
                 shown.say(f"Interrupted: {done} of {len(runs)} runs are finished. The same command continues.")
                 raise typer.Exit(130) from None
-        shown.console.print(display.results_table(schedule.summarize(states)))
+        shown.console.print(display.results_table(schedule.summarize_sweep(states)))
         if results is not None:
             keep_results(runs, out, results, shown)
     finally:

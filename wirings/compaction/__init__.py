@@ -3,7 +3,7 @@
 from wirings.compaction.compact import compact
 from wirings.compaction.compact_model import CompactModel, load_compact
 from wirings.compaction.compare import check_outputs
-from wirings.compaction.export import check_path
+from wirings.compaction.export import check_export_path
 from wirings.compaction.program import Program
 from wirings.compaction.report import CompactionReport, ProgramSize
 from wirings.compaction.semi_structured import SemiStructuredLayer, semi_structured_
@@ -14,8 +14,8 @@ __all__ = [
     "Program",
     "ProgramSize",
     "SemiStructuredLayer",
+    "check_export_path",
     "check_outputs",
-    "check_path",
     "compact",
     "load_compact",
     "semi_structured_",

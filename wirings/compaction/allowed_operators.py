@@ -130,7 +130,7 @@ def _within(name: str, x: Any) -> Any:
     return x
 
 
-def check_arguments(target: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+def check_operator_arguments(target: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
     """Raise for invalid arguments that PyTorch would accept."""
     check = ARGUMENT_CHECKS.get(target.partition(".")[0].removeprefix("aten::"))
     if check is not None:

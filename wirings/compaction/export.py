@@ -31,14 +31,14 @@ from wirings.utils.files import whole_file
 
 def export_program(program: Program, path: str | Path) -> Path:
     """Write a program to a ``.onnx``, ``.pt2`` or ``.safetensors`` file; returns the path."""
-    checked = check_path(path)
+    checked = check_export_path(path)
     on_cpu = program.to("cpu")
     with whole_file(checked) as part:
         _WRITERS[checked.suffix](on_cpu, part)
     return checked
 
 
-def check_path(path: str | Path) -> Path:
+def check_export_path(path: str | Path) -> Path:
     """Raise unless the suffix is known and the folder exists, before any work is done."""
     checked = Path(path)
     if checked.suffix not in _WRITERS:

@@ -33,7 +33,7 @@ from torch import Tensor
 from wirings.compaction.check_program import check_program, has_type, plain_fields
 from wirings.compaction.operation import Operation, expect
 from wirings.compaction.operations import OPERATIONS, InputRef, TorchOperator, WeightRef
-from wirings.compaction.operations.torch_operator import check_target
+from wirings.compaction.operations.torch_operator import check_allowed_operator
 from wirings.compaction.program import TORCH_CONSTANTS, Program
 from wirings.compaction.tensor_storage import stored_parts
 from wirings.errors import WiringError
@@ -59,7 +59,7 @@ def save(program: Program, path: str | Path) -> None:
     for o in program.operations:
         if isinstance(o, TorchOperator):
             try:
-                check_target(o.target)
+                check_allowed_operator(o.target)
             except WiringError as error:
                 raise WiringError(
                     f"the model cannot be saved as .safetensors: {error}. Use it in memory, or save it as .pt2."

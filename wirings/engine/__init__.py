@@ -17,7 +17,7 @@ from wirings.compaction import CompactModel, compact
 from wirings.compaction.file_format import file_errors
 from wirings.compaction.program import Program
 from wirings.engine.build import kernels
-from wirings.engine.engine_model import ENGINES, EngineModel, check_settings
+from wirings.engine.engine_model import ENGINES, EngineModel, check_choices, check_settings
 from wirings.engine.report import EngineReport, StepReport
 from wirings.errors import WiringError
 from wirings.utils.example_input import ExampleInput
@@ -74,20 +74,19 @@ def load(
         max_bytes: as for `wirings.load_compact`.
 
     Raises:
-        WiringError: if the file is damaged or invalid.
+        WiringError: if the file is damaged or invalid, or if the network cannot be compiled for this machine.
     """
     program = Program.load(path, max_bytes)
     check_settings(engine or "auto", threads)  # before errors are attributed to the file
     with file_errors(path):
         saved = program.notes.get("engine")
         if saved is not None:
-            if not isinstance(saved, dict) or set(saved) != {"engine", "threads", "processor", "steps"}:
-                raise WiringError("expected an engine, its threads, its processor and its steps")
-            check_settings(saved["engine"], saved["threads"])
+            check_choices(saved)
             engine = engine or saved["engine"]
             if threads is None and saved["threads"] <= max(FEW_THREADS, os.cpu_count() or 1):
                 threads = saved["threads"]
-        return EngineModel(program, engine or "auto", threads, saved)
+        program.run(*program.example(1))  # so that whatever fails below is not the file's fault
+    return EngineModel(program, engine or "auto", threads, saved)
 
 
 def available() -> bool:

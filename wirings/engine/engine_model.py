@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wirings.compaction import check_outputs, check_path
+from wirings.compaction import check_export_path, check_outputs
 from wirings.compaction.operations import Operation
 from wirings.compaction.program import Program, bind_inputs, check_batch
 from wirings.engine.build import kernels, processor
@@ -196,7 +196,7 @@ class EngineModel(nn.Module):
 
     def save(self, path: str | Path) -> Path:
         """Write the network, and what was chosen for this machine, to one .safetensors file."""
-        checked = check_path(path)
+        checked = check_export_path(path)
         if checked.suffix != ".safetensors":
             raise WiringError(
                 f"expected a file name that ends in .safetensors, got {path}: other formats cannot store what was "
@@ -239,6 +239,18 @@ def check_settings(engine: Any, threads: Any) -> None:
         raise WiringError(f"threads must be a positive integer, got {threads!r}.")
     if threads is not None and threads > MAX_THREADS:
         raise WiringError(f"threads must be at most {MAX_THREADS:,}, got {threads:,}.")
+
+
+def check_choices(saved: Any) -> None:
+    """Raise unless what a file says about its engine has the form of `EngineModel.choices`."""
+    if not isinstance(saved, dict) or set(saved) != {"engine", "threads", "processor", "steps"}:
+        raise WiringError("expected an engine, its threads, its processor and its steps")
+    check_settings(saved["engine"], saved["threads"])
+    steps = saved["steps"]
+    plans = steps if isinstance(steps, list) and all(isinstance(plan, list) for plan in steps) else [[None]]
+    for choice in (choice for plan in plans for choice in plan):
+        if not (isinstance(choice, list) and [type(part) for part in choice] == [str, int]):
+            raise WiringError("expected a way and a number of strips for each step")
 
 
 def _is_valid(saved: Any, plans: list[ExecutionPlan]) -> bool:

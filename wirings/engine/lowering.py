@@ -55,7 +55,7 @@ class Lowering:
             self.values[operation.output] = lower(self, operation)
         for number, name in enumerate(program.outputs):
             maps = self.solid(self.ready(name))
-            self.emit(LoweredStep(name, StepKind.GIVE, None, maps, fields={"source": number, **size_of(maps)}))
+            self.emit(LoweredStep(name, StepKind.GIVE, None, maps, fields={"source": number, **height_and_width(maps)}))
         for number, step in enumerate(self.steps):
             self.memory.used(number, *step.reads(), *([step.out] if step.out is not None else []))
         if bands > 1:
@@ -111,7 +111,12 @@ class Lowering:
         packed = len(self.shapes[name]) == 1
         maps = self.memory.new(*self.shape(name), packed=packed)
         out = FeatureMaps(1, len(maps), maps.buffers[:1], maps.channels[:1]) if packed else maps
-        fields = {"source": list(self.program.inputs).index(name), "stride_y": 1, "stride_x": 1, **size_of(out)}
+        fields = {
+            "source": list(self.program.inputs).index(name),
+            "stride_y": 1,
+            "stride_x": 1,
+            **height_and_width(out),
+        }
         self.emit(LoweredStep(f"{name} in", StepKind.COPY, out, fields=fields))
         return maps
 
@@ -200,7 +205,7 @@ def is_node_convolution(o: Conv) -> bool:
     return o.depthwise and square and o.stride in ((1, 1), (2, 2))
 
 
-def size_of(maps: FeatureMaps) -> dict[str, int]:
+def height_and_width(maps: FeatureMaps) -> dict[str, int]:
     """The height and width of maps, as fields of a step."""
     return {"height": maps.height, "width": maps.width}
 

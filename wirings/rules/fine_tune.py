@@ -25,6 +25,7 @@ class FineTune(Rule):
     name = "fine_tune"
     acts_between_steps = False
     keeps_wiring = True
+    needs_trained_weights = True
     atomic = True
 
     def setup(self, layers: Sequence[LayerLike]) -> None:

@@ -42,12 +42,7 @@ class GMP(Planned):
     atomic = True
 
     def __init__(
-        self,
-        begin: float = 0.0,
-        end: float = 0.75,
-        kind: str = "cubic",
-        every: int = 100,
-        steps: int | None = None,
+        self, begin: float = 0.0, end: float = 0.75, kind: str = "cubic", every: int = 100, steps: int | None = None
     ) -> None:
         super().__init__(steps)
         self.begin, self.end = check_number(self.name, "begin", begin), check_number(self.name, "end", end)

@@ -31,11 +31,11 @@ class L1Anneal(GMP):
     Args:
         coefficient: coefficient of the L1 term. After every optimizer step the magnitude of every edge that is left is
             reduced by learning rate × coefficient, at most to zero. Needs ``wiring.step(optimizer)``; 0 for no term.
-        begin: the fraction of training at which the first edges are removed.
-        end: the fraction of training after which only k edges are left.
-        kind: how the number falls: ``"cubic"``, fast at first, or ``"linear"``.
-        every: optimizer steps from one removal to the next.
-        steps: the number of optimizer steps of the whole training; by default that of `Wiring.plan`.
+        begin: as for `GMP`.
+        end: as for `GMP`.
+        kind: as for `GMP`.
+        every: as for `GMP`.
+        steps: as for `GMP`.
     """
 
     name = "l1_anneal"

@@ -7,21 +7,20 @@ from typing import Any, TypeVar
 from wirings.budgets.schedules import Ramp
 from wirings.errors import WiringError, unknown
 from wirings.rules.rule import Rule
-from wirings.utils.registry import add_class
+from wirings.utils.registry import Registry
 
-_registry: dict[str, type[Rule]] = {}
+_registry: Registry[Rule] = Registry("rule")
 R = TypeVar("R", bound=type[Rule])
 
 
 def register(cls: R) -> R:
     """Make a rule available by its ``name``. The contract tests run for every registered rule."""
-    add_class(_registry, cls, "rule")
-    return cls
+    return _registry.register(cls)
 
 
 def names() -> list[str]:
     """The names of the registered rules, sorted."""
-    return sorted(_registry)
+    return _registry.names()
 
 
 def get(rule: str | Rule, schedule: Any = None, **settings: Any) -> Rule:

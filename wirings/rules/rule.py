@@ -136,6 +136,9 @@ class Rule(ABC):
     keeps_wiring: ClassVar[bool] = False
     """Whether the rule remembers its wiring. Then a global budget of multiply-adds is shared out over layers once;
     otherwise the layers' numbers of edges follow the weights."""
+    needs_trained_weights: ClassVar[bool] = False
+    """Whether the wiring is chosen from the weights that `setup` sees, which must then be those of a trained network.
+    A training run with such a rule has to start from a finished run."""
     atomic: ClassVar[bool] = False
     """Whether `update` changes nothing before everything in it that can fail has succeeded. For other rules the handle
     keeps a copy of every tensor that an update changes, to restore it after an error."""

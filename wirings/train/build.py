@@ -16,7 +16,7 @@ from wirings.train.data import Data
 from wirings.train.data import load as load_dataset
 from wirings.train.distributed import ProcessContext
 from wirings.train.settings import Settings
-from wirings.utils.importing import check_arguments, import_function, is_import_path, takes_argument
+from wirings.utils.importing import check_function_arguments, has_parameter, import_function, is_import_path
 from wirings.wire.handle import Wiring
 from wirings.wire.wire import wire_
 
@@ -55,16 +55,16 @@ def build(
 
 
 def _own_model(path: str, rule: rules.Rule, options: dict[str, Any]) -> nn.Module:
-    """The model that a user's own function builds. One that takes no ``rule`` returns a plain model, wired here."""
+    """The model that a user's own function builds. One without a parameter ``rule`` returns a plain one, wired here."""
     function = import_function(path, "model.name")
-    wires_itself = takes_argument(function, "rule")
+    wires_itself = has_parameter(function, "rule")
     budget: dict[str, Any] = {}
     if wires_itself:
         options = {**options, "rule": rule}
     else:
         budget = {key: options[key] for key in ("density", "share", "skip") if key in options}
         options = {key: value for key, value in options.items() if key not in budget}
-    check_arguments(function, path, **options)
+    check_function_arguments(function, path, **options)
     model = function(**options)
     if not isinstance(model, nn.Module):
         raise WiringError(f"{path} must return a torch.nn.Module, got {type(model).__name__}.")

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from wirings.errors import WiringError
-from wirings.utils.locks import held
+from wirings.utils.locks import INSTEAD, held
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,18 @@ def explain_lost_process(context: ProcessContext, advice: str) -> Iterator[None]
 
 
 @contextmanager
-def lock_folder(context: ProcessContext, folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Lock a run's folder for this group of processes. Rank 0 takes the lock; if it cannot, all processes raise."""
+def lock_folder(
+    context: ProcessContext, folder: Path, say: Callable[[str], None], instead: str = INSTEAD
+) -> Iterator[None]:
+    """Lock a run's folder for this group of processes. Rank 0 takes the lock; if it cannot, all processes raise.
+
+    The arguments after ``context`` are those of `wirings.utils.locks.held`.
+    """
     with ExitStack() as stack:
         failed: WiringError | None = None
         if context.first:
             try:
-                stack.enter_context(held(folder, say))
+                stack.enter_context(held(folder, say, instead))
             except WiringError as error:
                 failed = error
         if not context.broadcast_flag(failed is None):

@@ -128,8 +128,10 @@ def _train_first(
     if first.given or context.broadcast_flag(is_finished(first.folder)):
         return True
     _check_fits(name, settings, first)
-    with lock_folder(context, first.folder, log.say):
-        if context.broadcast_flag(is_finished(first.folder)):  # another process finished it while we waited
+    instead = f"give the folder of a finished run of {first.recipe} with --start, or another --out"
+    with lock_folder(context, first.folder, log.say, instead):
+        # Taking the lock does not wait, but another process may have finished the run since the first look.
+        if context.broadcast_flag(is_finished(first.folder)):
             return True
         log.say(f"{name} starts from the network of {first.recipe}, which is trained first, in {first.folder}.")
         run = Run(first.recipe, first.settings, first.folder, context, log, resume=resume, overrides=first.overrides)
@@ -197,7 +199,7 @@ def first_settings(
 def _check_starts_new(name: str, settings: Settings, first_run: Path | None) -> None:
     if first_run is not None:
         raise WiringError(f"{name} starts from a new network, not from {first_run}. Leave --start out.")
-    if isinstance(rules.get(settings.rule.name, **settings.rule.options), rules.FineTune):
+    if rules.get(settings.rule.name, **settings.rule.options).needs_trained_weights:
         raise WiringError(
             f"rule {settings.rule.name!r} takes its wiring from a trained network, but {name} starts from a new one. "
             "Name the recipe to train first, such as start.recipe=table2/complete."

@@ -57,13 +57,18 @@ def import_function(path: str, setting: str) -> Callable[..., Any]:
     return function
 
 
+def has_parameter(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function has a parameter of this name; ``**kwargs`` does not count, see `takes_argument`."""
+    return name in inspect.signature(function).parameters
+
+
 def takes_argument(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function takes a keyword argument ``name``."""
-    parameters = inspect.signature(function).parameters
-    return name in parameters or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    """Whether a function can be called with a keyword argument ``name``, also by ``**kwargs``."""
+    parameters = inspect.signature(function).parameters.values()
+    return has_parameter(function, name) or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
-def check_arguments(function: Callable[..., Any], path: str, *positional: Any, **named: Any) -> None:
+def check_function_arguments(function: Callable[..., Any], path: str, *positional: Any, **named: Any) -> None:
     """Raise unless a function can be called with these arguments. A TypeError raised inside of it is not caught."""
     try:
         inspect.signature(function).bind(*positional, **named)

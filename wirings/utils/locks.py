@@ -21,6 +21,7 @@ from wirings.errors import WiringError
 LOCK = ".lock"
 HANDED = "WIRINGS_LOCK"
 """Environment variable with the file descriptor of a lock that was inherited from the parent process."""
+INSTEAD = "give another --out"
 _UNSUPPORTED = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL}
 
 
@@ -66,17 +67,19 @@ class Lock:
 
 
 @contextlib.contextmanager
-def held(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+def held(folder: Path, say: Callable[[str], None], instead: str = INSTEAD) -> Iterator[None]:
     """Lock a folder for this process while the context is active; raises `BusyError` if another process holds it.
 
     Args:
         folder: the folder; created if it does not exist.
         say: called with a warning if the folder cannot be locked.
+        instead: what the user can do if the folder cannot be used, for messages.
     """
     try:
-        lock = take(folder)
+        lock = take(folder, instead)
     except OSError as error:
-        raise WiringError(f"{folder} cannot be written: {error.strerror}. Give another --out.") from error
+        advice = instead[0].upper() + instead[1:]
+        raise WiringError(f"{folder} cannot be written: {error.strerror}. {advice}.") from error
     try:
         if not lock.works:
             say(f"{folder} cannot be locked here: make sure that no other process trains in it.")
@@ -85,7 +88,7 @@ def held(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
         lock.release()
 
 
-def take(folder: Path) -> Lock:
+def take(folder: Path, instead: str = INSTEAD) -> Lock:
     """Lock a folder, or take over its lock from the parent process; raises `BusyError` if another process holds it."""
     path = folder / LOCK
     handed, made = _handed(path), [parent for parent in (folder, *folder.parents) if not parent.exists()]
@@ -95,7 +98,7 @@ def take(folder: Path) -> Lock:
         except FileNotFoundError:
             continue
         try:
-            works = _locked(folder, file)
+            works = _locked(folder, file, instead)
             if not works or _names(path, file):
                 _sign(file)
                 return Lock(path, file, works, made)
@@ -104,7 +107,7 @@ def take(folder: Path) -> Lock:
             raise
         os.close(file)
         handed = None
-    raise BusyError(f"{path} keeps being removed by other processes. Give another --out.")
+    raise BusyError(f"{path} keeps being removed by other processes: {instead}.")
 
 
 def _opened(path: Path) -> int:
@@ -112,7 +115,7 @@ def _opened(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
 
 
-def _locked(folder: Path, file: int) -> bool:
+def _locked(folder: Path, file: int, instead: str) -> bool:
     """Lock an open file; False if the platform or the file system does not support it."""
     if sys.platform == "win32":
         return False
@@ -121,9 +124,7 @@ def _locked(folder: Path, file: int) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError) as error:  # the latter from some network file systems
-        raise BusyError(
-            f"{folder} is in use by {_holder(file)}. Wait until it ends, stop it, or give another --out."
-        ) from error
+        raise BusyError(f"{folder} is in use by {_holder(file)}. Wait until it ends, stop it, or {instead}.") from error
     except OSError as error:
         if error.errno in _UNSUPPORTED:
             return False

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from wirings.errors import WiringError
 
+T = TypeVar("T")
+C = TypeVar("C", bound=type[Any])
 
-def add_class(registry: dict[str, Any], cls: Any, kind: str) -> None:
-    """Add a class to a registry under its attribute ``name``.
+
+class Registry(dict[str, type[T]]):
+    """Classes by their attribute ``name``.
 
     Args:
-        registry: classes by name.
-        cls: the class to add.
         kind: what messages call such a class, such as ``"rule"``.
     """
-    name = getattr(cls, "name", "")
-    if not name:
-        raise WiringError(f"{cls.__qualname__} has no name to register it by. Set the class attribute name.")
-    if name in registry:
-        raise WiringError(f"a {kind} named {name!r} is already registered ({registry[name].__qualname__}).")
-    registry[name] = cls
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def register(self, cls: C) -> C:
+        """Add a class, and return it, so that this can be a decorator."""
+        name = getattr(cls, "name", "")
+        if not name:
+            raise WiringError(f"{cls.__qualname__} has no name to register it by. Set the class attribute name.")
+        if name in self:
+            raise WiringError(f"a {self.kind} named {name!r} is already registered ({self[name].__qualname__}).")
+        self[name] = cls
+        return cls
+
+    def names(self) -> list[str]:
+        """The names of the registered classes, sorted."""
+        return sorted(self)

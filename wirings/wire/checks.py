@@ -15,6 +15,7 @@ from wirings.utils.checks import is_number
 from wirings.utils.layers import parametrizations_of
 from wirings.wire import fsdp
 from wirings.wire.edges import Edges
+from wirings.wire.layer import Layer
 from wirings.wire.targets import Target
 
 
@@ -48,7 +49,7 @@ def matching(argument: str, pattern: str, targets: list[Target]) -> list[Target]
     return hits
 
 
-def check_target(target: Target, model: nn.Module) -> None:
+def check_wirable(target: Target, model: nn.Module) -> None:
     """Raise if a weight cannot be wired."""
     for name, module, attribute in target.places:
         holder = parametrizations_of(module).get(attribute)
@@ -96,6 +97,27 @@ def check_finite(name: str, weight: Tensor) -> None:
             f"{name} contains {bad} NaN among its {weight.numel()} weights, which have no magnitude to rank by. Find "
             "their origin (a diverged run, an uninitialized weight) and start from weights without NaN."
         )
+
+
+def check_total(layers: Sequence[Layer], budget: int, count: int, hint: str) -> None:
+    """Raise if layers with one budget do not have that number of real edges together.
+
+    Args:
+        layers: the layers.
+        budget: the number of edges that they should have.
+        count: the number of edges that they have.
+        hint: what may be wrong and how to fix it, for the message.
+    """
+    if count != budget:
+        raise WiringError(
+            f"rule {layers[0].edges.rule.name!r} should have {budget:,} real edges over all layers "
+            f"({first_names([layer.name for layer in layers])}), but it has {count:,}. {hint}"
+        )
+
+
+def first_names(names: Sequence[str]) -> str:
+    """The first four of some names, and how many more there are."""
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def allowed_masks(targets: list[Target], masks: Mapping[str, Tensor]) -> list[Tensor | None]:

@@ -14,10 +14,15 @@ from wirings.errors import WiringError
 from wirings.selection.sharded import is_sharded, on_shards
 from wirings.utils.layers import original_weight, parametrizations_of
 from wirings.wire import fsdp
-from wirings.wire.checks import check_finite
+from wirings.wire.checks import check_finite, check_total
 from wirings.wire.edges import Edges
 from wirings.wire.layer import Layer
 from wirings.wire.parametrization import detach, wired
+
+_BROKEN = (
+    "Either the rule is broken, or a checkpoint of another budget was loaded without the handle's own "
+    "(wiring.load_state_dict). The model was not changed."
+)
 
 
 def finalize_(model: nn.Module) -> nn.Module:
@@ -104,12 +109,9 @@ def _check_totals(places: list[Layer]) -> None:
         selection.forget()
         with on_shards(any(is_sharded(layer.weight) for layer in selection.layers)):
             count = sum(int(torch.count_nonzero(layer.edges.real(layer.weight))) for layer in selection.layers)
-        if count != int(first.edges.k):
-            raise WiringError(
-                f"{first.name} and the layers that share its budget should have {int(first.edges.k)} real edges in "
-                f"total, but have {count}. Either rule {first.edges.rule.name!r} is broken, or a checkpoint of another "
-                "budget was loaded without the handle's own (wiring.load_state_dict)."
-            )
+        check_total(
+            [layer for layer in places if layer.edges.selection is selection], int(first.edges.k), count, _BROKEN
+        )
 
 
 def _warn_if_unfinished(model: nn.Module, all_edges: list[Edges]) -> None:
@@ -155,6 +157,5 @@ def _check_final(layer: Layer) -> None:
     if outside or (not edges.shared and count != int(edges.k)):
         raise WiringError(
             f"{layer.name}: rule {edges.rule.name!r} should have {int(edges.k)} real edges and zeros elsewhere, but it "
-            f"has {count}, and {outside} other nonzero weights. Either the rule is broken, or a checkpoint of another "
-            "budget was loaded without the handle's own (wiring.load_state_dict). The model was not changed."
+            f"has {count}, and {outside} other nonzero weights. {_BROKEN}"
         )

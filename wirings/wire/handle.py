@@ -37,6 +37,7 @@ from wirings.selection import sharded
 from wirings.utils.checks import check_int, is_int
 from wirings.utils.layers import parametrizations_of
 from wirings.wire import fsdp
+from wirings.wire.checks import check_total
 from wirings.wire.layer import Layer
 from wirings.wire.report import LayerReport, Packed, report_layers, table
 from wirings.wire.transaction import undone_on_error
@@ -76,7 +77,6 @@ class Wiring:
         self._managed: list[bool] = []  # the layers that FSDP managed when it was last looked at,
         self._fsdp: list[Any] = []  # and the modules that it was called on
         self._note_ends()
-        self.look()
 
     def _note_ends(self) -> None:
         """Store the final number of edges of a schedule, so that `finalize_` can warn if it was not reached."""
@@ -104,8 +104,8 @@ class Wiring:
     def step(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Advance schedules and let the rule act. Call it after every ``optimizer.step()``.
 
-        If it raises, the step does not count, and weights, optimizer state, budgets, what the rule remembers and the
-        handle are restored.
+        If it raises, the step does not count, and weights, gradients, optimizer state, budgets, what the rule remembers
+        and the handle are restored.
 
         Args:
             optimizer: the optimizer, for rules that read or change its state; they raise if it is missing.
@@ -148,11 +148,13 @@ class Wiring:
 
     def _check_total(self, counts: list[int] | None = None) -> None:
         total = sum(self._counts if counts is None else counts)
-        if self._moves and (count := sum(int(layer.edges.k) for layer in self.layers)) != total:
-            raise WiringError(
-                f"rule {self.rule.name!r} should have {total:,} real edges over all layers, but it has "
-                f"{count:,}. Either the rule is broken, or the checkpoints loaded into the model and into its handle "
-                "do not belong together."
+        if self._moves:
+            check_total(
+                self.layers,
+                total,
+                sum(int(layer.edges.k) for layer in self.layers),
+                "Either the rule is broken, or the checkpoints loaded into the model and into its handle do not belong "
+                "together.",
             )
 
     def masks(self, full: bool = False) -> dict[str, Tensor]:

@@ -1,14 +1,16 @@
-"""Undo an update that fails: restore weights, optimizer state, budgets and what the rule remembers.
+"""Undo what a failing rule has done: to weights, gradients, optimizer state, budgets and what it remembers.
 
-Rules that declare themselves `Rule.atomic` compute everything before they change anything, so that only the budgets,
-which the handle has changed before it asked the rule, are restored. While any other rule acts, a copy of every tensor
-is kept before PyTorch changes it in place. Writes that bypass PyTorch's operators (through NumPy) are not seen.
+While a rule acts, a copy of every tensor is kept before PyTorch changes it in place; tensors that are only read cost
+nothing. Rules that declare themselves `Rule.atomic` compute everything in an update before they change anything, so
+that only the budgets, which the handle has changed before it asked the rule, are restored. Writes that bypass PyTorch's
+operators (through NumPy) are not seen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,32 +35,44 @@ def undone_on_error(
     """
     ks = [] if budgets is None else [layer.edges.k for layer in layers]
     before = torch.stack(ks) if len({k.device for k in ks}) == 1 else [k.clone() for k in ks]  # in one kernel
-    journal = None if rule.atomic else _Journal(rule, layers, optimizer)
     try:
         if budgets is not None:
             for layer, budget in zip(layers, budgets, strict=True):
                 layer.edges.k.fill_(budget)
-        if journal is None:
+        with nullcontext() if rule.atomic else restored_on_error(rule, layers, optimizer):
             yield
-        else:
-            with journal:
-                yield
     except BaseException:
-        if journal is not None:
-            journal.restore()
         with torch.no_grad():
             for k, number in zip(ks, before, strict=True):
                 k.copy_(number)
         raise
 
 
+@contextmanager
+def restored_on_error(rule: Rule, layers: Sequence[Layer], optimizer: Any = None) -> Iterator[None]:
+    """If this raises, restore the rule, the edges, the optimizer and every tensor that was changed.
+
+    Args:
+        rule: the rule that is about to act.
+        layers: the wired layers.
+        optimizer: the optimizer that the rule may change, or None.
+    """
+    journal = _Journal(rule, layers, optimizer)
+    try:
+        with journal:
+            yield
+    except BaseException:
+        journal.restore()
+        raise
+
+
 class _Journal(TorchFunctionMode):
-    """Keeps a copy of every tensor that is changed in place, and what the rule, edges and optimizer refer to."""
+    """Notes how to undo each change of a tensor, and what the rule, edges and optimizer refer to."""
 
     def __init__(self, rule: Rule, layers: Sequence[Layer], optimizer: Any) -> None:
         super().__init__()
-        self._changed: list[tuple[Tensor, Tensor]] = []
-        self._seen: set[int] = set()
+        self._undo: list[Callable[[], Any]] = []
+        self._copied: dict[int, Tensor] = {}  # by id; kept alive, so that no other tensor gets the same one
         holders: list[dict[Any, Any]] = [vars(rule)]
         for layer in layers:
             edges = layer.edges
@@ -69,17 +83,22 @@ class _Journal(TorchFunctionMode):
         self._unsaved = [(layer.edges, set(layer.edges._non_persistent_buffers_set)) for layer in layers]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for tensor in _written(getattr(func, "__name__", ""), args, kwargs or {}):
-            if id(tensor) not in self._seen:
-                self._seen.add(id(tensor))
-                self._changed.append((tensor, tensor.detach().clone()))
+        name = getattr(func, "__name__", "")
+        if name in ("__set__", "__delete__"):  # of an attribute, such as data or grad: only the reference changes
+            tensor, attribute = args[0], func.__self__
+            self._undo.append(partial(attribute.__set__, tensor, attribute.__get__(tensor)))
+            self._copied.pop(id(tensor), None)  # its data may be another tensor's from now on
+        for tensor in _written(name, args, kwargs or {}):
+            if id(tensor) not in self._copied:
+                self._copied[id(tensor)] = tensor
+                self._undo.append(partial(tensor.copy_, tensor.detach().clone()))
         return func(*args, **(kwargs or {}))
 
     def restore(self) -> None:
         """Undo all changes, the latest first, since tensors may share memory."""
         with torch.no_grad():
-            for tensor, before in reversed(self._changed):
-                tensor.copy_(before)
+            for undo in reversed(self._undo):
+                undo()
         for holder, before_ in self._holders:
             holder.clear()
             holder.update(before_)
@@ -88,13 +107,13 @@ class _Journal(TorchFunctionMode):
 
 
 def _written(name: str, args: Any, kwargs: Any) -> list[Tensor]:
-    """The tensors that a call of this name writes to: in-place methods, assignment to items or ``data``, ``out=``."""
+    """The tensors whose values a call of this name changes: in-place methods, assignment to items, ``out=``."""
     in_place = (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE
     found = [kwargs.get("out"), args[0] if in_place and args else None]
     return [x for one in found for x in (one if isinstance(one, (list, tuple)) else [one]) if isinstance(x, Tensor)]
 
 
-_IN_PLACE = {"__setitem__", "__set__"} | {
+_IN_PLACE = {"__setitem__"} | {
     f"__i{operator}__"
     for operator in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
 }

@@ -24,7 +24,9 @@ from wirings.wire.checks import (
     allowed_masks,
     check_not_wrapped,
     check_patterns,
-    check_target,
+    check_total,
+    check_wirable,
+    first_names,
     matching,
     unexpected_arguments,
 )
@@ -34,6 +36,7 @@ from wirings.wire.layer import Layer
 from wirings.wire.parametrization import attach, detach, wired
 from wirings.wire.report import LayerReport
 from wirings.wire.targets import Target, find
+from wirings.wire.transaction import restored_on_error
 
 
 def wire_(
@@ -100,7 +103,7 @@ def wire_(
             matching("budget", pattern, targets)
         targets = [t for t in targets if plan.amount_for(t.names) is not None]
     for target in targets:
-        check_target(target, model)
+        check_wirable(target, model)
     masks = allowed_masks(targets, allowed or {})
     sizes = [_size(target, mask) for target, mask in zip(targets, masks, strict=True)]
     ranked = None
@@ -127,37 +130,34 @@ def wire_(
         selection.set_layers(layers)
         if selection.shared or len(layers) > 1:
             model.register_forward_pre_hook(selection)
-        with on_shards(any(is_sharded(target.weight) for target in targets)):
-            rule.setup(layers)
-        wiring = Wiring(model, rule, layers, plan, sizes, ranked)
-        reports = wiring.report() if layers[0].edges.shared else []
-        _check_shared_budget(wiring, reports)
+        with restored_on_error(rule, layers):
+            with on_shards(any(is_sharded(target.weight) for target in targets)):
+                rule.setup(layers)
+            wiring = Wiring(model, rule, layers, plan, sizes, ranked)
+            reports = wiring.look()
+            if selection.shared:
+                check_total(layers, int(layers[0].edges.k), sum(report.edges for report in reports), _RANKS_EACH)
     except BaseException:
         detach(model, only=[edges for _, _, _, edges in wired(model) if edges not in before])
         raise
-    _warn_if_cut_off(wiring, reports)
+    if selection.shared:
+        _warn_if_cut_off(reports)
     return wiring
 
 
-def _check_shared_budget(wiring: Wiring, reports: list[LayerReport]) -> None:
-    """Raise if layers do not meet their shared budget together, as with a rule that ranks each layer by itself."""
-    count, budget = sum(report.edges for report in reports), int(wiring.layers[0].edges.k)
-    if reports and count != budget:
-        raise WiringError(
-            f"rule {wiring.rule.name!r} chose {count:,} edges over all layers, but their budget is {budget:,}. With "
-            'share="global", edges.k counts the edges of all layers: let the rule use rules.choose_by, or use '
-            'share="uniform" or "erk".'
-        )
+_RANKS_EACH = (
+    'With share="global", edges.k counts the edges of all layers: let the rule use rules.choose_by, or use '
+    'share="uniform" or "erk".'
+)
 
 
-def _warn_if_cut_off(wiring: Wiring, reports: list[LayerReport]) -> None:
+def _warn_if_cut_off(reports: list[LayerReport]) -> None:
     """Warn if layers that share one budget get no edges at all: nothing passes through them."""
     empty = [report.name for report in reports if not report.edges]
     if empty:
-        names = ", ".join(empty[:4]) + (f" and {len(empty) - 4} more" if len(empty) > 4 else "")
         warnings.warn(
-            f'share="global" leaves no edges in {len(empty)} of {len(wiring.layers)} layers ({names}), so nothing '
-            'passes through them. Raise the budget, skip these layers, or use share="uniform" or "erk".',
+            f'share="global" leaves no edges in {len(empty)} of {len(reports)} layers ({first_names(empty)}), so '
+            'nothing passes through them. Raise the budget, skip these layers, or use share="uniform" or "erk".',
             stacklevel=3,
         )
 

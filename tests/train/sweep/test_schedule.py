@@ -97,7 +97,7 @@ def test_reports_a_failure_and_continues_with_the_others(tmp_path: Path) -> None
     assert [starts(tmp_path, run) for run in runs] == [1, 1, 2, 1, 1, 1], "finished runs are not repeated"
     noted = (tmp_path / "out" / folder.EVENTS).read_text()
     assert noted.count("finished ") == 6
-    lines = schedule.summarize(again)
+    lines = schedule.summarize_sweep(again)
     assert [(line.name, line.seeds, line.mean, line.std, line.unfinished) for line in lines] == [
         ("digits/static-dnw", (0, 0, 0), 50.0, 0.0, 0),
         ("digits/static-random", (0, 0, 0), 50.0, 0.0, 0),
@@ -221,7 +221,7 @@ def test_progress_table(tmp_path: Path) -> None:
     states[1].last_epoch = {"epoch": "1", "train_loss": "0.51234", "accuracy": "43.2", "seconds": "70"}
     console = Console(width=150, record=True, file=io.StringIO())
     console.print(display.progress_table(states))
-    console.print(display.results_table(schedule.summarize(states)))
+    console.print(display.results_table(schedule.summarize_sweep(states)))
     text = console.export_text()
     assert "3 runs: 1 running, 1 finished, 1 waiting" in text
     line = next(line for line in text.splitlines() if "running, GPU 0" in line)
@@ -237,7 +237,7 @@ def test_files_get_whole_lines(tmp_path: Path) -> None:
     """A file, such as that of `nohup`, has nothing cut off. A narrow terminal wraps names but loses none of them."""
     grid = [[f"optimizer.lr={lr}" for lr in (0.1, 0.05)], ["optimizer.weight_decay=0.0001", "optimizer.weight_decay=0"]]
     runs = SweepPlan(["ste/mobilenet-decayed_gradient", "digits/static-random"], [0], grid).runs()
-    lines = schedule.summarize([RunProgress(run, tmp_path / run.path) for run in runs])
+    lines = schedule.summarize_sweep([RunProgress(run, tmp_path / run.path) for run in runs])
     file = io.StringIO()
     display.SweepDisplay(open_console(file)).console.print(display.results_table(lines))
     rows = [[cell.strip() for cell in line.split("│")[1:3]] for line in file.getvalue().splitlines() if "│" in line]
@@ -315,7 +315,7 @@ def test_names_with_markup_and_control_characters_are_shown_as_they_are(tmp_path
     states = [RunProgress(run, tmp_path, where="GPU [/0]")]
     console = Console(width=150, file=io.StringIO())
     console.print(display.progress_table(states))
-    console.print(display.results_table(schedule.summarize(states)))
+    console.print(display.results_table(schedule.summarize_sweep(states)))
     display.SweepDisplay(console).say(f"{run.name} [/bold]")
     text = console.file.getvalue()
     assert "\x1b" not in text

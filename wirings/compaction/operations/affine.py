@@ -21,15 +21,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Affine(Operation):
-    """Each channel times ``scale`` plus ``shift``, both (channels,)."""
+class ScaledChannels(Operation):
+    """An operation that ends with each channel times ``scale`` plus ``shift``, both (channels,)."""
 
     weights = ("scale", "shift")
     scale: Tensor
     shift: Tensor
-
-    def compute(self, inputs: Sequence[Tensor], own: Tensors) -> Tensor:
-        return inputs[0] * by_channel(own["scale"], inputs[0]) + by_channel(own["shift"], inputs[0])
 
     def check(self, inputs: Sequence[Tensor]) -> None:
         expect_size(self.scale, (inputs[0].shape[1],))
@@ -37,6 +34,14 @@ class Affine(Operation):
 
     def constant_channels(self, inputs: Sequence[ChannelConstants]) -> Tensor:
         return inputs[0].constant | (self.scale == 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Affine(ScaledChannels):
+    """Each channel times ``scale`` plus ``shift``, both (channels,)."""
+
+    def compute(self, inputs: Sequence[Tensor], own: Tensors) -> Tensor:
+        return inputs[0] * by_channel(own["scale"], inputs[0]) + by_channel(own["shift"], inputs[0])
 
     def is_identity(self, shapes: Mapping[str, Shape]) -> bool:
         return bool((self.scale == 1).all() and (self.shift == 0).all())

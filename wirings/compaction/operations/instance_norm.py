@@ -13,9 +13,8 @@ from torch.nn import functional as F
 
 from wirings.compaction.aten import Arguments, ProgramTensor, converts, has_channels
 from wirings.compaction.builder import ProgramBuilder
-from wirings.compaction.channel_constants import ChannelConstants
-from wirings.compaction.operation import Operation, Tensors, expect, expect_size
-from wirings.compaction.operations.affine import Affine, batch_norm
+from wirings.compaction.operation import Tensors, expect
+from wirings.compaction.operations.affine import Affine, ScaledChannels, batch_norm
 
 if TYPE_CHECKING:
     from wirings.compaction.onnx import OnnxWriter
@@ -23,12 +22,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class InstanceNorm(Operation):
+class InstanceNorm(ScaledChannels):
     """Normalize each channel of each image over its pixels, then multiply by ``scale`` and add ``shift``."""
 
-    weights = ("scale", "shift")
-    scale: Tensor
-    shift: Tensor
     epsilon: float = 1e-5
 
     def compute(self, inputs: Sequence[Tensor], own: Tensors) -> Tensor:
@@ -38,11 +34,7 @@ class InstanceNorm(Operation):
 
     def check(self, inputs: Sequence[Tensor]) -> None:
         expect(inputs[0].dim() > 2, "maps")
-        expect_size(self.scale, (inputs[0].shape[1],))
-        expect_size(self.shift, (inputs[0].shape[1],))
-
-    def constant_channels(self, inputs: Sequence[ChannelConstants]) -> Tensor:
-        return inputs[0].constant | (self.scale == 0)
+        super().check(inputs)
 
     def simplify(self, rewriter: ProgramRewriter) -> bool:
         """Remove a shift right before the norm, which subtracts the mean anyway."""

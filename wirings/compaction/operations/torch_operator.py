@@ -13,7 +13,7 @@ from torch import Tensor
 from wirings.compaction.allowed_operators import (
     ALLOWED_OPERATORS,
     PYTHON_OPERATORS,
-    check_arguments,
+    check_operator_arguments,
     python_operator,
 )
 from wirings.compaction.operation import Operation, Tensors, expect
@@ -60,7 +60,7 @@ class TorchOperator(Operation):
 
         named = {name: resolve(x) for name, x in self.options}
         arguments = tuple(resolve(x) for x in self.arguments)
-        check_arguments(self.target, arguments, named)
+        check_operator_arguments(self.target, arguments, named)
         return find_operator(self.target)(*arguments, **named)
 
     def tensors(self) -> dict[str, Tensor | None]:
@@ -91,7 +91,7 @@ class TorchOperator(Operation):
     # ---- files ------------------------------------------------------------------------------------------------------
 
     def infer(self, inputs: Sequence[Any]) -> Any:
-        check_target(self.target)
+        check_allowed_operator(self.target)
         _check_references((self.arguments, self.options), len(inputs), len(self.held))
         options = dict(_on_meta(self.options))
         if self.target not in PYTHON_OPERATORS:
@@ -118,7 +118,7 @@ def find_operator(target: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
 
 
-def check_target(target: str) -> None:
+def check_allowed_operator(target: str) -> None:
     """Raise unless a file may contain an operator."""
     if target not in ALLOWED_OPERATORS and target not in PYTHON_OPERATORS:
         raise WiringError(

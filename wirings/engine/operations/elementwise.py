@@ -10,7 +10,7 @@ import numpy as np
 from wirings.compaction.operations import Activation, Add, AddMap, Affine, InstanceNorm, Multiply
 from wirings.engine.fused_steps import INFINITY, EdgeSum, EdgeTerm, FusedStep, LoweredStep, NodeConvolution
 from wirings.engine.kernel_step import FUNCTIONS, StepKind
-from wirings.engine.lowering import Lowering, as_array, size_of
+from wirings.engine.lowering import Lowering, as_array, height_and_width
 from wirings.engine.memory_layout import FeatureMaps
 from wirings.engine.operations.registry import Shape, is_maps, kernel_for
 
@@ -57,7 +57,7 @@ def lower_activation(lowering: Lowering, o: Activation) -> FusedStep | FeatureMa
     out = lowering.memory.new(*lowering.shape(o.output), packed=len(lowering.shapes[o.output]) == 1)
     kind = "clamp" if limits is not None else o.kind
     scale = o.values[0] if o.values and limits is None else 1.0
-    fields = {"flag": FUNCTIONS.index(kind), "scale": scale, "low": low, "high": high, **size_of(source)}
+    fields = {"flag": FUNCTIONS.index(kind), "scale": scale, "low": low, "high": high, **height_and_width(source)}
     lowering.emit(LoweredStep(o.output, StepKind.FUNCTION, out, source, fields=fields))
     return out
 
@@ -117,7 +117,12 @@ def _as_few_maps(added: np.ndarray) -> tuple[np.ndarray, ...]:
 def lower_instance_norm(lowering: Lowering, o: InstanceNorm) -> FeatureMaps:
     source = lowering.solid(lowering.ready(o.inputs[0]))
     out = lowering.memory.new(*lowering.shape(o.output))
-    fields = {"weights": as_array(o.scale), "weights2": as_array(o.shift), "scale": o.epsilon, **size_of(source)}
+    fields = {
+        "weights": as_array(o.scale),
+        "weights2": as_array(o.shift),
+        "scale": o.epsilon,
+        **height_and_width(source),
+    }
     lowering.emit(LoweredStep(o.output, StepKind.INSTANCE_NORM, out, source, fields=fields))
     return out
 
@@ -133,6 +138,6 @@ def lower_multiply(lowering: Lowering, o: Multiply) -> FeatureMaps:
     if not one:
         lowering.memory.join(source, second)
     out = lowering.memory.new(*lowering.shape(o.output))
-    fields = {"second": second, "flag": int(one), **size_of(source)}
+    fields = {"second": second, "flag": int(one), **height_and_width(source)}
     lowering.emit(LoweredStep(o.output, StepKind.MULTIPLY, out, source, fields=fields))
     return out

@@ -8,7 +8,7 @@ from dataclasses import replace
 from wirings.compaction.operations import Crop, Mean, Pad, Pooling
 from wirings.engine.fused_steps import EdgeSum, LoweredStep
 from wirings.engine.kernel_step import MEANS, POOLS, StepKind
-from wirings.engine.lowering import Lowering, size_of
+from wirings.engine.lowering import Lowering, height_and_width
 from wirings.engine.memory_layout import FeatureMaps
 from wirings.engine.operations.registry import Shape, is_maps, kernel_for
 
@@ -23,7 +23,7 @@ def lower_mean(lowering: Lowering, o: Mean) -> FeatureMaps:
         lowering.emit_sums(replace(value, name=o.output), out, {"flag": MEANS})
         return out
     source = lowering.solid(lowering.ready(name))
-    fields = {"scale": 1 / (height * width), **size_of(source)}
+    fields = {"scale": 1 / (height * width), **height_and_width(source)}
     lowering.emit(LoweredStep(o.output, StepKind.MEAN, out, source, fields=fields))
     return out
 
@@ -39,7 +39,7 @@ def lower_pooling(lowering: Lowering, o: Pooling) -> FeatureMaps:
     if o.kind == "avg":
         pairs["dilate"] = (1, 1)
     fields = {f"{name}_{side}": pair[i] for name, pair in pairs.items() for i, side in enumerate("yx")}
-    fields = {"flag": POOLS.index(kind), **fields, **size_of(source)}
+    fields = {"flag": POOLS.index(kind), **fields, **height_and_width(source)}
     lowering.emit(LoweredStep(o.output, StepKind.POOL, out, source, fields=fields))
     return out
 

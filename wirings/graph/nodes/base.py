@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
 
 from wirings.errors import WiringError, unknown
-from wirings.utils.registry import add_class
+from wirings.utils.registry import Registry
 
 ALL = slice(None)
 
@@ -110,19 +110,12 @@ class Node(ABC):
 NodeRecipe = Node | str | Callable[[int], nn.Module]
 """What a graph takes as ``node=``; None stands for nodes without a function."""
 
-_registry: dict[str, type[Node]] = {}
-N = TypeVar("N", bound=type[Node])
+_registry: Registry[Node] = Registry("node")
 
-
-def register(cls: N) -> N:
-    """Make a recipe available by its ``name``, and run the contract tests on it."""
-    add_class(_registry, cls, "node")
-    return cls
-
-
-def names() -> list[str]:
-    """The names of the registered recipes."""
-    return sorted(_registry)
+register = _registry.register
+"""Make a recipe available by its ``name``, and run the contract tests on it. A decorator."""
+names = _registry.names
+"""The names of the registered recipes."""
 
 
 def get(name: str, **settings: Any) -> Node:

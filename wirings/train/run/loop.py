@@ -32,7 +32,7 @@ from wirings.train.run.progress import Progress
 from wirings.train.run.recording import Recording
 from wirings.train.run.saving import RunCheckpoints
 from wirings.train.run.step import TrainingStep, acts_between_steps
-from wirings.train.run.summary import summarize
+from wirings.train.run.summary import summarize_run
 from wirings.train.settings import Settings, to_mapping
 from wirings.wire.handle import Wiring
 
@@ -323,7 +323,7 @@ class Run:
         self.progress.wall = self._wall_before + time.perf_counter() - self._begun
         environment = results.environment(self.context.device)
         more = {"overrides": self.overrides, "data_md5": self.data.md5, **environment}
-        result = summarize(self.name, self.settings, self.model, self.wiring, self.progress, **more)
+        result = summarize_run(self.name, self.settings, self.model, self.wiring, self.progress, **more)
         results.write_json(self.folder / RESULT, result)
         return result
 

@@ -14,7 +14,7 @@ from wirings.train.settings import Settings, to_mapping
 from wirings.wire.handle import Wiring
 
 
-def summarize(
+def summarize_run(
     name: str, settings: Settings, model: nn.Module, wiring: Wiring | None, progress: Progress, **more: Any
 ) -> Result:
     """Count a trained network and collect what its run reached.

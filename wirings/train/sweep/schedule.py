@@ -217,7 +217,7 @@ class SweepResult:
     """Number of runs that are not finished."""
 
 
-def summarize(states: Sequence[RunProgress]) -> list[SweepResult]:
+def summarize_sweep(states: Sequence[RunProgress]) -> list[SweepResult]:
     """Return the results of the requested runs, one for every recipe and set of changes."""
     groups: dict[tuple[str, tuple[str, ...]], list[RunProgress]] = {}
     for state in states:

@@ -12,7 +12,7 @@ from wirings.train import data as data_sets
 from wirings.train import recipes, results
 from wirings.train.settings import first_difference, from_mapping
 from wirings.train.tables.format import duration, millions, with_commas, with_std
-from wirings.train.tables.sizes import CountedSize, remarks, size_of
+from wirings.train.tables.sizes import CountedSize, count_size, remarks
 from wirings.utils.tables import markdown_table, text_table
 
 HEADER = (
@@ -115,7 +115,7 @@ def row_of(recipe: recipes.Recipe, folder: Path, sizes: bool = False) -> TableRo
         train_s=_mean([result.train_s for result in ours]),
         files=tuple(results.path_of(folder, result.recipe, result.seed) for result in ours),
         left_out=len(found) - len(ours),
-        size=size_of(recipe, ours) if sizes else None,
+        size=count_size(recipe, ours) if sizes else None,
         note=recipe.note,
         published="accuracy" not in paper and "published" in paper,
         paper_top5=paper.get("top5"),

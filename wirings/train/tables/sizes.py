@@ -40,7 +40,7 @@ class CountedSize:
         return all(paper is None or ours is None or millions(ours, paper) == millions(paper) for paper, ours in pairs)
 
 
-def size_of(recipe: Recipe, ours: Sequence[Result]) -> CountedSize:
+def count_size(recipe: Recipe, ours: Sequence[Result]) -> CountedSize:
     """The size of a recipe's network: the mean over its results, or counted now if it has none."""
     paper = recipe.paper or {}
     known: dict[str, Any] = {"paper_params": paper.get("params"), "paper_mult_adds": paper.get("mult_adds")}
