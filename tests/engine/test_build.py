@@ -13,10 +13,8 @@ from pathlib import Path
 import processes
 import pytest
 import torch
-from test_kernels import differences, nodes
 from torch import nn
 
-from tests.engine.random_programs import RandomProgram
 from wirings import engine
 from wirings.engine import build
 
@@ -118,7 +116,8 @@ def test_without_threads() -> None:
     )
     command = ["sh", "-c", 'ulimit -s 4194304 && exec "$@"', "sh", sys.executable, "-c", script]  # 4 GiB for a thread
     root = Path(__file__).parents[2]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False)
     if "ulimit" in done.stderr:
         pytest.skip("the stack's size cannot be set here")
     assert done.returncode == 0, done.stderr
@@ -183,6 +182,9 @@ def test_key_depends_on_compiler_and_processor(monkeypatch: pytest.MonkeyPatch) 
 
 
 def check_kernels() -> None:
+    from tests.engine.random_programs import RandomProgram
+    from tests.engine.test_kernels import differences, nodes
+
     for way in ("sparse", "dense"):
         programs = [nodes(0, size, [20, 17, 9], 2, 0.3) for size in ((7, 7), (14, 14), (33, 17))]
         programs += [RandomProgram(seed, (3, 5 + seed % 13, 9)).program(8) for seed in range(40)]
