@@ -69,7 +69,8 @@ def make(side: str, options: argparse.Namespace) -> tuple[nn.Module, Any]:
     """Make the network of one side and its wiring."""
     torch.manual_seed(0)
     wired = {"rule": options.rule, "density": options.density} if side == "wired" else {"rule": "dense"}
-    model = models.get(options.model, classes=options.classes, image_size=options.size, **wired)
+    size = {"width": options.width, "classes": options.classes, "image_size": options.size}
+    model = models.get(options.model, **size, **wired)
     if side == "authors":
         for module in list(model.modules()):
             if isinstance(module, nn.Conv2d):
@@ -154,6 +155,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--model", default="resnet50", choices=["resnet50", "resnet18"])
+    parser.add_argument("--width", type=float, default=1.0, help="channels, relative to those of ResNet")
     parser.add_argument("--rule", default="dnw")
     parser.add_argument("--density", type=float, default=0.1)
     parser.add_argument("--batch", type=int, default=256)

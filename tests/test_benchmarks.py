@@ -1,11 +1,11 @@
 """Benchmarks run at a tiny size and write a record of what they measured."""
 
+import importlib
 import json
 import runpy
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -15,13 +15,23 @@ from wirings.train.settings import to_mapping
 ROOT = Path(__file__).parents[1]
 
 
-def run(name: str, out: Path, *options: str) -> tuple[str, dict[str, Any]]:
-    command = [sys.executable, "-m", f"benchmarks.{name}", *options, f"--out={out}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    record = json.loads(out.read_text())
-    assert {"benchmark", "settings", "hardware", "versions", "commit", "date", "rows"} <= record.keys()
-    return done.stdout, record
+class RunBenchmark(Protocol):
+    """Runs a benchmark by name with options; returns what it prints and the record that it writes."""
+
+    def __call__(self, name: str, *options: str) -> tuple[str, dict[str, Any]]: ...
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunBenchmark:
+    def call(name: str, *options: str) -> tuple[str, dict[str, Any]]:
+        out = tmp_path / "record.json"
+        monkeypatch.setattr(sys, "argv", [name, *options, f"--out={out}"])
+        importlib.import_module(f"benchmarks.{name}").main()
+        record = json.loads(out.read_text())
+        assert {"benchmark", "settings", "hardware", "versions", "commit", "date", "rows"} <= record.keys()
+        return capsys.readouterr().out, record
+
+    return call
 
 
 def make(recipe: str, seed: int, accuracy: float) -> results.Result:
@@ -33,10 +43,11 @@ def make(recipe: str, seed: int, accuracy: float) -> results.Result:
 
 
 @pytest.mark.slow
-def test_sparse_step_benchmark(tmp_path: Path) -> None:
+def test_sparse_step_benchmark(run: RunBenchmark) -> None:
     small = [
         "--device=cpu",
         "--model=resnet18",
+        "--width=0.25",
         "--batch=2",
         "--size=8",
         "--rounds=3",
@@ -44,7 +55,7 @@ def test_sparse_step_benchmark(tmp_path: Path) -> None:
         "--warmup=1",
         "--no-compile",
     ]
-    text, record = run("sparse_step", tmp_path / "record.json", *small)
+    text, record = run("sparse_step", *small)
     (row,) = record["rows"]
     assert row["way"] == "called"
     assert set(row["times"]) == set(row["ratios"]) == set(row["peak_bytes"]) == {"dense", "wired", "authors"}
@@ -54,8 +65,8 @@ def test_sparse_step_benchmark(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_billion_weights_benchmark(tmp_path: Path) -> None:
-    text, record = run("billion", tmp_path / "record.json", "--layers=3", "--width=64", "--limit=8")
+def test_billion_weights_benchmark(run: RunBenchmark) -> None:
+    text, record = run("billion", "--layers=3", "--width=64", "--limit=8")
     dense, wired = record["rows"]
     assert (dense["weights"], wired["weights"], wired["edges"]) == (3 * 64**2, 3 * 64**2, 3 * 409)
     assert list(wired["phases"]) == ["built", "wired", "first step", "second step", "finalized"]
@@ -72,8 +83,8 @@ def test_billion_weights_fit_in_24_gigabytes() -> None:
 
 
 @pytest.mark.slow
-def test_history_benchmark(tmp_path: Path) -> None:
-    text, record = run("history", tmp_path / "record.json", "--pairs=2", "--disturbed=9")
+def test_history_benchmark(run: RunBenchmark) -> None:
+    text, record = run("history", "--pairs=2", "--disturbed=9")
     assert [row["every"] for row in record["rows"]] == [8, 1]
     for row in record["rows"]:
         assert (row["recipe"], row["captured"], row["steps"]) == ("digits/static-dnw", False, 14)

@@ -10,6 +10,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import processes
 import pytest
 import torch
 from torch import nn
@@ -115,7 +116,8 @@ def test_without_threads() -> None:
     )
     command = ["sh", "-c", 'ulimit -s 4194304 && exec "$@"', "sh", sys.executable, "-c", script]  # 4 GiB for a thread
     root = Path(__file__).parents[2]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False)
     if "ulimit" in done.stderr:
         pytest.skip("the stack's size cannot be set here")
     assert done.returncode == 0, done.stderr
@@ -179,6 +181,18 @@ def test_key_depends_on_compiler_and_processor(monkeypatch: pytest.MonkeyPatch) 
     assert build._own_key() != own
 
 
+def check_kernels() -> None:
+    from tests.engine.random_programs import RandomProgram
+    from tests.engine.test_kernels import differences, nodes
+
+    for way in ("sparse", "dense"):
+        programs = [nodes(0, size, [20, 17, 9], 2, 0.3) for size in ((7, 7), (14, 14), (33, 17))]
+        programs += [RandomProgram(seed, (3, 5 + seed % 13, 9)).program(8) for seed in range(40)]
+        for program in programs:
+            images = torch.randn(3, *program.inputs["x"])
+            assert max(differences(program, images, engine=way, threads=2)) < 1e-5
+
+
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", ["-mno-avx512f", "-mno-avx"])
@@ -186,18 +200,8 @@ def test_other_vector_widths(flags: str, tmp_path: Path) -> None:
     if "x86" not in platform.machine():
         pytest.skip("these flags are for x86")
     (compiler, *_) = build._compilers("")
-    script = (
-        "import torch\n"
-        "from tests.engine.random_programs import RandomProgram\n"
-        "from tests.engine.test_kernels import differences, nodes\n"
-        "for way in ('sparse', 'dense'):\n"
-        "    programs = [nodes(0, size, [20, 17, 9], 2, 0.3) for size in ((7, 7), (14, 14), (33, 17))]\n"
-        "    programs += [RandomProgram(seed, (3, 5 + seed % 13, 9)).program(8) for seed in range(40)]\n"
-        "    for program in programs:\n"
-        "        images = torch.randn(3, *program.inputs['x'])\n"
-        "        assert max(differences(program, images, engine=way, threads=2)) < 1e-5\n"
-    )
-    environment = {"CXX": f"{compiler[0]} {flags}", "WIRINGS_CACHE": str(tmp_path), "PATH": os.environ["PATH"]}
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", script], env=environment, cwd=root, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    output = tmp_path / "output.txt"
+    environment = {"CXX": f"{compiler[0]} {flags}", "WIRINGS_CACHE": str(tmp_path)}
+    process = processes.start(check_kernels, output=output, env=environment)
+    process.join()
+    assert process.exitcode == 0, output.read_text()

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from processes import METHOD
 from torch import Tensor, nn
 
 import wirings
@@ -101,7 +102,7 @@ def choices(rank: int, folder: str) -> None:
 
 
 def test_the_same_edges_are_chosen(tmp_path: Path) -> None:
-    mp.spawn(choices, (str(tmp_path),), nprocs=3)
+    mp.start_processes(choices, (str(tmp_path),), nprocs=3, start_method=METHOD)
 
 
 # ---- checkpoints -----------------------------------------------------------------------------------------------
@@ -328,7 +329,7 @@ def two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Excep
     """The folder with a file for each check that passed, and the error that ended the processes, if any."""
     folder = tmp_path_factory.mktemp("sharded")
     try:
-        mp.spawn(check_all, (str(folder),), nprocs=2)
+        mp.start_processes(check_all, (str(folder),), nprocs=2, start_method=METHOD)
     except (mp.ProcessRaisedException, mp.ProcessExitedException) as error:
         return folder, error
     return folder, None

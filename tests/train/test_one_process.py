@@ -2,13 +2,12 @@
 
 import json
 import os
-import socket
-import subprocess
-import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 import torch.distributed as dist
 from breaking import Heard
@@ -26,39 +25,46 @@ CHANGES = ["data.name=synthetic", "data.options={shape: [1, 8, 8], examples: 400
 CHANGES += ["batch=20", "checkpoint_every=1", "history_every=1"]
 
 
-def command(out: Path, epochs: int, *more: str) -> list[str]:
-    words = [sys.executable, "-m", "wirings", "train", RECIPE, "--device", "cpu", "--out", str(out), *more]
-    return words + [word for change in (*CHANGES, f"epochs={epochs}") for word in ("--set", change)]
+def start(out: Path, epochs: int, output: Path, env: dict[str, str] | None = None) -> BaseProcess:
+    words = ["train", RECIPE, "--device", "cpu", "--out", str(out)]
+    words += [word for change in (*CHANGES, f"epochs={epochs}") for word in ("--set", change)]
+    return processes.start(processes.command, *words, output=output, env=env)
 
 
-def until(wanted: Any, process: subprocess.Popen[str]) -> None:
+def said(output: Path) -> str:
+    return " ".join(output.read_text().split())
+
+
+def until(wanted: Any, process: BaseProcess, output: Path) -> None:
     end = time.monotonic() + 120
     while not wanted():
-        assert process.poll() is None, process.communicate()
+        assert process.is_alive(), output.read_text()
         assert time.monotonic() < end
         time.sleep(0.02)
 
 
 def test_refuses_a_second_process(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": tmp_path}
-    with subprocess.Popen(command(out, 200), **piped) as first:
-        until((out / "last.safetensors").exists, first)
+    out, outputs = tmp_path / "run", [tmp_path / f"{i}.txt" for i in range(2)]
+    first = start(out, 200, outputs[0])
+    try:
+        until((out / "last.safetensors").exists, first, outputs[0])
         holder = json.loads((out / LOCK).read_text())
         assert holder["pid"] == first.pid
-        second = subprocess.run(command(out, 200), **piped)
-        assert second.returncode == 1
-        said = " ".join(second.stdout.split())
-        assert f"is in use by process {first.pid} on " in said
-        assert said.endswith("Wait until it ends, stop it, or give another --out.")
+        second = start(out, 200, outputs[1])
+        second.join()
+        assert second.exitcode == 1
+        assert f"is in use by process {first.pid} on " in said(outputs[1])
+        assert said(outputs[1]).endswith("Wait until it ends, stop it, or give another --out.")
         settings = with_overrides(recipes.get(RECIPE).settings, [*CHANGES, "epochs=200"])[0]
         with pytest.raises(WiringError, match=f"is in use by process {first.pid} on "):
             loop.train(RECIPE, settings, out, device="cpu", resume=True)
-        assert first.poll() is None
+        assert first.is_alive()
+    finally:
         first.kill()
+        first.join()
     log = Heard()
     assert loop.train(RECIPE, settings, out, device="cpu", resume=True, max_minutes=0, log=log) is None
-    assert not any("history" in said for said in log.said)
+    assert not any("history" in text for text in log.said)
     assert not (out / LOCK).exists()
 
 
@@ -98,18 +104,14 @@ def test_both_phases_lock_their_folders(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.slow
 @pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this PyTorch has no gloo")
 def test_all_ranks_stop_if_the_folder_is_locked(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with held(tmp_path, print):
-        ranks = [
-            subprocess.Popen(command(tmp_path, 1), env={**common, "RANK": str(i), "LOCAL_RANK": str(i)}, **piped)
-            for i in range(2)
-        ]
-        said = [" ".join(rank.communicate(timeout=120)[0].split()) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [1, 1]
-    assert f"is in use by process {os.getpid()} on " in said[0]
-    assert f"Error: process 1 of 2 stops because rank 0 cannot use {tmp_path}." in said[1]
-    assert not list(tmp_path.iterdir())
+    out, outputs = tmp_path / "run", [tmp_path / f"{i}.txt" for i in range(2)]
+    out.mkdir()
+    with held(out, print):
+        environments = processes.rank_environments(2)
+        ranks = [start(out, 1, output, env) for output, env in zip(outputs, environments, strict=True)]
+        for rank in ranks:
+            rank.join(timeout=120)
+    assert [rank.exitcode for rank in ranks] == [1, 1]
+    assert f"is in use by process {os.getpid()} on " in said(outputs[0])
+    assert f"Error: process 1 of 2 stops because rank 0 cannot use {out}." in said(outputs[1])
+    assert not list(out.iterdir())

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from soak import SOAK
 
 from wirings import models
 from wirings.train import recipes
@@ -35,9 +36,13 @@ def test_resnet_recipes_train(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_table_4_recipes_train(tmp_path: Path) -> None:
     name = "table4/first_dense-30"
-    settings, overrides = with_overrides(recipes.get(name).settings, [*SMALL, "model.options.image_size=8"])
+    changes = [*SMALL, "model.options.image_size=8"]
+    if not SOAK:  # one step per epoch, not three
+        changes.append("data.options={shape: [3, 8, 8], examples: 8, test_examples: 8}")
+    settings, overrides = with_overrides(recipes.get(name).settings, changes)
     result = loop.train(name, settings, tmp_path / "run", device="cpu", overrides=overrides)
     assert result is not None
+    assert result.steps == (6 if SOAK else 2)
     weights = 23_454_912 - 3 * 64 * 49 + 10 * 2048  # all convolutions except the first, and the classifier
     assert result.edges == pytest.approx(0.3 * weights, abs=54)
     assert result.top5 is not None

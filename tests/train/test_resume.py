@@ -1,12 +1,12 @@
 """A run that is interrupted, in whatever way, and resumed equals an uninterrupted one, bit for bit."""
 
 import random
-import subprocess
-import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 from breaking import BreakError, Stops, lines, same_runs
 from soak import SOAK
@@ -154,12 +154,12 @@ def test_resumes_after_several_kills(tmp_path: Path) -> None:
     settings += ["data.name=synthetic", "data.options={shape: [1, 8, 8], examples: 1000, test_examples: 40}"]
     changes = [text for change in settings for text in ("--set", change)]
 
-    def command(out: str) -> list[str]:
-        return [sys.executable, "-m", "wirings", "train", RECIPE, "--device", "cpu", "--out", out, "--resume", *changes]
+    def start() -> BaseProcess:
+        words = ["train", RECIPE, "--device", "cpu", "--out", str(tmp_path / "killed"), "--resume", *changes]
+        return processes.start(processes.command, *words, output=tmp_path / "output.txt")
 
     changed_settings, overrides = with_overrides(recipes.get(RECIPE).settings, settings)
     train(tmp_path / "whole", changed_settings, overrides=overrides)
-    quiet: dict[str, Any] = {"cwd": tmp_path, "stdout": subprocess.DEVNULL}
     draw, reached = random.Random(0), [0]
     began, last = tmp_path / "killed" / "settings.yaml", tmp_path / "killed" / "last.safetensors"
 
@@ -168,22 +168,24 @@ def test_resumes_after_several_kills(tmp_path: Path) -> None:
 
     for _ in range(kills):
         before = changed(began)
-        process = subprocess.Popen(command("killed"), **quiet)
-        while process.poll() is None and changed(began) == before:
+        process = start()
+        while process.is_alive() and changed(began) == before:
             time.sleep(0.005)
         for _ in range(draw.randrange(9)):  # a few checkpoints and a moment later
             written = changed(last)
-            while process.poll() is None and changed(last) == written:
+            while process.is_alive() and changed(last) == written:
                 time.sleep(0.002)
         time.sleep(draw.uniform(0, 0.05))
-        assert process.poll() is None, "it finished before it could be killed: make it longer"
+        assert process.is_alive(), "it finished before it could be killed: make it longer"
         process.kill()
-        process.wait()
+        process.join()
         if last.exists():
             _, about = checkpoint.read(last)
             reached.append(about["progress"]["steps"])
     assert reached == sorted(reached)
     assert len(set(reached)) > kills // 2, "some kills must follow progress"
-    assert subprocess.run(command("killed"), **quiet).returncode == 0
+    process = start()
+    process.join()
+    assert process.exitcode == 0, (tmp_path / "output.txt").read_text()
     same_runs(tmp_path / "whole", tmp_path / "killed")
     assert not list((tmp_path / "killed").glob(".*"))

@@ -6,13 +6,13 @@ Starting processes takes longest, so one pair of them trains all cases, after th
 import csv
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import processes
 import pytest
 import torch
 import torch.distributed as dist
@@ -84,28 +84,27 @@ def work(case: str, folder: Path, death: int) -> None:
     loop.build = build
 
 
-def start_two(cases: list[str], folder: Path, death: int = -1) -> list[tuple[int, str]]:
+def work_all(cases: list[str], folder: Path, death: int) -> None:
+    for case in cases:
+        work(case, folder, death)
+    leave()
+    assert not dist.is_initialized()
+
+
+def start_two(cases: list[str], folder: Path, death: int = -1) -> list[tuple[int | None, str]]:
     """Train on two processes, case by case. Returns the exit status and the errors of both."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
-    shared |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     for case in cases:
         if not (folder / case).exists():
             (folder / case).mkdir()
             (folder / case / "run1").symlink_to(folder / case / "run0")  # one folder, as with torchrun
-    processes = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(folder), str(death), *cases],
-            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
+    outputs = [folder / f"output{rank}.txt" for rank in range(2)]
+    ranks = [
+        processes.start(work_all, cases, folder, death, output=output, env=env)
+        for output, env in zip(outputs, processes.rank_environments(2), strict=True)
     ]
-    errors = [process.communicate(timeout=120)[1] for process in processes]
-    return [(process.returncode, error) for process, error in zip(processes, errors, strict=True)]
+    for rank in ranks:
+        rank.join(timeout=120)
+    return [(rank.exitcode, output.read_text()) for rank, output in zip(ranks, outputs, strict=True)]
 
 
 class Trained(NamedTuple):
@@ -113,7 +112,7 @@ class Trained(NamedTuple):
 
     folder: Path
     dead: Path
-    deaths: dict[str, list[tuple[int, str]]]
+    deaths: dict[str, list[tuple[int | None, str]]]
 
 
 @pytest.fixture(scope="module")
@@ -195,10 +194,3 @@ def test_stops_if_a_process_dies_and_can_be_resumed(trained: Trained, tmp_path: 
     assert all(value.isfinite().all() for value in tensors.values())
     loop.train(RECIPE, settings_of("dies"), tmp_path / "alone", device="cpu")
     same_log(trained.folder / "dies" / "run0", tmp_path / "alone")
-
-
-if __name__ == "__main__":
-    for name in sys.argv[3:]:
-        work(name, Path(sys.argv[1]), int(sys.argv[2]))
-    leave()
-    assert not dist.is_initialized()

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from processes import METHOD
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -29,6 +30,7 @@ CASES = [
 
 def train_all(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     torch.save([trained(rank, *case) for case in CASES], f"{folder}/{rank}.pt")
     leave()
@@ -58,8 +60,7 @@ def trained(rank: int, rule: str, share: str) -> dict[str, Any]:
 def replicas(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]:
     """The outcomes of all cases on both processes, which are started once, since that takes longest."""
     folder = tmp_path_factory.mktemp("ddp")
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    mp.spawn(train_all, (str(folder),), nprocs=2)
+    mp.start_processes(train_all, (str(folder),), nprocs=2, start_method=METHOD)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 

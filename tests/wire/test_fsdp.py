@@ -6,11 +6,10 @@ takes longest.
 """
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 import torch
 import torch.distributed as dist
@@ -28,7 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:share=.global. leaves no edges"),
     pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this PyTorch has no gloo"),
 ]
-STEPS = 20 if SOAK else 12
+STEPS = 20 if SOAK else 8
 CASES = [  # rule, share, which modules are sharded separately, whether it is wired before or after sharding
     ("dnw", "uniform", "all", "before"),
     ("dnw", "uniform", "each", "after"),
@@ -140,7 +139,7 @@ def train_all(rank: int, folder: str) -> None:
 def sharded_runs(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """For each process, the outcomes of all cases, and its wirings when trained on its own data."""
     folder = tmp_path_factory.mktemp("fsdp")
-    mp.spawn(train_all, (str(folder),), nprocs=2)
+    mp.start_processes(train_all, (str(folder),), nprocs=2, start_method=processes.METHOD)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 
@@ -181,15 +180,19 @@ def test_processes_with_different_data(sharded_runs: list[Any]) -> None:
 
 
 def test_example_resumes_with_another_number_of_processes(tmp_path: Path) -> None:
-    def run(processes: int, steps: int) -> str:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-        command += [str(Path(__file__).parents[2] / "examples" / "sharded.py"), "--steps", str(steps)]
-        shared = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            command, env=shared, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+    example = Path(__file__).parents[2] / "examples" / "sharded.py"
+
+    def run(world: int, steps: int) -> str:
+        outputs = [tmp_path / f"{rank}.txt" for rank in range(world)]
+        words = ["--steps", str(steps), "--folder", str(tmp_path / "saved")]
+        ranks = [
+            processes.start(processes.script, example, *words, output=output, env=env)
+            for output, env in zip(outputs, processes.rank_environments(world), strict=True)
+        ]
+        for rank, output in zip(ranks, outputs, strict=True):
+            rank.join(timeout=300)
+            assert rank.exitcode == 0, output.read_text()
+        return outputs[0].read_text()
 
     assert "resuming" not in run(2, 100)
     again = run(1, 110)

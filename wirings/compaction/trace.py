@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.export.graph_signature import OutputKind
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from wirings.compaction.allowed_operators import PYTHON_OPERATORS
 from wirings.compaction.aten import CHANNELWISE, CONVERTERS, ProgramTensor
@@ -266,6 +265,8 @@ def _is_random(target: Any, arguments: list[Any], options: dict[str, Any]) -> bo
 
 def _check_sizes(node: fx.Node, name: str) -> None:
     """Raise if the size of an operator's result depends on the values of tensors."""
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols  # imports SymPy, which takes 0.3 s
+
     value = node.meta.get("val")
     values = value if isinstance(value, (list, tuple)) else [value]
     if not any(isinstance(x, Tensor) and free_unbacked_symbols(x) for x in values):

