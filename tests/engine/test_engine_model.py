@@ -134,6 +134,22 @@ def test_choices_of_another_form_are_rejected(program: Program, steps: Any, tmp_
 
 
 @needs_kernels
+@pytest.mark.parametrize(("target", "shape"), [("aten::reshape", (1, 48)), ("aten::expand", (1, 3, 4, 4))])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_files_that_fail_on_several_images_are_rejected(
+    target: str, shape: tuple[int, ...], dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """One image passes, but a compiled network takes any batch size."""
+    operations = [
+        Conv("a", ("x",), torch.randn(3, 3, 1, 1, dtype=dtype)),
+        TorchOperator("b", ("a",), target, (InputRef(0), shape)),
+    ]
+    Program({"x": (3, 4, 4)}, operations, ("b",)).save(tmp_path / "net.safetensors")
+    with pytest.raises(WiringError, match=r"net.safetensors cannot be read: RuntimeError"):
+        engine.load(tmp_path / "net.safetensors", threads=2)
+
+
+@needs_kernels
 @pytest.mark.parametrize("error", [WiringError("this is a bug in wirings"), MemoryError("not enough memory")])
 def test_errors_of_the_kernels_are_not_blamed_on_the_file(
     program: Program, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from wirings.compaction import CompactModel, compact
@@ -85,7 +86,10 @@ def load(
             engine = engine or saved["engine"]
             if threads is None and saved["threads"] <= max(FEW_THREADS, os.cpu_count() or 1):
                 threads = saved["threads"]
-        program.run(*program.example(1))  # so that whatever fails below is not the file's fault
+        # Run the program as compiling does, on the same batch sizes: what fails after that is not the file's fault.
+        program = program.to("cpu", torch.float32)
+        for batch in (1, (threads or torch.get_num_threads()) + 1):
+            program.run(*program.example(batch))
     return EngineModel(program, engine or "auto", threads, saved)
 
 
