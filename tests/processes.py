@@ -32,6 +32,19 @@ def start(target: Callable[..., object], *args: Any, output: Path, env: Mapping[
     return process
 
 
+def wait(process: BaseProcess, timeout: float = 300) -> int | None:
+    """Wait until a process ends, and kill it after ``timeout`` seconds: Python would wait for it when pytest exits.
+
+    Returns:
+        Its exit status; negative if a signal killed it.
+    """
+    process.join(timeout)
+    if process.is_alive():
+        process.kill()
+        process.join()
+    return process.exitcode
+
+
 def _run(output: str, env: dict[str, str], folder: str, target: Callable[..., object], args: tuple[Any, ...]) -> None:
     os.environ.update(env)
     os.chdir(folder)

@@ -203,5 +203,4 @@ def test_other_vector_widths(flags: str, tmp_path: Path) -> None:
     output = tmp_path / "output.txt"
     environment = {"CXX": f"{compiler[0]} {flags}", "WIRINGS_CACHE": str(tmp_path)}
     process = processes.start(check_kernels, output=output, env=environment)
-    process.join()
-    assert process.exitcode == 0, output.read_text()
+    assert processes.wait(process, 600) == 0, output.read_text()

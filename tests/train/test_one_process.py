@@ -51,8 +51,7 @@ def test_refuses_a_second_process(tmp_path: Path) -> None:
         holder = json.loads((out / LOCK).read_text())
         assert holder["pid"] == first.pid
         second = start(out, 200, outputs[1])
-        second.join()
-        assert second.exitcode == 1
+        assert processes.wait(second) == 1
         assert f"is in use by process {first.pid} on " in said(outputs[1])
         assert said(outputs[1]).endswith("Wait until it ends, stop it, or give another --out.")
         settings = with_overrides(recipes.get(RECIPE).settings, [*CHANGES, "epochs=200"])[0]
@@ -109,9 +108,7 @@ def test_all_ranks_stop_if_the_folder_is_locked(tmp_path: Path) -> None:
     with held(out, print):
         environments = processes.rank_environments(2)
         ranks = [start(out, 1, output, env) for output, env in zip(outputs, environments, strict=True)]
-        for rank in ranks:
-            rank.join(timeout=120)
-    assert [rank.exitcode for rank in ranks] == [1, 1]
+        assert [processes.wait(rank, 120) for rank in ranks] == [1, 1]
     assert f"is in use by process {os.getpid()} on " in said(outputs[0])
     assert f"Error: process 1 of 2 stops because rank 0 cannot use {out}." in said(outputs[1])
     assert not list(out.iterdir())

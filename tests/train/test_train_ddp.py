@@ -102,9 +102,8 @@ def start_two(cases: list[str], folder: Path, death: int = -1) -> list[tuple[int
         processes.start(work_all, cases, folder, death, output=output, env=env)
         for output, env in zip(outputs, processes.rank_environments(2), strict=True)
     ]
-    for rank in ranks:
-        rank.join(timeout=120)
-    return [(rank.exitcode, output.read_text()) for rank, output in zip(ranks, outputs, strict=True)]
+    statuses = [processes.wait(rank, 120) for rank in ranks]
+    return [(status, output.read_text()) for status, output in zip(statuses, outputs, strict=True)]
 
 
 class Trained(NamedTuple):

@@ -189,9 +189,8 @@ def test_example_resumes_with_another_number_of_processes(tmp_path: Path) -> Non
             processes.start(processes.script, example, *words, output=output, env=env)
             for output, env in zip(outputs, processes.rank_environments(world), strict=True)
         ]
-        for rank, output in zip(ranks, outputs, strict=True):
-            rank.join(timeout=300)
-            assert rank.exitcode == 0, output.read_text()
+        statuses = [processes.wait(rank) for rank in ranks]
+        assert statuses == [0] * world, [output.read_text() for output in outputs]
         return outputs[0].read_text()
 
     assert "resuming" not in run(2, 100)

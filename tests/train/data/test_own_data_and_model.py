@@ -79,8 +79,7 @@ def test_trains_and_predicts(tmp_path: Path, environment: dict[str, str], monkey
     def call(*words: str) -> str:
         output = tmp_path / "output.txt"
         process = processes.start(command, str(tmp_path), *words, output=output)
-        process.join()
-        assert process.exitcode == 0, output.read_text()
+        assert processes.wait(process) == 0, output.read_text()
         return output.read_text()
 
     changes = ["data.name=stripes", "model.name=flat", "model.options={density: 0.5}", "epochs=2", "batch=8"]
