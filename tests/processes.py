@@ -25,9 +25,9 @@ def start(target: Callable[..., object], *args: Any, output: Path, env: Mapping[
         target: the function, which the process finds by its name.
         args: its arguments.
         output: the file for what the process prints and its errors.
-        env: changes to the environment, which is else that of the first process started here.
+        env: changes to the environment, which is otherwise that of this process.
     """
-    process = CONTEXT.Process(target=_run, args=(str(output), dict(env or {}), os.getcwd(), target, args))
+    process = CONTEXT.Process(target=_run, args=(str(output), {**os.environ, **(env or {})}, os.getcwd(), target, args))
     process.start()
     return process
 
@@ -46,6 +46,7 @@ def wait(process: BaseProcess, timeout: float = 300) -> int | None:
 
 
 def _run(output: str, env: dict[str, str], folder: str, target: Callable[..., object], args: tuple[Any, ...]) -> None:
+    os.environ.clear()  # of the first process that was started, which the server has kept
     os.environ.update(env)
     os.chdir(folder)
     with open(output, "wb") as file:
