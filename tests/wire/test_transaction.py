@@ -137,6 +137,64 @@ def test_references_to_gradients_are_restored() -> None:
     assert [layer.weight.data_ptr() for layer in wiring.layers] == addresses
 
 
+def freeze(layer: rules.LayerLike, optimizer: Any) -> None:
+    layer.weight.requires_grad_(False)
+
+
+def set_other_memory(layer: rules.LayerLike, optimizer: Any) -> None:
+    layer.weight.mul_(2.0)
+    layer.weight.set_(optimizer.state[layer.weight]["momentum_buffer"])
+    layer.weight.mul_(2.0)
+    layer.edges.k.set_(torch.ones_like(layer.edges.k))
+
+
+def transpose(layer: rules.LayerLike, optimizer: Any) -> None:
+    layer.weight.mul_(2.0)
+    layer.weight.t_()
+
+
+def accumulate(layer: rules.LayerLike, optimizer: Any) -> None:
+    with torch.enable_grad():
+        layer.weight.square().sum().backward()
+        torch.autograd.backward(layer.weight.square().sum())
+
+
+def keep_history(layer: rules.LayerLike, optimizer: Any) -> None:
+    with torch.enable_grad():
+        optimizer.state[layer.weight]["momentum_buffer"].mul_(layer.weight)
+
+
+def optimize(layer: rules.LayerLike, optimizer: Any) -> None:
+    weight = layer.weight
+    momentum = optimizer.state[weight]["momentum_buffer"]
+    settings = {"weight_decay": 0.1, "momentum": 0.9, "lr": 0.1, "dampening": 0.0, "nesterov": False}
+    flags = {"maximize": False, "is_first_step": False}
+    torch._fused_sgd_([weight], [torch.ones_like(weight)], [momentum], **settings, **flags)
+
+
+@pytest.mark.parametrize("has_gradients", [True, False])
+@pytest.mark.parametrize("change", [freeze, set_other_memory, transpose, accumulate, keep_history, optimize])
+def test_changes_that_are_not_plain_writes_are_undone(change: Callable[..., None], has_gradients: bool) -> None:
+    model, wiring, optimizer = build(Careless())
+    if not has_gradients:
+        optimizer.zero_grad()
+    before = everything(model, wiring, optimizer)
+    addresses = [layer.weight.data_ptr() for layer in wiring.layers]
+
+    def update(layers: Sequence[rules.LayerLike], training: rules.Training, optimizer: Any) -> None:
+        with torch.no_grad():
+            change(layers[0], optimizer)
+        raise RuntimeError("in the middle")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Careless, "update", staticmethod(update))
+        with pytest.raises(RuntimeError, match="in the middle"):
+            wiring.step(optimizer)
+    after = everything(model, wiring, optimizer)
+    assert [key for key in before if not same(before[key], after[key])] == []
+    assert [layer.weight.data_ptr() for layer in wiring.layers] == addresses
+
+
 class CarelessSetup(rules.Rule):
     """Changes weights and gradients when a model is wired, and then raises."""
 

@@ -105,7 +105,8 @@ class Wiring:
         """Advance schedules and let the rule act. Call it after every ``optimizer.step()``.
 
         If it raises, the step does not count, and weights, gradients, optimizer state, budgets, what the rule remembers
-        and the handle are restored.
+        and the handle are restored. Changes inside a rule's own Python objects, such as lists and random generators,
+        are not undone, nor are writes through NumPy.
 
         Args:
             optimizer: the optimizer, for rules that read or change its state; they raise if it is missing.
