@@ -213,6 +213,11 @@ def test_a_node_from_outside_the_package(outside: str) -> None:
     assert counted.dense_mult_adds == 2 * (NODES * NODES + NODES), "edges, and one multiply-add for each node"
 
 
+def test_help_speaks_of_nodes() -> None:
+    assert "recipe" in (nodes.register.__doc__ or "")
+    assert "recipes" in (nodes.names.__doc__ or "")
+
+
 def test_rejects_registering_twice_or_without_a_name(outside: str) -> None:
     with pytest.raises(WiringError, match="a node named 'conv' is already registered"):
         nodes.register(base._registry["conv"])

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 from torch import Tensor, nn
@@ -111,11 +111,17 @@ NodeRecipe = Node | str | Callable[[int], nn.Module]
 """What a graph takes as ``node=``; None stands for nodes without a function."""
 
 _registry: Registry[Node] = Registry("node")
+N = TypeVar("N", bound=type[Node])
 
-register = _registry.register
-"""Make a recipe available by its ``name``, and run the contract tests on it. A decorator."""
-names = _registry.names
-"""The names of the registered recipes."""
+
+def register(cls: N) -> N:
+    """Make a recipe available by its ``name``, and run the contract tests on it. A decorator."""
+    return _registry.register(cls)
+
+
+def names() -> list[str]:
+    """The names of the registered recipes, sorted."""
+    return _registry.names()
 
 
 def get(name: str, **settings: Any) -> Node:
