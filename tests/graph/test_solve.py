@@ -1,5 +1,7 @@
 """The solvers, compared with exact solutions and torchdiffeq; gradients, and failures that must not be silent."""
 
+import dataclasses
+import inspect
 import itertools
 import math
 import re
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from wirings.errors import WiringError
 from wirings.graph.adjoint import solve_adjoint
-from wirings.graph.solve import METHODS, Solution, combine, solve
+from wirings.graph.solve import METHODS, Solution, SolverOptions, combine, solve
 
 ADAPTIVE = [name for name, tableau in METHODS.items() if tableau.error]
 each_method = pytest.mark.parametrize("method", METHODS)
@@ -40,6 +42,14 @@ class Watched:
     def __call__(self, t: float, y: Tensor) -> Tensor:
         self.times.append(t)
         return self.f(t, y)
+
+
+@pytest.mark.parametrize("function", [solve, solve_adjoint])
+def test_signatures_name_all_options(function: Callable[..., Solution]) -> None:
+    """So that type checkers find misspelt options."""
+    parameters = inspect.signature(function).parameters
+    assert {field.name for field in dataclasses.fields(SolverOptions)} <= set(parameters)
+    assert all(parameter.kind is not inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
 def either(adjoint: bool, f: Any, y: Tensor, t0: float, t1: float, parameters: Any = (), **options: Any) -> Solution:

@@ -20,8 +20,13 @@ def solve_adjoint(
     t1: float,
     parameters: Sequence[Tensor],
     *,
+    method: str = "dopri5",
+    rtol: float = 1e-3,
+    atol: float = 1e-3,
+    steps: int | None = None,
+    max_steps: int = 1000,
+    where: str = "the solver",
     report: Callable[[Solution], None] | None = None,
-    **options: Any,
 ) -> Solution:
     """Like `solve`, but compute the gradient by solving the adjoint equation from ``t1`` back to ``t0``.
 
@@ -37,16 +42,21 @@ def solve_adjoint(
         t0: the initial time.
         t1: the final time.
         parameters: the tensors other than y, leaves or not, that f uses and that get a gradient. No others get one.
+        method: as in `solve`, and so are the other options.
+        rtol: the relative tolerance.
+        atol: the absolute tolerance.
+        steps: the number of equal steps to take instead of adaptive ones.
+        max_steps: the number of steps after which an adaptive method raises an error.
+        where: what error messages start with.
         report: called after each backward pass with its own `Solution`, whose y is the state recomputed at ``t0``.
-        **options: the other fields of `SolverOptions`, for both passes.
     """
-    how = SolverOptions(t0, t1, **options)
-    how.check(y)
+    options = SolverOptions(t0, t1, method, rtol, atol, steps, max_steps, where)
+    options.check(y)
     if t0 == t1:
         return Solution(y, 0, 0, 0)
     parameters = list({id(p): p for p in parameters}.values())  # a tensor that is named twice has one gradient
     counts: list[int] = []
-    y = _Adjoint.apply(f, how, counts, report, y, *parameters)
+    y = _Adjoint.apply(f, options, counts, report, y, *parameters)
     return Solution(y, *counts)
 
 

@@ -87,7 +87,13 @@ def solve(
     y: Tensor,
     t0: float,
     t1: float,
-    **options: Any,
+    *,
+    method: str = "dopri5",
+    rtol: float = 1e-3,
+    atol: float = 1e-3,
+    steps: int | None = None,
+    max_steps: int = 1000,
+    where: str = "the solver",
 ) -> Solution:
     """Solve dy/dt = f(t, y) from y at ``t0`` to ``t1``, which may be earlier than ``t0``. The last step ends at ``t1``.
 
@@ -99,7 +105,13 @@ def solve(
         y: the state at ``t0``, of any floating-point dtype, which it keeps.
         t0: the initial time.
         t1: the final time.
-        **options: the other fields of `SolverOptions`.
+        method: one of `METHODS`. Only dopri5 and bosh3 adapt their steps.
+        rtol: the relative tolerance. A step is accepted if the root mean square of error / (atol + rtol |y|) is at most
+            1.
+        atol: the absolute tolerance.
+        steps: the number of equal steps to take instead, whatever the error; required by the other methods.
+        max_steps: the number of steps, accepted or rejected, after which an adaptive method raises an error.
+        where: what error messages start with.
 
     Raises:
         WiringError: if an argument is invalid, or the solution diverges.
@@ -108,11 +120,11 @@ def solve(
     >>> f"{solution.y.item():.5f}"  # 1 / e
     '0.36788'
     """
-    how = SolverOptions(t0, t1, **options)
-    how.check(y)
+    options = SolverOptions(t0, t1, method, rtol, atol, steps, max_steps, where)
+    options.check(y)
     if t0 == t1:
         return Solution(y, 0, 0, 0)
-    (y,), *counts = integrate(lambda t, state: (f(t, state[0]),), (y,), how)
+    (y,), *counts = integrate(lambda t, state: (f(t, state[0]),), (y,), options)
     return Solution(y, *counts)
 
 
@@ -124,21 +136,13 @@ class SolverOptions:
     """The arguments of `solve`, apart from the derivative and the state."""
 
     t0: float
-    """The initial time."""
     t1: float
-    """The final time."""
-    method: str = "dopri5"
-    """One of `METHODS`. Only dopri5 and bosh3 adapt their steps."""
-    rtol: float = 1e-3
-    """The relative tolerance. A step is accepted if the root mean square of error / (atol + rtol |y|) is at most 1."""
-    atol: float = 1e-3
-    """The absolute tolerance."""
-    steps: int | None = None
-    """The number of equal steps to take instead, whatever the error; required by the other methods."""
-    max_steps: int = 1000
-    """The number of steps, accepted or rejected, after which an adaptive method raises an error."""
-    where: str = "the solver"
-    """What error messages start with."""
+    method: str
+    rtol: float
+    atol: float
+    steps: int | None
+    max_steps: int
+    where: str
 
     def check(self, y: Tensor) -> None:
         """Raise a `WiringError` if an option is invalid, or does not fit the state ``y``."""

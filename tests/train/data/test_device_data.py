@@ -1,5 +1,7 @@
 """Data kept on the device: augmentation matches a naive reference; order, ranks and CUDA graph capture."""
 
+import inspect
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from kernels import without_waiting
 from torch import Tensor
 
 from wirings.errors import WiringError
-from wirings.train.data.device import DeviceLoader
+from wirings.train.data.device import DeviceLoader, device_loaders
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.25)
 
@@ -20,6 +22,12 @@ def images(count: int = 50, height: int = 6, width: int = 5) -> tuple[Tensor, Te
 
 def loader(count: int = 50, batch: int = 8, **settings: object) -> DeviceLoader:
     return DeviceLoader(*images(count), **{"batch": batch, "mean": MEAN, "std": STD, "shuffle": True, **settings})
+
+
+def test_signatures_require_mean_and_std() -> None:
+    parameters = inspect.signature(device_loaders).parameters
+    assert parameters["mean"].default is parameters["std"].default is inspect.Parameter.empty
+    assert parameters["peak"].default == inspect.signature(DeviceLoader).parameters["peak"].default
 
 
 def whole(batches: object) -> tuple[Tensor, Tensor]:

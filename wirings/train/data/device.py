@@ -159,10 +159,12 @@ def device_loaders(
     train: Split,
     test: Split,
     *,
+    mean: Sequence[float],
+    std: Sequence[float],
+    peak: int = 255,
     padding: int = 0,
     flip: bool = False,
     examples: tuple[int | None, int | None] = (None, None),
-    **pixels: Any,
 ) -> tuple[DeviceLoader, DeviceLoader]:
     """Return the training and test loaders of a data set that is kept on the device.
 
@@ -170,13 +172,16 @@ def device_loaders(
         options: What `wirings.train.data.load` was called with.
         train: Images and labels to train on.
         test: Images and labels to test on.
+        mean: See `DeviceLoader`.
+        std: See `DeviceLoader`.
+        peak: See `DeviceLoader`.
         padding: See `DeviceLoader`; for training images, and only if ``options.augment`` is true.
         flip: See `DeviceLoader`; for training images, and only if ``options.augment`` is true.
         examples: Number of examples of a training and of a test epoch; see `DeviceLoader`.
-        **pixels: The arguments ``mean``, ``std`` and ``peak`` of `DeviceLoader`.
     """
     both: dict[str, Any] = {
-        "device": options.device, "seed": options.seed, "rank": options.rank, "world": options.world, **pixels,
+        "mean": mean, "std": std, "peak": peak, "device": options.device, "seed": options.seed,
+        "rank": options.rank, "world": options.world,
     }  # fmt: skip
     augment: dict[str, Any] = {"padding": padding, "flip": flip} if options.augment else {}
     larger = test_batch(options.batch, options.world, test[0].shape[1:])
