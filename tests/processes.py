@@ -1,4 +1,4 @@
-"""Processes for tests, forked from one that has imported PyTorch: they start at once, and not after seconds."""
+"""Processes for tests, forked from one that has imported PyTorch, so they start immediately."""
 
 import multiprocessing as mp
 import os

@@ -26,7 +26,7 @@ everywhere = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 each_layer = pytest.mark.parametrize("layer", LAYERS)
 each_rule = pytest.mark.parametrize("rule", rules.names())
 STEPS = 6
-# Compiling takes long, and a weight in bf16 is captured alike whatever the layer.
+# Compiling takes long, and bf16 compiles the same way for every layer.
 COMPILED = {
     f"{name}-{layer}": (layer, dtype)
     for name, dtype in DTYPES.items()

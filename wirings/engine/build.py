@@ -132,10 +132,10 @@ def _own_key() -> str:
 def _key(compiler: list[str]) -> str:
     """A key for the compiler and its version."""
     try:
-        told = subprocess.run([*compiler, "--version"], capture_output=True, check=False, timeout=SECONDS).stdout
+        version = subprocess.run([*compiler, "--version"], capture_output=True, check=False, timeout=SECONDS).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
         raise MissingError(f"The compiler {' '.join(compiler)} could not be run: {error}.") from error
-    return _digest([told, " ".join(compiler).encode()])
+    return _digest([version, " ".join(compiler).encode()])
 
 
 def _digest(parts: list[bytes]) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class Liveness:
-    """What is alive, each time that a graph passes its edges. Arrays are boolean.
+    """What is alive at each step of the graph. Arrays are boolean.
 
     A static or continuous-time graph has one time, a discrete-time graph one for each step. The four arrays of shape
     (times, nodes) tell apart what a node sends along the edges from what it has received when they have been passed.

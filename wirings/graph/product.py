@@ -102,7 +102,7 @@ class _SparseProduct(torch.autograd.Function):
 def _times(weight: Tensor, places: Tensor, count: int, dense: Tensor) -> Tensor:
     # Not every device multiplies sparse matrices in half precision.
     wide = torch.promote_types(dense.dtype, torch.float32)
-    with torch.sparse.check_sparse_tensor_invariants(False):  # true: the positions come from a mask, in order
+    with torch.sparse.check_sparse_tensor_invariants(False):  # skipped: the positions come from a mask, in order
         matrix = torch.sparse_coo_tensor(places, weight.to(wide), (count, dense.shape[0]), is_coalesced=True)
         return torch.sparse.mm(matrix, dense.to(wide)).to(dense.dtype)
 

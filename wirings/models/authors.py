@@ -254,8 +254,8 @@ def _batch_norm(state: _State, prefix: str, size: int, norm: Any) -> list[tuple[
 
 def _small(state: _State, edges: int, kind: str | None, in_place_relu: bool) -> PublishedModel:
     prefix = _SOLVED if f"{_SOLVED}graph.weight" in state.left else ""
-    told = "continuous" if prefix else "static" if f"{prefix}norm.0.weight" in state.left else "discrete"
-    kind = told if kind is None else kind
+    found = "continuous" if prefix else "static" if f"{prefix}norm.0.weight" in state.left else "discrete"
+    kind = found if kind is None else kind
     if kind not in ("static", "discrete", "continuous"):
         raise unknown("kind", kind, ("static", "discrete", "continuous"))
     weight = state.take(f"{prefix}graph.weight", (NODES, NODES, 1, 1)).view(NODES, NODES)

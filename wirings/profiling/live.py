@@ -175,7 +175,7 @@ def _channels(x: Tensor, dim: int) -> np.ndarray:
 
 def _watch(module: nn.Module, recursive: bool, random: torch.Generator) -> list[_Seen]:
     """Record what a layer's channels carry; the list is filled whenever the layer is called."""
-    seen, came = list[_Seen](), list[np.ndarray]()
+    seen, received = list[_Seen](), list[np.ndarray]()
 
     def channel_dim(x: Tensor) -> int:
         if isinstance(module, _NormBase):
@@ -183,14 +183,14 @@ def _watch(module: nn.Module, recursive: bool, random: torch.Generator) -> list[
         return x.dim() - 1 - (len(module.kernel_size) if isinstance(module, CONVOLUTIONS) else 0)
 
     def before(_: nn.Module, inputs: tuple[Any, ...]) -> Any:
-        came.append(_channels(inputs[0], channel_dim(inputs[0])))
+        received.append(_channels(inputs[0], channel_dim(inputs[0])))
         if recursive or isinstance(module, _NormBase):
             return None
         return (_Level.apply(inputs[0], random, False), *inputs[1:])
 
     def after(_: nn.Module, __: Any, out: Tensor) -> Tensor:
         made = _channels(out, channel_dim(out))
-        seen.append(_Seen(came.pop(), made, out if out.requires_grad else None, channel_dim(out)))
+        seen.append(_Seen(received.pop(), made, out if out.requires_grad else None, channel_dim(out)))
         if out.requires_grad:
             out.retain_grad()
         return _Level.apply(out, random, True)

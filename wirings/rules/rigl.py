@@ -22,7 +22,7 @@ class RigL(SET):
     optimizer's state: after its step, the state of an edge that weighs zero and has no momentum is the gradient,
     whatever a captured CUDA graph, fp16's scaler or DDP did before. That is SGD's momentum, the running mean of Adam
     and its relatives and, squared, that of RMSprop; with SGD without momentum it is how far the step carried the edge
-    from zero. Optimizers whose state does not reveal it (Adafactor, Adagrad, Rprop) are refused. Then all hallucinated
+    from zero. Optimizers whose state does not reveal it (Adafactor, Adagrad, Rprop) are rejected. Then all hallucinated
     edges, and their state, are set to zero again.
 
     ResNet50 with 10 % of its weights, shared out by ERK (``share="erk"``), reaches 73.07 % on ImageNet, and 76.42 %
