@@ -296,7 +296,7 @@ def test_the_list_of_recipes_fits_80_columns(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_single_recipe_is_shown_with_its_note_and_settings() -> None:
     said = call("recipes", "table2/targeted_dropout-0.95")
-    assert "Unconstrained, the better kind" in said
+    assert "Unconstrained, which is the better variant" in said
     assert "rho: 0.95" in said
 
 
