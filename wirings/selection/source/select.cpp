@@ -3,11 +3,12 @@
 // The bits of a float without its sign, read as an integer, order like its magnitude, with NaN above infinity. Edges
 // are ranked by a key: these bits plus one, or zero for edges that are not allowed. A choice is defined by its cut, the
 // key of the strongest edge that is not chosen: all edges above the cut are chosen, and of those at the cut, the first
-// ones in row-major order. So all passes but the last only count, the last one writes, and no edges are moved.
+// ones in row-major order. So all passes but the last only count, and the last one writes.
 //
 // The cut is found by counting the keys of a range in buckets of equal width, and then again within one bucket. The
 // first range is a guess from a sample: it holds few keys, so that nearly all edges are only compared with its ends,
-// which compilers vectorize. If the guess is wrong, all keys are counted. The result does not depend on the guess.
+// which compilers vectorize, and the few within are collected for the next count. If the guess is wrong, all keys are
+// counted. The result does not depend on the guess.
 //
 // Another thread may change the weight meanwhile, and passes may disagree; then the choice is undefined, but nothing is
 // written outside of the results.
@@ -17,12 +18,13 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <new>
 #include <vector>
 
 #include "blocks.h"
 
-enum { BUCKETS = 2048, CHUNKS_PER_THREAD = 4, LEAST_CHUNK = 1 << 14, SAMPLED_RUNS = 512, RUN = 16 };
+enum { BUCKETS = 2048, CHUNKS_PER_THREAD = 4, LEAST_CHUNK = 1 << 14, SAMPLED_RUNS = 256, RUN = 16 };
 
 // OpenMP's entry point that runs a function on several threads. These are PyTorch's own threads: those of a second pool
 // would compete with them for the same cores, since they spin for a while after each operation.
@@ -62,6 +64,10 @@ class Selection {
         int64_t above = 0;  // edges above the range, and at last above the cut
         int64_t equal = 0;  // edges at the cut, and at last the chosen ones
         uint32_t buckets[BUCKETS];
+        int64_t room, size = -1;  // the number of keys in `within`, -1 if there is no room for them
+        std::unique_ptr<Key[]> within;  // the keys in the range
+
+        Chunk(int64_t begin, int64_t end) : begin(begin), end(end), room((end - begin) / 16), within(new Key[room]) {}
     };
 
     struct Block {
@@ -137,7 +143,7 @@ class Selection {
 
     // A range that probably holds the key of rank k, where the largest key has rank 0.
     KeyRange<Key> guess() const {
-        if (call.n < 4 * SAMPLED_RUNS * RUN) return KeyRange<Key>::all();
+        if (call.n < 8 * SAMPLED_RUNS * RUN) return KeyRange<Key>::all();
         std::vector<Key> sample;
         sample.reserve(SAMPLED_RUNS * RUN);
         for (int64_t run = 0; run < SAMPLED_RUNS; run++)
@@ -164,19 +170,45 @@ class Selection {
     void count(const KeyRange<Key> range) {
         for_chunks([this, range](Chunk &chunk) {
             std::memset(chunk.buckets, 0, sizeof chunk.buckets);
-            int64_t above = 0;
-            for_blocks(chunk, [&above, &chunk, range](const Block &block) {
-                uint8_t flags[BLOCK];
-                int places[BLOCK + 1];
-                above += count_above(block.keys, range.last);
-                flag_within(block.keys, range.first, range.last, flags);
-                std::fill(flags + block.size, flags + BLOCK, uint8_t{0});
-                const int found = set_flags(flags, places);
-                for (int i = 0; i < found; i++)
-                    chunk.buckets[static_cast<Key>(block.keys[places[i]] - range.first) >> range.shift]++;
-            });
-            chunk.above = above;
+            if (chunk.size >= 0)
+                recount(range, chunk);
+            else
+                count_all(range, chunk);
         });
+    }
+
+    void count_all(const KeyRange<Key> range, Chunk &chunk) const {
+        int64_t above = 0, size = 0;
+        for_blocks(chunk, [&above, &size, &chunk, range](const Block &block) {
+            uint8_t flags[BLOCK];
+            int places[BLOCK + 1];
+            above += count_above(block.keys, range.last);
+            flag_within(block.keys, range.first, range.last, flags);
+            std::fill(flags + block.size, flags + BLOCK, uint8_t{0});
+            const int found = set_flags(flags, places);
+            const bool fits = size + found <= chunk.room;
+            for (int i = 0; i < found; i++) {
+                const Key key = block.keys[places[i]];
+                chunk.buckets[static_cast<Key>(key - range.first) >> range.shift]++;
+                if (fits) chunk.within[size + i] = key;
+            }
+            size += found;
+        });
+        chunk.above = above;
+        chunk.size = size <= chunk.room ? size : -1;
+    }
+
+    // The same for a part of the range before, from the keys that are in that.
+    static void recount(const KeyRange<Key> range, Chunk &chunk) {
+        int64_t size = 0;
+        for (int64_t i = 0; i < chunk.size; i++) {
+            const Key key = chunk.within[i];
+            chunk.above += key > range.last;
+            if (key < range.first || key > range.last) continue;
+            chunk.buckets[static_cast<Key>(key - range.first) >> range.shift]++;
+            chunk.within[size++] = key;
+        }
+        chunk.size = size;
     }
 
     void find_cut() {
@@ -193,6 +225,7 @@ class Selection {
             for (const int64_t sum : sums) within += sum;
             if (call.k < above || call.k >= above + within) {  // a wrong guess
                 range = KeyRange<Key>::all();
+                for (Chunk &chunk : chunks) chunk.size = -1;
                 continue;
             }
             int bucket = BUCKETS - 1;
@@ -314,11 +347,8 @@ public:
         const int64_t most = in_parallel ? call.threads * CHUNKS_PER_THREAD : 1;
         const int64_t number = std::max<int64_t>(1, std::min<int64_t>(most, call.n / LEAST_CHUNK));
         const int64_t size = (call.n / number / BLOCK + 1) * BLOCK;
-        for (int64_t begin = 0; begin < call.n; begin += size) {
-            chunks.emplace_back();
-            chunks.back().begin = begin;
-            chunks.back().end = std::min(call.n, begin + size);
-        }
+        for (int64_t begin = 0; begin < call.n; begin += size)
+            chunks.emplace_back(begin, std::min(call.n, begin + size));
     }
 
     int64_t run(uint64_t &next_magnitude) {
