@@ -243,7 +243,7 @@ def test_without_a_compiler(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not list(empty_cache.iterdir())
 
 
-@pytest.mark.parametrize("broken", ["nothing", "fails"])
+@pytest.mark.parametrize("broken", ["nothing", "fails", "'"])
 def test_compiler_that_fails(broken: str, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (empty_cache / "fails").write_text("#!/bin/sh\nexit 1\n")
     (empty_cache / "fails").chmod(0o755)

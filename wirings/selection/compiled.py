@@ -27,6 +27,7 @@ LEAST = 2**13
 """Weights of fewer edges are no reason to load the library, or to compile it: NumPy takes 0.1 ms."""
 PATIENCE = 2**28
 """The number of edges among which NumPy chooses before the kernel is compiled; takes a second, as compiling does."""
+_FAILURES = (MissingError, OSError, RuntimeError, ValueError)  # the last two: no home folder, and CXX with open quotes
 _imported_by = os.getpid()
 
 
@@ -73,24 +74,26 @@ class CompiledKernel:
             try:
                 self.library = _declared(opened(SOURCE.built_before(cache_folder())))
                 self._cached = self._settled = True
-            except (MissingError, OSError):
+            except _FAILURES:
                 pass
         elif self._builder is None:
             self._selected += edges
             if self._selected >= PATIENCE:
                 self.build_in_background()
 
-    def build_in_background(self) -> threading.Thread:
+    def build_in_background(self) -> None:
         """Start compiling. Not in a daemon thread: a program that ends meanwhile would leave half a library behind."""
         self._builder = threading.Thread(target=self.build, name="wirings-compile")
-        self._builder.start()
-        return self._builder
+        try:
+            self._builder.start()
+        except RuntimeError:  # the system provides no more threads
+            self._settled = True
 
     def build(self) -> None:
         """Compile the library unless it is in the cache, and load it. Without a compiler nothing happens."""
         try:
             self.library = _declared(SOURCE.load(os.environ.get("CXX", ""), cache_folder()))
-        except (MissingError, OSError):
+        except _FAILURES:
             pass
         finally:
             self._settled = True
