@@ -17,6 +17,8 @@ from torch import nn
 
 from wirings import engine
 from wirings.engine import build
+from wirings.utils import compiler
+from wirings.utils.cache import cache_folder
 
 needs_compiler = pytest.mark.skipif(not engine.available(), reason="there is no C++ compiler")
 
@@ -83,15 +85,9 @@ def test_compiler_that_hangs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     slow.write_text('#!/bin/sh\n[ "$1" = --version ] && exit\nexec sleep 60\n')
     slow.chmod(slow.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("CXX", str(slow))
-    monkeypatch.setattr(build, "SECONDS", 0.5)
+    monkeypatch.setattr(compiler, "SECONDS", 0.5)
     falls_back("slow could not be run: .*timed out after 0.5 seconds")
     assert not list(folder.glob("engine/*"))
-
-
-def test_the_next_compiler_is_tried(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "_compile", lambda compiler, library: library.write_text(compiler[0]))
-    library = build._built([[str(folder / "nothing")], ["true"]], folder)
-    assert library.read_text() == "true"
 
 
 @needs_compiler
@@ -139,10 +135,10 @@ def test_environment_variable_disables_the_kernels(monkeypatch: pytest.MonkeyPat
 @needs_compiler
 @pytest.mark.slow
 def test_kernels_are_built_once(folder: Path) -> None:
-    library = build._built(build._compilers(""), folder)
+    library = build.SOURCE.built(compiler.compilers(""), folder)
     assert library.parent == folder / "engine"
     written = library.stat().st_mtime_ns
-    assert build._built(build._compilers(""), folder) == library
+    assert build.SOURCE.built(compiler.compilers(""), folder) == library
     assert library.stat().st_mtime_ns == written
     build._declared(ctypes.CDLL(str(library)))
 
@@ -150,16 +146,16 @@ def test_kernels_are_built_once(folder: Path) -> None:
 @needs_compiler
 def test_built_kernels_are_found_without_a_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WIRINGS_CACHE")
-    usual = build._built(build._compilers(os.environ.get("CXX", "")), build.cache_folder())  # is there already
+    usual = build.SOURCE.built(compiler.compilers(os.environ.get("CXX", "")), cache_folder())  # is there already
     monkeypatch.setenv("WIRINGS_CACHE", str(folder))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(folder))
     (folder / "engine").mkdir()
-    other = usual.name.replace(build._own_key(), "0" * 16)  # of another processor, or from another source
+    other = usual.name.replace(build.SOURCE.key(), "0" * 16)  # of another processor, or from another source
     assert other != usual.name
     (folder / "engine" / other).write_bytes(b"")
-    with pytest.raises(build.MissingError, match="There is no C"):
-        build._built_before(folder)
+    with pytest.raises(compiler.MissingError, match="There is no C"):
+        build.SOURCE.built_before(folder)
     shutil.copy(usual, folder / "engine")
     build._kernels.cache_clear()
     model, images, expected = network()
@@ -167,18 +163,6 @@ def test_built_kernels_are_found_without_a_compiler(folder: Path, monkeypatch: p
     assert made.compiled
     torch.testing.assert_close(made(images), expected)
     build._kernels.cache_clear()
-
-
-@needs_compiler
-def test_key_depends_on_compiler_and_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    (compiler, *_) = build._compilers("")
-    key = build._key(compiler)
-    assert build._key(compiler) == key
-    assert build._key([*compiler, "-DOTHER"]) != key
-    own = build._own_key()
-    assert build._own_key() == own
-    monkeypatch.setattr(build, "processor", lambda: "another one")
-    assert build._own_key() != own
 
 
 def check_kernels() -> None:
@@ -199,8 +183,8 @@ def check_kernels() -> None:
 def test_other_vector_widths(flags: str, tmp_path: Path) -> None:
     if "x86" not in platform.machine():
         pytest.skip("these flags are for x86")
-    (compiler, *_) = build._compilers("")
+    (command, *_) = compiler.compilers("")
     output = tmp_path / "output.txt"
-    environment = {"CXX": f"{compiler[0]} {flags}", "WIRINGS_CACHE": str(tmp_path)}
+    environment = {"CXX": f"{command[0]} {flags}", "WIRINGS_CACHE": str(tmp_path)}
     process = processes.start(check_kernels, output=output, env=environment)
     assert processes.wait(process, 600) == 0, output.read_text()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from wirings.compaction import check_export_path, check_outputs
 from wirings.compaction.operations import Operation
 from wirings.compaction.program import Program, bind_inputs, check_batch
-from wirings.engine.build import kernels, processor
+from wirings.engine.build import kernels
 from wirings.engine.execution_plan import ExecutionPlan
 from wirings.engine.pack_steps import StepChoice
 from wirings.engine.report import EngineReport, StepReport
@@ -24,6 +24,7 @@ from wirings.engine.segments import ProgramSegment, split_program
 from wirings.engine.tune import step_seconds, tune
 from wirings.errors import WiringError, unknown
 from wirings.utils.checks import is_int
+from wirings.utils.compiler import processor
 
 ENGINES = ("auto", "sparse", "dense", "torch")
 TOLERANCE = 1e-3

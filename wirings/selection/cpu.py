@@ -1,10 +1,18 @@
-"""Choosing k edges on a CPU with NumPy's vectorized selection. `functional` defines which edges are chosen."""
+"""Choosing k edges on a CPU: with the compiled kernel where there is one, otherwise with NumPy's vectorized selection.
+
+`functional` defines which edges are chosen. Both ways give the same bits.
+"""
+
+import math
+from typing import NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from wirings.errors import WiringError
+from wirings.selection import compiled
+from wirings.selection.shrink import shrunk
 
 # The bits of a float without its sign, read as an integer, order like its magnitude.
 KEYS = {
@@ -27,6 +35,8 @@ def keys_of(weight: Tensor, allowed: Tensor | None) -> Tensor:
 def choose(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
     """Mark the ``k`` edges of largest magnitude."""
     count, out = _checked(weight, k), torch.empty_like(weight, dtype=torch.bool)
+    if (found := compiled.select(weight, count, allowed, mask=out)) is not None:
+        return out if found[0] == count else _raise_too_few(count, found[0])
     if 0 in weight.stride():  # an expanded weight, whose edges share memory
         return out.copy_(choose(weight.contiguous(), k, allowed))
     if count == 0:
@@ -41,9 +51,7 @@ def choose(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
     missing = count - int(np.count_nonzero(real))
     if missing:
         if next_out < 0:
-            raise WiringError(
-                f"k = {count} edges were requested, but only {count - missing} are allowed; lower k or allow more."
-            )
+            _raise_too_few(count, count - missing)
         real[_first(weight, keys == next_out, missing)] = True
     return out
 
@@ -51,6 +59,8 @@ def choose(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
 def real_edges(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
     """The ``k`` edges of largest magnitude, zeros elsewhere."""
     count, out = _checked(weight, k), torch.empty_like(weight)
+    if (found := compiled.select(weight, count, allowed, kept=out)) is not None:
+        return out if found[0] == count else _raise_too_few(count, found[0])
     if count == 0:
         return out.zero_()
     if allowed is not None or 0 in weight.stride():
@@ -65,12 +75,63 @@ def real_edges(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
     if next_out > INFINITY[weight.dtype]:  # more than k are NaN
         return torch.where(choose(weight, k, None), weight, 0.0)
     missing = int(np.count_nonzero(keys[-count:] == next_out))  # of the k largest: ties at the boundary
-    torch.ops.aten.hardshrink.out(weight, _value(next_out, weight.dtype), out=out)  # zero up to there
-    if missing and next_out:
+    torch.ops.aten.hardshrink.out(weight, _value(next_out, weight.dtype).item(), out=out)  # zero up to there
+    if missing:
         row = _row(weight.clone(), key)
         places = _first(weight, row & MAGNITUDE[key] == next_out, missing)
         _row(out, key)[places] = row[places]
     return out
+
+
+def next_magnitude(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
+    """The magnitude of the strongest allowed edge that is not among the ``k`` strongest; 0 if there is none."""
+    count = _checked(weight, k)
+    found = compiled.select(weight, count, allowed)
+    if found is None:
+        return _strongest_but(weight, choose(weight, k, allowed), allowed)
+    return _value(found[1], weight.dtype) if found[0] == count else _raise_too_few(count, found[0])
+
+
+def shrunk_edges(weight: Tensor, k: Tensor, allowed: Tensor | None, power: float) -> Tensor:
+    """The ``k`` edges of largest magnitude, shrunk by the magnitude of the next one, and zeros elsewhere.
+
+    An edge w weighs sign(w) · (|w|ᵖ − tᵖ)^(1/p), with t from `next_magnitude` and p = ``power``; see `shrunk`. It is
+    computed in float32 at least: in half precision the difference of two powers has no digits left.
+
+    The powers are PyTorch's, on a row of the k edges in memory order: a compiled power would round differently.
+    (PyTorch's own may differ in the last bit with the place in the row and the number of threads.)
+    """
+    if power == math.inf:
+        return real_edges(weight, k, allowed)
+    count, out = _checked(weight, k), torch.zeros_like(weight)
+    order = compiled.memory_order(weight)
+    if order is None:  # make the weight fill its memory
+        weight = torch.empty_like(weight).copy_(weight)
+        order = compiled.memory_order(weight)
+    places, values, threshold = _compact(weight, count, k, allowed)
+    size = values.abs().to(torch.promote_types(weight.dtype, torch.float32))
+    used = shrunk(size, threshold.to(size.dtype), power).to(weight.dtype).copysign(values)
+    (out.permute(order) if order else out).view(-1).scatter_(0, places, used)
+    return out
+
+
+def _compact(weight: Tensor, count: int, k: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The places in memory of the ``k`` strongest edges, their weights, and the magnitude of the next one."""
+    places, values = torch.empty(count, dtype=torch.int64), weight.new_empty(count)
+    found = compiled.select(weight, count, allowed, places=places, values=values)
+    if found is None:
+        real, order = choose(weight, k, allowed), compiled.memory_order(weight)
+        real_row, row = (x.permute(order) if order else x for x in (real, weight))
+        places = real_row.reshape(-1).nonzero().squeeze(1)
+        return places, row.reshape(-1)[places], _strongest_but(weight, real, allowed)
+    if found[0] < count:
+        _raise_too_few(count, found[0])
+    return places, values, _value(found[1], weight.dtype)
+
+
+def _strongest_but(weight: Tensor, real: Tensor, allowed: Tensor | None) -> Tensor:
+    size = weight.abs().masked_fill_(real, 0.0)
+    return (size if allowed is None else size.masked_fill_(~allowed, 0.0)).amax()
 
 
 def _row(tensor: Tensor, dtype: torch.dtype | None = None) -> np.ndarray:
@@ -116,5 +177,9 @@ def out_of_range(weight: Tensor, k: int) -> WiringError:
     )
 
 
-def _value(key: int, dtype: torch.dtype) -> float:
-    return torch.tensor(key, dtype=KEYS[dtype]).view(dtype).item()
+def _raise_too_few(count: int, possible: int) -> NoReturn:
+    raise WiringError(f"k = {count} edges were requested, but only {possible} are allowed; lower k or allow more.")
+
+
+def _value(key: int, dtype: torch.dtype) -> Tensor:
+    return torch.tensor(key, dtype=KEYS[dtype]).view(dtype)
