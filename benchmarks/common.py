@@ -51,6 +51,17 @@ def training(settings: Settings, device: str) -> tuple[Data, TrainingStep]:
     return data, TrainingStep(model, wiring, optimizer, settings, place.device)
 
 
+def peak_bytes(step: Callable[[], object], device: str, before: int) -> int | None:
+    """The peak memory of a step beyond the bytes allocated ``before``; None on a CPU."""
+    if device != "cuda":
+        return None
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
 def captured(run: Callable[[], object]) -> Callable[[], object]:
     """Capture a call in a CUDA graph, whose replay takes the GPU's time without the host's overhead."""
     stream = torch.cuda.Stream()

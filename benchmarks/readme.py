@@ -15,7 +15,7 @@ from typing import Any
 if not __package__:  # run as a script: keep this folder's select.py from shadowing Python's select
     sys.path[0] = str(Path(__file__).parents[1])
 
-from benchmarks import choosing, collapse, engine, seen, your_model
+from benchmarks import choosing, collapse, engine, seen, step_cost, your_model
 from benchmarks.common import record
 from wirings.train import recipes, results
 from wirings.train.settings import from_mapping
@@ -221,7 +221,12 @@ def _time(seconds: float) -> str:
 
 PAGES = {
     "README.md": {"demo": demo},
-    "docs/costs.md": {"cost": cost, "graphs": graphs, "shipped": engine.shipped},
+    "docs/costs.md": {
+        "cost": cost,
+        "steps": lambda: step_cost.table(record("benchmarks/step_cost-h200")),
+        "graphs": graphs,
+        "shipped": engine.shipped,
+    },
     "docs/tutorials/neural_graph.md": {"examples": examples},
     "docs/your_model.md": your_model.FIGURES,
     "docs/results.md": {name: functools.partial(table, name) for name in TABLES}

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from benchmarks.common import machine, save, summary, time_once
+from benchmarks.common import machine, peak_bytes, save, summary, time_once
 from wirings import models
 from wirings.train.run.optimizer import make_optimizer
 from wirings.train.settings import ModelSettings, OptimizerSettings, Settings
@@ -111,13 +111,7 @@ def prepared(side: str, way: str, options: argparse.Namespace, x: Tensor, y: Ten
     step = stepper(side, way == "compiled", options, x, y)
     for _ in range(options.warmup):
         step()
-    peak = None
-    if options.device == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        step()
-        torch.cuda.synchronize()
-        peak = torch.cuda.max_memory_allocated() - before
+    peak = peak_bytes(step, options.device, before)
     memory = "" if peak is None else f", {peak / 2**30:.2f} GiB"
     print(f"  {side}, {way}: ready after {time.perf_counter() - started:.1f} s{memory}", flush=True)
     return step, peak

@@ -42,6 +42,16 @@ def make(recipe: str, seed: int, accuracy: float) -> results.Result:
     )  # fmt: skip
 
 
+def test_step_cost_benchmark(run: RunBenchmark) -> None:
+    small = ["--device=cpu", "--small", "--rounds=2", "--steps=1", "--warmup=1", "--ways", "called", "--network"]
+    text, record = run("step_cost", *small, "gpt", "perceptron")
+    assert [(row["network"], row["way"]) for row in record["rows"]] == [("gpt", "called"), ("perceptron", "called")]
+    for network in record["rows"]:
+        assert {row["side"] for row in network["rows"]} >= {"dense", "dnw", "soft_threshold, global", "top_kast"}
+        assert all(row["times"]["median_s"] > 0 and row["ratio"] > 0 for row in network["rows"])
+    assert text.count("compared with dense") == 14
+
+
 @pytest.mark.slow
 def test_sparse_step_benchmark(run: RunBenchmark) -> None:
     small = [
