@@ -7,7 +7,7 @@ from torch import nn
 import wirings
 from wirings import WiringError, rules
 from wirings.rules import TopKAST
-from wirings.selection import functional as edges
+from wirings.selection import batched
 from wirings.train import recipes
 
 WEIGHT = torch.tensor([[5.0, -1.0, 3.0, 2.0, -4.0]])
@@ -100,8 +100,8 @@ def test_exploration_of_several_layers_equals_one_by_one(monkeypatch: pytest.Mon
         return [layer.weight.detach().float() for layer in wiring.layers]
 
     calls = []
-    together = edges.real_edges_of
-    monkeypatch.setattr(edges, "real_edges_of", lambda *args: calls.append(len(args[0])) or together(*args))
+    together = batched.kept_of
+    monkeypatch.setattr(batched, "kept_of", lambda *args, **kw: calls.append(len(args[0])) or together(*args, **kw))
     at_once = shrunk(*[torch.float32] * 3)
     assert calls == [3, 3]
     one_by_one = shrunk(torch.float32, torch.float32, torch.float64)

@@ -1,19 +1,24 @@
-"""Choosing the edges of many weights at once compared with one by one: on a GPU, and in Triton's interpreter."""
+"""Choosing the edges of many weights at once against doing it one by one: on a GPU, and in Triton's interpreter."""
+
+import math
+from typing import Any
 
 import pytest
 import torch
 from kernels import on_gpu, without_waiting
 from torch import Tensor
 
-from wirings.selection import functional as edges
+from wirings.selection import batched
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from wirings.selection import _select_many_cuda as many
 
+SMALL = [(10,), (33, 20), (8, 16, 1, 1), (4, 10, 5, 5), (1, 1), (64, 9, 3, 3), (97, 53)]
+LARGE = [(64, 3, 3, 3), (10,), (129, 33), (32, 64, 1, 1), (16, 40, 5, 5), (1, 1), (300, 250), (41, 128, 4, 4)]
 
-def weights_of(kind: str, dtype: torch.dtype) -> list[Tensor]:
+
+def weights_of(kind: str, dtype: torch.dtype, shapes: list[tuple[int, ...]]) -> list[Tensor]:
     generator = torch.Generator().manual_seed(1)
-    shapes = [(64, 3, 3, 3), (10,), (129, 33), (32, 64, 1, 1), (16, 40, 5, 5), (1, 1), (300, 70)]
     made = [torch.randn(shape, generator=generator) for shape in shapes]
     if kind == "ties":
         made = [w.mul(2).round().div(2) for w in made]
@@ -25,6 +30,9 @@ def weights_of(kind: str, dtype: torch.dtype) -> list[Tensor]:
         for w in made:
             w.view(-1)[0] = float("inf")
             w.view(-1)[-1] = float("nan")
+    elif kind == "misleading":  # the sample is far from representative
+        made = [w * torch.where(torch.arange(w.numel()).view(w.shape) % 7 == 3, 1e-3, 1.0) for w in made]
+        made[-1].view(-1)[::5] = made[-1].view(-1)[0]
     elif kind == "channels_last":
         made = [w.to(memory_format=torch.channels_last) if w.dim() == 4 else w for w in made]
     elif kind == "channels_last_ties":
@@ -32,46 +40,111 @@ def weights_of(kind: str, dtype: torch.dtype) -> list[Tensor]:
     return [w.to(dtype) for w in made]
 
 
-KINDS = ["plain", "ties", "equal", "zeros", "extreme", "channels_last", "channels_last_ties"]
+KINDS = ["plain", "ties", "equal", "zeros", "extreme", "misleading", "channels_last", "channels_last_ties"]
+WANTED: dict[str, dict[str, Any]] = {
+    "kept": {},
+    "masks": {"power": None, "masked": True},
+    "shrunk": {"power": 3.0},
+    "softly shrunk, with masks": {"power": 1.0, "masked": True},
+    "half precision": {"dtype": torch.bfloat16, "power": 2.5},
+    "superset": {"more": True, "masked": True},
+    "superset in half precision": {"more": True, "masked": True, "dtype": torch.bfloat16},
+}
 
 
-def agrees(kind: str, dtype: torch.dtype, device: str, masked: bool) -> None:
-    plain = weights_of(kind, dtype)
+def agrees(kind: str, dtype: torch.dtype, device: str, masked: bool, shared: bool, wanted: dict[str, Any]) -> None:
+    plain = weights_of(kind, dtype, LARGE if device == "cuda" else SMALL)
     generator = torch.Generator().manual_seed(2)
-    masks = [(torch.rand(w.shape, generator=generator) < 0.6) | (w == w.flatten()[0]) if masked else None
-             for w in plain]  # fmt: skip
-    masks = [
-        m if m is None else torch.empty_like(w, dtype=torch.bool).copy_(m) for m, w in zip(masks, plain, strict=True)
-    ]
+    masks: list[Tensor | None] = [None] * len(plain)
+    if masked:
+        for i, w in enumerate(plain):
+            allowed = (torch.rand(w.shape, generator=generator) < 0.6) | (w == w.flatten()[0])
+            masks[i] = torch.empty_like(w, dtype=torch.bool).copy_(allowed)
+    possible = [w.numel() if m is None else int(m.sum()) for w, m in zip(plain, masks, strict=True)]
+    if shared:
+        possible = [sum(possible)] * len(plain)
+    options = {"power": math.inf, "masked": False, "shared": shared, **wanted, "dtype": wanted.get("dtype", dtype)}
     for share in (0.0, 0.1, 0.5, 1.0):
-        counts = [int(share * (w.numel() if m is None else int(m.sum()))) for w, m in zip(plain, masks, strict=True)]
-        expected = [edges.real_edges(w, k, m) for w, k, m in zip(plain, counts, masks, strict=True)]
+        more = [int(max(0.2, share) * n) for n in possible] if wanted.get("more") else []
+        options["more"] = more[:1] if shared else more
+        ks = [torch.tensor(int(share * n)) for n in possible]
+        expected = batched.kept_of(plain, ks, masks, **options)
+        if options["power"] not in (None, math.inf):
+            expected = shrunk(plain, ks, masks, shared, options["power"]), expected[1]
         weights = [w.to(device) for w in plain]
-        allowed = [m if m is None else m.to(device) for m in masks]
-        ks = [torch.tensor(k, device=device) for k in counts]
-        flat = many.real_edges(weights, ks, allowed, edges._begins(weights))
-        begins = edges._begins(weights)
-        assert len(flat) == begins[-1]
-        for w, begin, want in zip(weights, begins, expected, strict=False):
-            got = flat[begin : begin + w.numel()].as_strided(w.shape, w.stride()).cpu()
-            bits = torch.int32 if dtype == torch.float32 else torch.int16
-            assert torch.equal(got.contiguous().view(bits), want.contiguous().view(bits))
+        allowed_there = [m if m is None else m.to(device) for m in masks]
+        there = [k.to(device) for k in ks]
+        begins = batched.begins_of(weights)
+        if shared:
+            there = there[:1] * len(there)
+        table = many.table_of(weights, there, allowed_there, options["more"], shared)
+        assert table is not None
+        rest = (bool(more), options["power"], options["masked"], options["dtype"])
+        got = many.kept_of(weights[0], table, *rest)
+        for row, wants in zip(got, expected, strict=True):
+            if not wants:
+                assert not len(row)
+                continue
+            assert len(row) == begins[-1]
+            for part, want, weight in zip(batched.parts_of(row.cpu(), plain), wants, plain, strict=True):
+                assert part.stride() == weight.stride()
+                power = options["power"]
+                cut_off = device == "cpu" and want.dtype != dtype  # instead of rounded, by Triton's interpreter
+                if want.dtype != torch.bool and (cut_off or power not in (None, math.inf)):
+                    half = options["dtype"] != torch.float32
+                    tolerance = {"rtol": 1e-2, "atol": 1e-6} if half else {"rtol": 1e-5, "atol": 1e-7}
+                    torch.testing.assert_close(part.double(), want.double(), equal_nan=True, **tolerance)
+                else:
+                    assert torch.equal(part.nan_to_num(7.0), want.nan_to_num(7.0))
+
+
+def shrunk(
+    weights: list[Tensor], ks: list[Tensor], allowed: list[Tensor | None], shared: bool, power: float
+) -> list[Tensor]:
+    """What shrunk edges should weigh, in double precision."""
+    masks = batched.kept_of(weights, ks, allowed, power=None, masked=True, shared=shared)[1]
+    sizes = [weight.double().abs() for weight in weights]
+    rest = [
+        size[~real if among is None else among & ~real] for size, real, among in zip(sizes, masks, allowed, strict=True)
+    ]
+    if shared:
+        rest = [torch.cat(rest)] * len(rest)
+    found = []
+    for weight, size, real, others in zip(weights, sizes, masks, rest, strict=True):
+        threshold = others.max() if len(others) else torch.zeros(())
+        used = torch.where(size.isfinite(), (size**power - threshold**power) ** (1 / power), size)
+        found.append(torch.where(real, used * weight.double().sign().nan_to_num(1.0), 0.0))
+    return found
+
+
+def parametrized(test: Any) -> Any:
+    for name, values in (("masked", [False, True]), ("shared", [False, True]), ("wanted", list(WANTED)),
+                         ("dtype", [torch.float32, torch.bfloat16, torch.float16]), ("kind", KINDS)):  # fmt: skip
+        test = pytest.mark.parametrize(name, values)(test)
+    return test
 
 
 @pytest.mark.usefixtures("interpreter")
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kind", KINDS)
-def test_in_the_interpreter(kind: str, dtype: torch.dtype, masked: bool) -> None:
-    agrees(kind, dtype, "cpu", masked)
+@pytest.mark.filterwarnings("ignore:divide by zero", "ignore:invalid value")
+@parametrized
+def test_in_the_interpreter(
+    kind: str, dtype: torch.dtype, wanted: str, shared: bool, masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(many, "_GUESS_FROM", 2048)
+    monkeypatch.setattr(many, "_SAMPLE", 1024)
+    agrees(kind, dtype, "cpu", masked, shared, WANTED[wanted])
 
 
 @on_gpu
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kind", KINDS)
-def test_on_a_gpu(kind: str, dtype: torch.dtype, masked: bool) -> None:
-    agrees(kind, dtype, "cuda", masked)
+@parametrized
+def test_on_a_gpu(kind: str, dtype: torch.dtype, wanted: str, shared: bool, masked: bool) -> None:
+    agrees(kind, dtype, "cuda", masked, shared, WANTED[wanted])
+
+
+def kept(weights: list[Tensor], ks: list[Tensor]) -> Tensor:
+    table = many.table_of(weights, ks, [None] * len(weights), (), False)
+    assert table is not None
+    return many.kept_of(weights[0], table, False, math.inf, False, weights[0].dtype)[0]
 
 
 @on_gpu
@@ -81,51 +154,43 @@ def test_large_weights_and_many_of_them_on_a_gpu() -> None:
     weights.append(torch.randn(512, 512, 3, 3, device="cuda").to(memory_format=torch.channels_last))
     weights.append(weights[-1].mul(100).round().div(100))
     ks = [torch.tensor(w.numel() // 10, device="cuda") for w in weights]
-    flat = many.real_edges(weights, ks, [None] * len(weights), edges._begins(weights))
-    for w, k, begin in zip(weights, ks, edges._begins(weights), strict=False):
-        got = flat[begin : begin + w.numel()].as_strided(w.shape, w.stride())
-        assert torch.equal(got, edges.real_edges(w, k))
+    for w, k, got in zip(weights, ks, batched.parts_of(kept(weights, ks), weights), strict=True):
+        assert torch.equal(got, torch.ops.wirings.real_edges(w, k, None))
 
 
 @on_gpu
 def test_a_captured_choice_sees_new_weights_and_budgets() -> None:
     weights = [torch.randn(5000, device="cuda"), torch.randn(40, 50, device="cuda")]
     ks = [torch.tensor(500, device="cuda"), torch.tensor(7, device="cuda")]
-    call = lambda: many.real_edges(weights, ks, [None, None], edges._begins(weights))  # noqa: E731
-    call()
+    kept(weights, ks)
     with without_waiting():
-        call()
+        kept(weights, ks)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        flat = call()
+        flat = kept(weights, ks)
     weights[0].normal_()
     ks[1].fill_(300)
     graph.replay()
-    begin = edges._begins(weights)[1]
-    assert torch.equal(flat[:5000], edges.real_edges(weights[0], 500))
-    assert torch.equal(flat[begin : begin + 2000].view(40, 50), edges.real_edges(weights[1], 300))
+    for w, k, got in zip(weights, ks, batched.parts_of(flat, weights), strict=True):
+        assert torch.equal(got, torch.ops.wirings.real_edges(w, k, None))
 
 
 @on_gpu
-def test_the_table_of_a_captured_choice_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_of_a_captured_choice_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(many, "_tables", {})
     monkeypatch.setattr(many, "_captured", {})
     weights = [torch.randn(1000, device="cuda") for _ in range(70)]
     k, graph = torch.tensor(100, device="cuda"), torch.cuda.CUDAGraph()
-
-    def choose(weight: Tensor) -> Tensor:
-        return many.real_edges([weight], [k], [None], edges._begins([weight]))
-
-    choose(weights[0])
+    kept(weights[:1], [k])
     with torch.cuda.graph(graph):
-        kept = choose(weights[0])
-    (table,) = [held for held, _ in many._tables.values()]
+        row = kept(weights[:1], [k])
+    (table,) = many._tables.values()
     for other in weights[1:]:
-        choose(other)
-    assert all(held is not table for held, _ in many._tables.values())  # not in the cache, but used by the graph
-    assert [held for held, _ in many._captured.values()] == [table]
+        kept([other], [k])
+    assert all(held is not table for held in many._tables.values())  # removed there, but not for the graph
+    assert list(many._captured.values()) == [table]
     weights[0].normal_()
     graph.replay()
-    assert torch.equal(kept[:1000], edges.real_edges(weights[0], 100))
-    choose(weights[0])
-    assert any(held is table for held, _ in many._tables.values())
+    assert torch.equal(row[:1000], torch.ops.wirings.real_edges(weights[0], k, None))
+    kept(weights[:1], [k])
+    assert any(held is table for held in many._tables.values())

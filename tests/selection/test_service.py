@@ -11,29 +11,21 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 
 import wirings
+from wirings.selection import batched, passes
 from wirings.selection import functional as primitive
-from wirings.selection import service
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    monkeypatch.setattr(service, "DEVICES", ("cpu", "cuda"))
-    return str(request.param)
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of weights of each batched selection."""
     seen: list[int] = []
-    plain = primitive.real_edges_of
+    plain = batched.kept_of
 
-    def counted(weights: list[Tensor], *rest: Any) -> list[Tensor]:
+    def counted(weights: list[Tensor], *rest: Any, **options: Any) -> Any:
         seen.append(len(weights))
-        return plain(weights, *rest)
+        return plain(weights, *rest, **options)
 
-    monkeypatch.setattr(primitive, "real_edges_of", counted)
+    monkeypatch.setattr(batched, "kept_of", counted)
     return seen
 
 
@@ -65,7 +57,7 @@ def test_batched_training_equals_layer_by_layer(
 ) -> None:
     both = []
     for devices in (("cpu", "cuda"), ()):
-        monkeypatch.setattr(service, "DEVICES", devices)
+        monkeypatch.setattr(passes, "DEVICES", devices)
         model = network(device)
         if channels_last:
             model = model.to(memory_format=torch.channels_last)
@@ -210,7 +202,7 @@ def test_layers_of_several_dtypes(device: str, calls: list[int]) -> None:
     model.forward = lambda x: model[2:](model[:2](x).double())  # type: ignore[method-assign]
     out = model(torch.randn(2, 6, device=device))
     assert out.dtype == torch.float64
-    assert calls == [2]
+    assert calls == [2, 2]  # once for each dtype
     assert all(int((layer.module.weight != 0).sum()) == 18 for layer in wiring.layers)
 
 
@@ -232,7 +224,7 @@ def test_compiled_steps_choose_once(device: str, kind: str, monkeypatch: pytest.
 
     def note(graph: torch.fx.GraphModule, inputs: Any) -> Any:
         targets = [str(node.target) for node in graph.graph.nodes]
-        chosen.append((targets.count("wirings.real_edges_of.default"), targets.count("wirings.real_edges.default")))
+        chosen.append((targets.count("wirings.kept_of.default"), targets.count("wirings.real_edges.default")))
         return make_boxed_func(graph.forward)
 
     backend = aot_autograd(fw_compiler=note, bw_compiler=note, partition_fn=min_cut_rematerialization_partition)
@@ -240,7 +232,7 @@ def test_compiled_steps_choose_once(device: str, kind: str, monkeypatch: pytest.
     for way in ("compiled", "called", "alone"):
         torch._dynamo.reset()
         torch.manual_seed(0)
-        monkeypatch.setattr(service, "DEVICES", ("cpu", "cuda") if way != "alone" else ())
+        monkeypatch.setattr(passes, "DEVICES", ("cpu", "cuda") if way != "alone" else ())
         model = (network("cpu") if kind == "sequential" else Own(spare="not used" in kind)).to(device)
         wiring = wirings.wire_(model, "dnw", density=0.3)
         losses.append(train(torch.compile(model, backend=backend) if way == "compiled" else model, device))
@@ -261,7 +253,7 @@ def test_compiler_reads_each_weight_from_the_shared_row(device: str) -> None:
     ks = [torch.tensor(weight.numel() // 3, device=device) for weight in weights]
 
     def doubled(*weights: Tensor) -> list[Tensor]:
-        return [kept * 2 for kept in primitive.real_edges_of(weights, ks, [None] * len(weights))]
+        return [kept * 2 for kept in batched.kept_of(weights, ks, [None] * len(weights))[0]]
 
     torch._dynamo.reset()
     for weight, k, got in zip(weights, ks, torch.compile(doubled)(*weights), strict=True):

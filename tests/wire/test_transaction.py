@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import wirings
 from wirings import rules
-from wirings.selection import functional
+from wirings.selection import batched, functional
 
 STEPS = 8
 
@@ -274,18 +274,18 @@ def test_a_selection_that_fails_half_way_changes_nothing(
         calls = 0
 
         def counted(plain: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*args: Any) -> Any:
+            def call(*args: Any, **options: Any) -> Any:
                 nonlocal calls
                 calls += 1
                 if calls > allowed:  # noqa: B023
                     raise MemoryError
-                return plain(*args)
+                return plain(*args, **options)
 
             return call
 
         with monkeypatch.context() as patch:
-            for name in ("choose", "real_edges_of"):
-                patch.setattr(functional, name, counted(getattr(functional, name)))
+            for module, name in ((functional, "choose"), (batched, "kept_of")):
+                patch.setattr(module, name, counted(getattr(module, name)))
             try:
                 wiring.step(optimizer)
             except MemoryError:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import wirings
 from wirings import finalize_, rules, unwire_, wire_
-from wirings.selection import service
+from wirings.selection import shared
 
 
 class Attention(nn.Module):
@@ -475,8 +475,8 @@ def test_a_global_budget_is_ranked_once_a_step(monkeypatch: pytest.MonkeyPatch) 
     model = mlp()
     wire_(model, k=100, share="global")
     calls = []
-    once = service.rank_together
-    monkeypatch.setattr(service, "rank_together", lambda *a: calls.append(1) or once(*a))
+    once = shared.rank_together
+    monkeypatch.setattr(shared, "rank_together", lambda *a: calls.append(1) or once(*a))
     model(torch.randn(3, 8)).sum().backward()
     assert len(calls) == 1
     for parameter in model.parameters():
@@ -696,8 +696,8 @@ def test_finalizing_a_global_budget_ranks_it_a_few_times_however_many_layers(mon
         wiring = wire_(model, density=0.25, share="global")
         expected = wiring.masks()
         calls = []
-        whole = service.rank_together
-        monkeypatch.setattr(service, "rank_together", lambda *a, w=whole, c=calls: c.append(1) or w(*a))
+        whole = shared.rank_together
+        monkeypatch.setattr(shared, "rank_together", lambda *a, w=whole, c=calls: c.append(1) or w(*a))
         versions = [layer.weight._version for layer in wiring.layers]
         finalize_(model)
         monkeypatch.undo()

@@ -32,7 +32,7 @@ _STEPS = 5
 
 
 @dataclass(frozen=True)
-class KeptEdges:
+class EdgeNumbers:
     """Numbers of edges of one weight."""
 
     layer: str
@@ -51,7 +51,7 @@ class PublishedModel:
 
     model: nn.Module
     """The network, in evaluation mode."""
-    layers: list[KeptEdges] = field(default_factory=list)
+    layers: list[EdgeNumbers] = field(default_factory=list)
     """Numbers of edges, layer by layer."""
 
     def __str__(self) -> str:
@@ -201,7 +201,7 @@ def _large(state: _State, width: float | None, image_size: int | None) -> Publis
         mask = state.maybe("linear.graph.mask", tuple(shape))
         k = None if width is None else math.floor(width * weight.numel() + 1e-6)
         real = _top(head, weight, mask, k)
-        published.layers.append(KeptEdges("linear", weight.numel(), int(real.sum()), int(real.sum())))
+        published.layers.append(EdgeNumbers("linear", weight.numel(), int(real.sum()), int(real.sum())))
         weight = weight * real
     bias = next(
         (b for name in ("linear.bias", "linear.graph.bias") if (b := state.maybe(name, (classes,))) is not None), None
@@ -210,7 +210,7 @@ def _large(state: _State, width: float | None, image_size: int | None) -> Publis
     return published
 
 
-def _stage(state: _State, prefix: str, stage: Stage, graph: StaticGraph, width: float | None) -> KeptEdges:
+def _stage(state: _State, prefix: str, stage: Stage, graph: StaticGraph, width: float | None) -> EdgeNumbers:
     """Load one graph: its kernels and norms block by block, and the part of its weight that each block reads."""
     rows, columns = stage.channels * stage.blocks, stage.before + stage.channels * (stage.blocks - 1)
     weight = state.take(f"{prefix}graph.weight", (rows, columns, 1, 1)).view(rows, columns)
@@ -227,7 +227,7 @@ def _stage(state: _State, prefix: str, stage: Stage, graph: StaticGraph, width: 
     for number, (size, kernel) in enumerate(zip(sizes, kernels.split(sizes), strict=True)):
         function: Any = graph.functions[number]
         _copy([(function.kernel, kernel), *_batch_norm(state, f"{prefix}norm.{number}.", size, function)])
-    return KeptEdges(prefix.rstrip("."), weight.numel(), int(real.sum()), int((real & read).sum()))
+    return EdgeNumbers(prefix.rstrip("."), weight.numel(), int(real.sum()), int((real & read).sum()))
 
 
 def _kernels(state: _State, prefix: str, inputs: int, nodes: int) -> Tensor:
@@ -274,7 +274,7 @@ def _small(state: _State, edges: int, kind: str | None, in_place_relu: bool) -> 
     _stem(state, model.stem)
     head = [state.take("fc.weight", (classes, OUTPUTS)), state.take("fc.bias", (classes,))]
     _copy(list(zip([model.head.weight, model.head.bias], head, strict=True)))
-    return PublishedModel(model, [KeptEdges("graph", weight.numel(), int(real.sum()), int((real & read).sum()))])
+    return PublishedModel(model, [EdgeNumbers("graph", weight.numel(), int(real.sum()), int((real & read).sum()))])
 
 
 def _instance_norms(state: _State, prefix: str) -> list[Tensor]:

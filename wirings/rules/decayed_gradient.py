@@ -10,7 +10,7 @@ from wirings.errors import unknown
 from wirings.rules.planned import Planned
 from wirings.rules.registry import register
 from wirings.rules.rule import EdgesLike, LayerLike, Training
-from wirings.rules.scaled import scaled_through
+from wirings.selection.kept_edges import KeptEdges
 from wirings.utils.checks import check_number
 
 KINDS = {
@@ -40,6 +40,7 @@ class DecayedGradient(Planned):
 
     name = "decayed_gradient"
     reaches = "all"
+    kept = KeptEdges(factor="factor")
     atomic = True
 
     def __init__(
@@ -58,10 +59,6 @@ class DecayedGradient(Planned):
 
     def real(self, weight: Tensor, edges: EdgesLike) -> Tensor:
         return edges.choose(weight)
-
-    def forward(self, weight: Tensor, edges: EdgesLike) -> Tensor:
-        real = self.real(weight, edges)
-        return scaled_through(weight, torch.where(real, weight, 0.0), real, edges.factor, edges.allowed)
 
     @torch.no_grad()
     def update(self, layers: Sequence[LayerLike], training: Training, optimizer: torch.optim.Optimizer | None) -> None:

@@ -4,6 +4,7 @@ from torch import Tensor
 
 from wirings.rules.registry import register
 from wirings.rules.rule import EdgesLike, Rule
+from wirings.selection.kept_edges import KeptEdges
 
 
 @register
@@ -15,10 +16,8 @@ class DNW(Rule):
 
     name = "dnw"
     reaches = "all"
+    kept = KeptEdges()
     acts_between_steps = False
 
     def real(self, weight: Tensor, edges: EdgesLike) -> Tensor:
         return edges.choose(weight)
-
-    def forward(self, weight: Tensor, edges: EdgesLike) -> Tensor:
-        return edges.keep(weight)

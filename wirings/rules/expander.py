@@ -9,6 +9,7 @@ from torch import Tensor
 from wirings.rules.random import Random, generator_of
 from wirings.rules.registry import register
 from wirings.rules.rule import LayerLike
+from wirings.selection.kept_edges import KeptEdges
 
 
 @register
@@ -25,6 +26,7 @@ class Expander(Random):
     """
 
     name = "expander"
+    kept = KeptEdges(mask="wiring", factor=0.0)
 
     def _draw(self, layers: Sequence[LayerLike]) -> None:
         wirings: list[Tensor] = []

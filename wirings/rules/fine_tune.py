@@ -7,6 +7,7 @@ from torch import Tensor
 
 from wirings.rules.registry import register
 from wirings.rules.rule import EdgesLike, LayerLike, Rule, Training, choose_by
+from wirings.selection.kept_edges import KeptEdges
 
 
 @register
@@ -23,6 +24,7 @@ class FineTune(Rule):
     """
 
     name = "fine_tune"
+    kept = KeptEdges(mask="wiring", factor=0.0)
     acts_between_steps = False
     keeps_wiring = True
     needs_trained_weights = True

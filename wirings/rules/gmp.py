@@ -10,6 +10,7 @@ from wirings.errors import WiringError, unknown
 from wirings.rules.planned import Planned
 from wirings.rules.registry import register
 from wirings.rules.rule import EdgesLike, LayerLike, Training, choose_by
+from wirings.selection.kept_edges import KeptEdges
 from wirings.utils.checks import check_int, check_number
 
 KINDS = {"cubic": 3, "linear": 1}
@@ -36,6 +37,7 @@ class GMP(Planned):
     """
 
     name = "gmp"
+    kept = KeptEdges(mask="left", factor=0.0, in_training=True)
     reaches = "some"
     removes_permanently = True
     keeps_wiring = True
@@ -62,9 +64,7 @@ class GMP(Planned):
         return edges.choose(weight)
 
     def forward(self, weight: Tensor, edges: EdgesLike) -> Tensor:
-        if not edges.training:
-            return super().forward(weight, edges)
-        return torch.where(edges.left, weight, 0.0)  # type: ignore[arg-type]
+        return torch.where(edges.left if edges.training else self.real(weight, edges), weight, 0.0)  # type: ignore[arg-type]
 
     def used(self, weight: Tensor, edges: EdgesLike) -> Tensor | None:
         return edges.left

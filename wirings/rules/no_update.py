@@ -4,6 +4,7 @@ from torch import Tensor
 
 from wirings.rules.registry import register
 from wirings.rules.rule import EdgesLike, Rule
+from wirings.selection.kept_edges import KeptEdges
 
 
 @register
@@ -15,6 +16,7 @@ class NoUpdate(Rule):
     """
 
     name = "no_update"
+    kept = KeptEdges(factor=0.0)
     acts_between_steps = False
 
     def real(self, weight: Tensor, edges: EdgesLike) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from wirings.rules.registry import register
 from wirings.rules.rule import EdgesLike, LayerLike, Rule, Training, choose_by
+from wirings.selection.kept_edges import KeptEdges
 from wirings.utils.checks import check_seed
 
 
@@ -22,6 +23,7 @@ class Random(Rule):
     """
 
     name = "random"
+    kept = KeptEdges(mask="wiring", factor=0.0)
     acts_between_steps = False
     keeps_wiring = True
     atomic = True

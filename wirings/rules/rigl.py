@@ -8,9 +8,9 @@ from torch import Tensor
 from wirings.errors import WiringError
 from wirings.rules.optimizers import gradient_of
 from wirings.rules.registry import register
-from wirings.rules.rule import EdgesLike, LayerLike, Training
+from wirings.rules.rule import LayerLike, Training
 from wirings.rules.set import SET, forget, others_of
-from wirings.selection import functional
+from wirings.selection.kept_edges import KeptEdges
 
 
 @register
@@ -38,6 +38,7 @@ class RigL(SET):
     """
 
     name = "rigl"
+    kept = KeptEdges(mask="wiring", reach="reach")
     reaches = "some"
 
     def __init__(
@@ -56,9 +57,6 @@ class RigL(SET):
         for layer in layers:
             # If every step changes the wiring, so does the first.
             layer.edges.remember("reach", _everything(layer) if self.every == 1 else layer.edges.wiring.clone())
-
-    def forward(self, weight: Tensor, edges: EdgesLike) -> Tensor:
-        return functional.straight_through(weight, edges.wiring, edges.reach)
 
     @torch.no_grad()
     def update(self, layers: Sequence[LayerLike], training: Training, optimizer: torch.optim.Optimizer | None) -> None:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from wirings.selection.kept_edges import KeptEdges
 from wirings.selection.service import Selection
 
 
@@ -54,8 +55,11 @@ class EdgesLike(Protocol):
     def next_magnitude(self, weight: Tensor, real: Tensor) -> Tensor:
         """The magnitude of the strongest edge that is not real; 0 if all are."""
 
-    def keep(self, weight: Tensor) -> Tensor:
-        """The chosen edges, zeros elsewhere; the gradient is passed straight through to all allowed edges."""
+    def keep(self, weight: Tensor, kept: KeptEdges = ...) -> Tensor:
+        """The chosen edges, zeros elsewhere; by default the gradient is passed straight through to all allowed edges.
+
+        What is kept must be the same for all layers, whose edges are chosen at once.
+        """
 
     def remember(self, name: str, value: Tensor, saved: bool = True) -> None:
         """Keep a tensor with the model: saved, loaded and moved with it."""
@@ -142,8 +146,23 @@ class Rule(ABC):
     atomic: ClassVar[bool] = False
     """Whether `update` changes nothing before everything in it that can fail has succeeded. For other rules the handle
     keeps a copy of every tensor that an update changes, to restore it after an error."""
+    kept: KeptEdges | None = None
+    """What the forward pass takes of the edges, for rules that can say so. Then the weights of all layers are made at
+    once, and `forward` is not called. A subclass with its own `forward` or `real` has to define ``kept`` again."""
     schedule: Any = None
     """How layers decrease to their budgets over training, for any rule: see `wirings.rules.get`."""
+
+    _follows_kept: ClassVar[bool] = True
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        first = next(one for one in cls.__mro__ if vars(one).keys() & {"kept", "forward", "real"})
+        cls._follows_kept = "kept" in vars(first)
+
+    @property
+    def kept_at_once(self) -> KeptEdges | None:
+        """What all layers keep, if their weights can be made at once; None if `forward` has to be asked for each."""
+        return self.kept if self._follows_kept else None
 
     def budget(self, allowed: int, shape: tuple[int, ...]) -> int:
         """The number of edges of a weight, for rules with ``own_budget``.
@@ -173,7 +192,10 @@ class Rule(ABC):
         """The wiring: a boolean mask with exactly the budget's number of true entries."""
 
     def forward(self, weight: Tensor, edges: EdgesLike) -> Tensor:
-        """The weight that the forward pass uses. By default only real edges are used and get a gradient."""
+        """The weight that the forward pass uses: what ``kept`` says, or else real edges, which alone get a gradient."""
+        kept = self.kept_at_once
+        if kept is not None:
+            return edges.keep(weight, kept)
         return torch.where(self.real(weight, edges), weight, 0.0)
 
     def used(self, weight: Tensor, edges: EdgesLike) -> Tensor | None:
@@ -181,7 +203,9 @@ class Rule(ABC):
         return self.real(weight, edges)
 
     def __repr__(self) -> str:
-        settings = ", ".join(f"{key}={value!r}" for key, value in sorted(vars(self).items()) if key[0] != "_")
+        settings = ", ".join(
+            f"{key}={value!r}" for key, value in sorted(vars(self).items()) if key[0] != "_" and key != "kept"
+        )
         return f"{type(self).__name__}({settings})"
 
 

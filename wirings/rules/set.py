@@ -13,6 +13,7 @@ from wirings.rules.random import Random, generator_of, scores_of
 from wirings.rules.registry import register
 from wirings.rules.rule import EdgesLike, LayerLike, Training, choose_by
 from wirings.selection import functional, sharded
+from wirings.selection.kept_edges import KeptEdges
 from wirings.utils.checks import check_number, check_seed
 
 DECAYS = ("cosine", "constant")
@@ -24,6 +25,7 @@ class RandomStart(Periodic):
     seed: int | None
     keeps_wiring = True
     atomic = True
+    kept = KeptEdges(mask="wiring", factor=0.0)
 
     def setup(self, layers: Sequence[LayerLike]) -> None:
         Random(self.seed).setup(layers)

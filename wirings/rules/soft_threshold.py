@@ -8,7 +8,9 @@ from torch import Tensor
 from wirings.errors import WiringError
 from wirings.rules.registry import register
 from wirings.rules.rule import EdgesLike, Rule
-from wirings.rules.scaled import scaled_through
+from wirings.selection import functional
+from wirings.selection.kept_edges import KeptEdges
+from wirings.selection.shrink import shrunk
 from wirings.utils.checks import check_bool, check_number, is_number
 
 POWERS = {"soft": 1.0, "feather": 3.0, "hard": math.inf}
@@ -42,6 +44,7 @@ class SoftThreshold(Rule):
     """
 
     name = "soft_threshold"
+    kept: KeptEdges | None = None
     reaches = "all"
     acts_between_steps = False
 
@@ -54,35 +57,19 @@ class SoftThreshold(Rule):
             )
         self.shape, self._power = shape, float(power)
         self.factor, self.rescale = check_number(self.name, "factor", factor), check_bool(self.name, "rescale", rescale)
+        if not self.rescale or self._power == math.inf:
+            self.kept = KeptEdges(power=self._power, factor=self.factor)
 
     def real(self, weight: Tensor, edges: EdgesLike) -> Tensor:
         return edges.choose(weight)
 
     def forward(self, weight: Tensor, edges: EdgesLike) -> Tensor:
-        real = self.real(weight, edges)
-        return scaled_through(weight, self._shrunk(weight.detach(), real, edges), real, self.factor, edges.allowed)
-
-    def _shrunk(self, weight: Tensor, real: Tensor, edges: EdgesLike) -> Tensor:
-        if self._power == math.inf:
-            return torch.where(real, weight, 0.0)
-        # In float32 at least: in half precision the difference of two powers has no digits left.
-        size = weight.abs().to(torch.promote_types(weight.dtype, torch.float32))
-        used = torch.where(real, shrunk(size, edges.next_magnitude(weight, real).to(size.dtype), self._power), 0.0)
-        if self.rescale:
-            before, after = torch.where(real, size, 0.0).sum(), used.sum()
-            used = used * torch.where(after > 0, before / after, 1.0)
-        return used.to(weight.dtype).copysign(weight)
-
-
-def shrunk(size: Tensor, threshold: Tensor, power: float) -> Tensor:
-    """Shrink magnitudes of at least ``threshold``: (sizeᵖ − thresholdᵖ)^(1/p), which is 0 at the threshold.
-
-    Computed from the ratio of threshold and magnitude, which no power takes out of range.
-
-    >>> shrunk(torch.tensor([1.0, 2.0]), torch.tensor(1.0), 3.0)
-    tensor([0.0000, 1.9129])
-    """
-    if power == 1:
-        return (size - threshold).clamp(min=0.0)
-    ratio = torch.where(size > threshold, threshold / size, 1.0)
-    return size * (1.0 - ratio**power) ** (1.0 / power)
+        if self.kept_at_once is not None:
+            return super().forward(weight, edges)
+        values, real = weight.detach(), self.real(weight, edges)
+        size = values.abs().to(torch.promote_types(values.dtype, torch.float32))
+        threshold = edges.next_magnitude(values, real).to(size.dtype)
+        used = torch.where(real, shrunk(size, threshold, self._power), 0.0)
+        before, after = torch.where(real, size, 0.0).sum(), used.sum()
+        used = (used * torch.where(after > 0, before / after, 1.0)).to(values.dtype).copysign(values)
+        return functional.scaled_through(weight, used, real, self.factor, edges.allowed)

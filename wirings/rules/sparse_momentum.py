@@ -11,9 +11,10 @@ from wirings.errors import WiringError
 from wirings.rules.optimizers import bring_to_rest, group_of
 from wirings.rules.random import scores_of
 from wirings.rules.registry import register
-from wirings.rules.rule import EdgesLike, LayerLike, Training
+from wirings.rules.rule import LayerLike, Training
 from wirings.rules.set import RandomStart, forget, others_of
 from wirings.selection import functional, sharded
+from wirings.selection.kept_edges import KeptEdges
 from wirings.utils.checks import check_bool, check_number, check_seed
 
 
@@ -55,6 +56,7 @@ class SparseMomentum(RandomStart):
     """
 
     name = "sparse_momentum"
+    kept = KeptEdges(mask="wiring")
     reaches = "all"
 
     def __init__(
@@ -68,9 +70,6 @@ class SparseMomentum(RandomStart):
         super().__init__(every, steps)
         self.moves_budget = check_bool(self.name, "redistribute", redistribute)
         self.prune_rate, self.seed = check_number(self.name, "prune_rate", prune_rate), check_seed(self.name, seed)
-
-    def forward(self, weight: Tensor, edges: EdgesLike) -> Tensor:
-        return functional.straight_through(weight, edges.wiring, edges.allowed)
 
     @torch.no_grad()
     def update(self, layers: Sequence[LayerLike], training: Training, optimizer: torch.optim.Optimizer | None) -> None:

@@ -9,7 +9,7 @@ from wirings.errors import WiringError
 from wirings.rules.optimizers import learning_rates
 from wirings.rules.registry import register
 from wirings.rules.rule import EdgesLike, LayerLike, Rule, Training
-from wirings.selection import functional
+from wirings.selection.kept_edges import KeptEdges
 from wirings.utils.checks import check_number
 
 
@@ -37,6 +37,7 @@ class TopKAST(Rule):
     """
 
     name = "top_kast"
+    kept: KeptEdges | None = None
     reaches = "some"
     atomic = True
 
@@ -46,13 +47,11 @@ class TopKAST(Rule):
             raise WiringError(
                 f"{self.name}: reach must be above 0, got {reach!r}; for real edges alone use rule 'no_update'."
             )
+        self.kept = KeptEdges(reach=self.reach)
         self.exploration = check_number(self.name, "exploration", exploration, most=float("inf"))
 
     def real(self, weight: Tensor, edges: EdgesLike) -> Tensor:
         return edges.choose(weight)
-
-    def forward(self, weight: Tensor, edges: EdgesLike) -> Tensor:
-        return functional.straight_through(weight, edges.choose(weight), edges.choose_more(weight, self.reach))
 
     @torch.no_grad()
     def update(self, layers: Sequence[LayerLike], training: Training, optimizer: torch.optim.Optimizer | None) -> None:

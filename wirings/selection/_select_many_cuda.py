@@ -1,115 +1,247 @@
-"""Choose the edges of many weights at once on a GPU, with as many kernel launches for a whole model as for one layer.
+"""Choosing the edges of many weights at once on a GPU: as many kernels for a whole model as for one layer.
 
-It is the radix selection of `_select_cuda` without the guess: each pass over all weights counts keys by their next
-eight bits, separately for every weight, until the cutoff key of each is known. A table on the GPU tells each program
-which weight, and which run of its edges, to process; it is made once and reused while the weights stay in place.
+Edges that are ranked together form a *segment*: those of one weight, or of all weights if they share a budget. For a
+segment there are one or two *targets*, numbers of edges to choose: the budget's, and that of a larger set (Top-KAST).
+The method is that of `_select_cuda`, for all targets at once:
 
-The order of equal keys matters only if some of them are real and others are not. Only then does a program read its
-edges in row-major order; otherwise it reads them as they lie in memory, whatever the memory format.
+1. `_guess` takes a sample of each segment and guesses two keys that very likely enclose the least chosen edge.
+2. `_gather` reads all weights once, counts the keys above the guessed range and packs those within it.
+3. `_count`, once for every eight bits of a key, counts the packed keys by their next digit. Where the guess was wrong,
+   or the segment is small, it counts all keys instead.
+4. `_finish` notes for every target the least chosen key, how many keys equal to it are chosen, and the largest key that
+   is not.
+5. `_write` reads all weights a second time and writes the weights of the forward pass, a mask, or both.
+
+A table on the GPU says which weight, and which run of its edges, a program has; it is made once for weights that stay
+where they are. The order of equal keys matters only where some of them are chosen and some are not. Only then are edges
+read in row-major order; otherwise a program reads its edges as they lie in memory, whatever the memory format.
 """
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from wirings.selection._select_cuda import _BITS, _BLOCK, _RECENT
-from wirings.selection.functional import _dense
+from wirings.selection.batched import begins_of, is_dense
 from wirings.utils.triton_launch import KernelLauncher, on_device_of
 
-_PROGRAMS = 2048  # approximate number, over all weights
-_COLUMNS = 16  # per row of the table
+_PROGRAMS = 2048  # wanted, over all weights
+_COLUMNS = 16  # of the table
+_SAMPLE = 4096
+_GUESS_FROM = 2**16  # edges of a segment from which a sample is representative
+_GUESSED_BITS = 18  # leading bits of the keys that enclose the guessed range
 
-_tables: dict[tuple[Any, ...], tuple[Tensor, int]] = {}
-"""Tables by the addresses of their weights, each with the largest number of programs of a single weight."""
+# The state of a target, in int32.
+_ABOVE, _NEAR, _OVERFLOW, _LOW, _HIGH, _UNDER, _BELOW = (tl.constexpr(place) for place in range(7))
+# For every pass over digits: those known before it, and the rank among the keys that begin with them.
+_DIGITS = tl.constexpr(8)
+_LEAST, _ROOM, _SAME, _NEXT = (tl.constexpr(place) for place in range(16, 20))
+_STATE = tl.constexpr(32)  # the size of a state
 
-_captured: dict[tuple[Any, ...], tuple[Tensor, int]] = {}
-"""Tables that a CUDA graph reads at every replay. They are never dropped."""
+
+class _Table(NamedTuple):
+    """What the kernels have to know about a list of weights, on the GPU."""
+
+    programs: Tensor
+    targets: Tensor
+    samples: Tensor
+    most: int
+    """A power of two that no segment's number of programs exceeds."""
+    places: list[tuple[torch.Size, tuple[int, ...], int]]
+    """The shape of each weight, its strides, and where it begins in a row of all."""
+    length: int
+    """The length of such a row."""
+
+    def parts_of(self, row: Tensor) -> list[Tensor]:
+        """Divide a row into parts laid out like the weights."""
+        return [row.as_strided(*place) for place in self.places]
 
 
-def supports(weights: Sequence[Tensor], allowed: Sequence[Tensor | None]) -> bool:
-    """Whether `real_edges` supports these weights: of one dtype, on one GPU, without gaps in memory, aligned."""
+_tables: dict[tuple[Any, ...], _Table] = {}
+"""The table of a list of weights, by where these lie."""
+
+_captured: dict[tuple[Any, ...], _Table] = {}
+"""Those that a CUDA graph reads at every replay: they are never removed."""
+
+
+def table_of(
+    weights: Sequence[Tensor],
+    ks: Sequence[Tensor],
+    allowed: Sequence[Tensor | None],
+    more: Sequence[int],
+    shared: bool,
+) -> _Table | None:
+    """The table of a list of weights; None if the kernels do not support them. For arguments see `batched.kept_of`."""
+    first = weights[0]
+    key: tuple[Any, ...] = (
+        first.device, first.dtype, shared, tuple(more),
+        *map(Tensor.data_ptr, weights), *map(Tensor.size, weights), *map(Tensor.stride, weights),
+        *map(Tensor.data_ptr, ks), *[None if mask is None else (mask.data_ptr(), mask.stride()) for mask in allowed],
+    )  # fmt: skip
+    table = _tables.get(key)
+    if table is None:
+        if not _supports(weights, allowed) or (shared and sum(w.numel() for w in weights) > 2**30):
+            return None
+        if len(_tables) > 64:  # weights that came and went
+            _tables.clear()
+        table = _tables[key] = _captured.get(key) or _make_table(weights, ks, allowed, more, shared)
+    if first.is_cuda and torch.cuda.is_current_stream_capturing():
+        _captured[key] = table
+    return table
+
+
+def _supports(weights: Sequence[Tensor], allowed: Sequence[Tensor | None]) -> bool:
+    """Whether weights are of one dtype, on one GPU, dense in memory and aligned."""
     first = weights[0]
     return _RECENT and all(
         w.dtype == first.dtype
         and w.device == first.device
         and w.dtype in _BITS
         and 0 < w.numel() <= 2**30
-        and _dense(w)
+        and is_dense(w)
         and w.data_ptr() % 16 == 0
-        and (a is None or a.stride() == w.stride())
+        and (a is None or (a.stride() == w.stride() and a.data_ptr() % 16 == 0))
         for w, a in zip(weights, allowed, strict=True)
     )
 
 
-def real_edges(
-    weights: Sequence[Tensor], ks: Sequence[Tensor], allowed: Sequence[Tensor | None], begins: Sequence[int]
-) -> Tensor:
-    """The ``k`` edges of largest magnitude of each weight, zeros elsewhere.
+def kept_of(
+    first: Tensor, table: _Table, more: bool, power: float | None, masked: bool, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The weights of the forward pass and a mask, each as one row.
 
-    The result is one flat tensor. The edges of weight i start at ``begins[i]``, a multiple of 16, in the memory order
-    of the weight; the last entry of ``begins`` is the length of the result.
+    The edges of each weight lie in a row as they do in the weight.
+
+    Args:
+        first: the first of the weights.
+        table: that of all of them.
+        more: whether the masks are of larger sets.
+        power: as for `batched.kept_of`.
+        masked: whether masks are wanted.
+        dtype: of the weights of the forward pass.
     """
-    first = weights[0]
-    key = tuple((w.data_ptr(), w.shape, w.stride(), k.data_ptr(), None if a is None else a.data_ptr())
-                for w, k, a in zip(weights, ks, allowed, strict=True))  # fmt: skip
-    key = (first.device, first.dtype, key)
-    if key not in _tables:
-        if len(_tables) > 64:  # most of them for weights that no longer exist
-            _tables.clear()
-        _tables[key] = _captured.get(key) or _make_table(weights, ks, allowed, begins)
-    if first.is_cuda and torch.cuda.is_current_stream_capturing():
-        _captured[key] = _tables[key]
-    table, most = _tables[key]
-    bits, programs, segments = _BITS[first.dtype], len(table), len(weights)
+    bits, programs, targets = _BITS[first.dtype], len(table.programs), len(table.targets)
+    each = 2 if more else 1
     shifts = (23, 15, 7, 0) if bits == torch.int32 else (7, 0)
-    out = torch.empty(begins[-1], dtype=first.dtype, device=first.device)
-    board = torch.zeros(len(shifts) * segments * 256 + programs, dtype=torch.int32, device=first.device)
-    ties = board[len(shifts) * segments * 256 :]
-    launch = KernelLauncher((first.device, first.dtype, "many", programs, segments, most))
-    result, turns = out.view(bits), len(shifts)
+    turns, width = len(shifts), shifts[0] + 8
+    out = torch.empty(0 if power is None else table.length, dtype=dtype, device=first.device)
+    mask = torch.empty(table.length if masked else 0, dtype=torch.bool, device=first.device)
+    board = torch.empty(
+        targets * (turns * 256 + _STATE.value) + 2 * each * programs, dtype=torch.int32, device=first.device
+    )
+    row = mask if power is None else out
+    near, smaller = row.view(bits), first.element_size() // row.element_size()  # keys are packed where results will be
+    shrinks = power is not None and power != math.inf
+    launch = KernelLauncher(
+        (first.device, first.dtype, dtype, "many", programs, targets, each, table.most, power, masked)
+    )
     with on_device_of(first):
+        common = (table.programs, table.targets, board, first.detach(), programs, targets, each, turns, _COLUMNS)
+        launch(_guess, targets, 16, *common, table.samples, _GUESS_FROM, width, min(_GUESSED_BITS, width), _SAMPLE)
+        launch(_gather, programs, 4, *common, near, smaller, _BLOCK, 128)
         for turn, shift in enumerate(shifts):
-            launch(_count, programs, 4, table, board, result, segments, turn, turns, shift, _BLOCK, _COLUMNS)
-        launch(_count_ties, programs, 4, table, board, ties, result, segments, turns, _BLOCK, _COLUMNS)
-        launch(_write, programs, 4, table, board, ties, result, segments, turns, most, _BLOCK, _COLUMNS)
+            launch(_count, programs * each, 4, *common, near, smaller, turn, shift, shrinks, _BLOCK // 2)
+        launch(_finish, programs * each, 4, *common, near, smaller, shrinks, _BLOCK)
+        launch(_write, programs, 4, *common, out, mask.view(torch.uint8), power is not None, masked,
+               power if shrinks else 0.0, table.most, _BLOCK)  # fmt: skip
+    return out, mask
+
+
+def masked_of(first: Tensor, table: _Table, dtype: torch.dtype) -> Tensor:
+    """All weights where they are allowed, zeros elsewhere, as one row. Arguments as for `kept_of`."""
+    out = torch.empty(table.length, dtype=dtype, device=first.device)
+    launch = KernelLauncher((first.device, first.dtype, dtype, "masked", len(table.programs)))
+    with on_device_of(first):
+        launch(_write_allowed, len(table.programs), 4, table.programs, first.detach(), out, _COLUMNS, _BLOCK)
     return out
 
 
 def _make_table(
-    weights: Sequence[Tensor], ks: Sequence[Tensor], allowed: Sequence[Tensor | None], begins: Sequence[int]
-) -> tuple[Tensor, int]:
+    weights: Sequence[Tensor],
+    ks: Sequence[Tensor],
+    allowed: Sequence[Tensor | None],
+    more: Sequence[int],
+    shared: bool,
+) -> _Table:
+    begins = begins_of(weights)
     total = sum(w.numel() for w in weights)
     run = max(4, triton.cdiv(total, _PROGRAMS * _BLOCK)) * _BLOCK
     rows: list[list[int]] = []
+    targets: list[list[int]] = []
     most = 1
-    for segment, (weight, k, mask) in enumerate(zip(weights, ks, allowed, strict=True)):
+    for place, (weight, k, mask) in enumerate(zip(weights, ks, allowed, strict=True)):
         space = 1 if weight.is_contiguous() else weight.shape[2:].numel()
         channels = 1 if space == 1 else weight.shape[1]
-        first, n = len(rows), weight.numel()
-        for start in range(0, n, run):
-            place = (begins[segment], start, min(start + run, n), segment, first, space, channels)
-            rows.append([weight.data_ptr(), 0 if mask is None else mask.data_ptr(), k.data_ptr(), *place])
+        segment, first = (0, 0) if shared else (place, len(rows))
+        for start in range(0, weight.numel(), run):
+            where = (begins[place], start, min(start + run, weight.numel()), segment, first, space, channels)
+            rows.append([weight.data_ptr(), 0 if mask is None else mask.data_ptr(), *where])
         most = max(most, len(rows) - first)
+        if not shared or place == 0:
+            size = total if shared else weight.numel()
+            for least in (0, *more[place : place + 1]):
+                targets.append([k.data_ptr(), least, size, segment])
     table = torch.zeros(len(rows), _COLUMNS, dtype=torch.int64)
     table[:, : len(rows[0])] = torch.tensor(rows)
-    return table.to(weights[0].device), triton.next_power_of_2(most)
+    samples = torch.from_numpy(_samples(np.array(rows), shared))
+    device = weights[0].device
+    places = [(w.shape, w.stride(), begin) for w, begin in zip(weights, begins, strict=False)]
+    numbers = [part.to(device) for part in (table, torch.tensor(targets), samples)]
+    return _Table(*numbers, triton.next_power_of_2(most), places, begins[-1])
+
+
+def _samples(rows: np.ndarray, shared: bool) -> np.ndarray:
+    """The edges in the sample of each segment: pairs of a program and a position, one out of each of equal stretches.
+
+    The positions are scattered within their stretches: the edges of one column would not be representative.
+    """
+    sizes, segments = rows[:, 4] - rows[:, 3], rows[:, 5]
+    found = []
+    scatter = (np.arange(_SAMPLE, dtype=np.uint64) * 2654435761 % 2**32) / 2**32
+    for segment in range(1 if shared else int(segments[-1]) + 1):
+        mine = np.flatnonzero(segments == segment)
+        ends = np.cumsum(sizes[mine])
+        position = ((np.arange(_SAMPLE) + scatter) * (ends[-1] / _SAMPLE)).astype(np.int64).clip(max=ends[-1] - 1)
+        which = np.searchsorted(ends, position, side="right")
+        offset = rows[mine[which], 3] + position - (ends - sizes[mine])[which]
+        found.append(np.stack([mine[which], offset], 1))
+    return np.stack(found).astype(np.int32)
 
 
 # ---- the kernels ----------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def _key(weight, allowed, place, real, WIDTH: tl.constexpr):
-    """The bits of edges, and their keys: -1 where there is no edge or it is not allowed."""
-    bits = tl.load(weight + place, mask=real, other=0)
-    key = bits.to(tl.int32) & ((1 << (WIDTH - 1)) - 1)
+def _keys(value):
+    """The bits of weights without the sign."""
+    WIDTH: tl.constexpr = value.dtype.primitive_bitwidth
+    bits = value.to(tl.int32, bitcast=True) if WIDTH == 32 else value.to(tl.int16, bitcast=True).to(tl.int32)
+    return bits & ((1 << (WIDTH - 1)) - 1)
+
+
+@triton.jit
+def _look(weight, allowed, place, real):
+    """Weights and their keys, which are -1 where there is no edge, or none that is allowed."""
+    value = tl.load(weight + place, mask=real, other=0.0)
     if allowed.to(tl.int64) != 0:
         real &= tl.load(allowed + place, mask=real, other=0) != 0
-    return bits, tl.where(real, key, -1)
+    return value, tl.where(real, _keys(value), -1)
+
+
+@triton.jit
+def _look_at_all(weight, allowed, place):
+    """The same where there are edges at all places. Without a mask, neighbours are loaded together."""
+    value = tl.load(weight + place)
+    key = _keys(value)
+    if allowed.to(tl.int64) != 0:
+        key = tl.where(tl.load(allowed + place) != 0, key, -1)
+    return value, key
 
 
 @triton.jit
@@ -117,102 +249,386 @@ def _rows_of(row, kind):
     """A program's weight and mask as pointers, and its run of edges."""
     weight = tl.load(row).to(tl.pointer_type(kind.dtype.element_ty))
     allowed = tl.load(row + 1).to(tl.pointer_type(tl.uint8))
-    return tl.multiple_of(weight, 16), allowed, tl.load(row + 4).to(tl.int32), tl.load(row + 5).to(tl.int32)
+    start, stop = tl.load(row + 3).to(tl.int32), tl.load(row + 4).to(tl.int32)
+    return tl.multiple_of(weight, 16), tl.multiple_of(allowed, 16), tl.multiple_of(start, 16), stop
+
+
+@triton.jit
+def _state_of(board, target, targets, TURNS: tl.constexpr):
+    return board + TURNS * targets * 256 + target * _STATE
+
+
+@triton.jit
+def _tally_of(board, target, targets, programs, TURNS: tl.constexpr):
+    """Where a target's numbers by program lie: here those of packed keys, behind those of all targets those of ties."""
+    return board + targets * (TURNS * 256 + _STATE) + target * programs
+
+
+@triton.jit
+def _rank_of(targets_table, target):
+    """How many edges of a target are to be chosen."""
+    about = targets_table + target * 4
+    k = tl.load(tl.load(about).to(tl.pointer_type(tl.int64)))
+    return tl.maximum(k, tl.load(about + 1)).to(tl.int32)
+
+
+@triton.jit
+def _packed_at(row, start, stop, TARGET: tl.constexpr, EACH: tl.constexpr, SMALLER: tl.constexpr):
+    """Where a program packs the keys of a target, and how many fit there."""
+    fits = (stop - start) // (SMALLER * EACH)
+    return (tl.load(row + 2) + start) // SMALLER + TARGET * fits, fits
+
+
+@triton.jit
+def _guess(table, targets_table, board, kind, programs, targets, EACH: tl.constexpr, TURNS: tl.constexpr,
+           COLUMNS: tl.constexpr, samples, GUESS_FROM: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr,
+           SAMPLE: tl.constexpr):  # fmt: skip
+    """Clear a target's part of the board, and guess a range of keys from a sample of its segment."""
+    target = tl.program_id(0)
+    slot = tl.arange(0, 256)
+    for turn in tl.static_range(TURNS):
+        tl.store(board + (turn * targets + target) * 256 + slot, 0)
+    state, slot = _state_of(board, target, targets, TURNS), tl.arange(0, _STATE)
+    empty = (slot == _UNDER) | (slot == _BELOW) | (slot == _HIGH)
+    tl.store(state + slot, tl.where(empty, -1, 0), mask=(slot != _LOW) & (slot != _HIGH))
+    n = tl.load(targets_table + target * 4 + 2)
+    low, high = 0, -1  # no range
+    if n >= GUESS_FROM:
+        i = tl.arange(0, SAMPLE)
+        sample = samples + (tl.load(targets_table + target * 4 + 3) * SAMPLE + i) * 2
+        row, place = table + tl.load(sample) * COLUMNS, tl.load(sample + 1)
+        key = _keys(tl.load(tl.load(row).to(tl.pointer_type(kind.dtype.element_ty)) + place))
+        allowed = tl.load(row + 1)
+        real = tl.load(allowed.to(tl.pointer_type(tl.uint8)) + place, mask=allowed != 0, other=1) != 0
+        key = tl.where(real, key, -1)
+        rank = _rank_of(targets_table, target).to(tl.float32) / n.to(tl.float32) * SAMPLE
+        slack = 5 * tl.sqrt(tl.maximum(rank * (1 - rank / SAMPLE), 0.0)) + 5  # five standard deviations, and a few
+        low, high = 0, 0
+        for bit in range(BITS):
+            try_low, try_high = low | (1 << (WIDTH - 1 - bit)), high | (1 << (WIDTH - 1 - bit))
+            both = tl.sum((key >= try_low).to(tl.int32) + ((key >= try_high).to(tl.int32) << 16))  # two sums in one
+            low = tl.where((both & 0xFFFF) >= rank + slack, try_low, low)
+            high = tl.where((both >> 16) >= rank - slack, try_high, high)
+        high |= (1 << (WIDTH - BITS)) - 1
+    tl.store(state + _LOW, low)
+    tl.store(state + _HIGH, high)
+
+
+@triton.jit
+def _pack(key, low, high, near, at, size, fits):
+    """Pack the keys of a range behind the first ``size``; returns how many there are now, and how many are above."""
+    above = tl.sum((key > high).to(tl.int32), 1)
+    inside = ((key >= low) & (key <= high)).to(tl.int32)
+    row = tl.sum(inside, 1)
+    order = tl.cumsum(inside, 1) + (tl.cumsum(row) - row)[:, None] + size
+    tl.store(near + (at - 1) + order, key.to(near.dtype.element_ty), mask=(inside != 0) & (order <= fits))
+    return size + tl.sum(row), above
+
+
+@triton.jit
+def _note(state, tally, size, above, under, fits):
+    """Add up what a program has found for a target."""
+    tl.store(tally, size)
+    tl.atomic_add(state + _ABOVE, tl.sum(above), sem="relaxed")
+    tl.atomic_add(state + _NEAR, size, sem="relaxed")
+    tl.atomic_max(state + _UNDER, tl.max(under), sem="relaxed")
+    if size > fits:
+        tl.atomic_max(state + _OVERFLOW, 1, sem="relaxed")
+
+
+@triton.jit
+def _gather(table, targets_table, board, kind, programs, targets, EACH: tl.constexpr, TURNS: tl.constexpr,
+            COLUMNS: tl.constexpr, near, SMALLER: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    """Pack a program's keys of the guessed ranges, in any order."""
+    program = tl.program_id(0)
+    row = table + program * COLUMNS
+    weight, allowed, start, stop = _rows_of(row, kind)
+    target = tl.load(row + 5).to(tl.int32) * EACH
+    state = _state_of(board, target, targets, TURNS)
+    low, high = tl.load(state + _LOW), tl.load(state + _HIGH)
+    if high >= low:
+        at, fits = _packed_at(row, start, stop, 0, EACH, SMALLER)
+        above, size, under = tl.zeros([WIDE], tl.int32), 0, tl.full([WIDE], -1, tl.int32)
+        if EACH == 2:
+            low2, high2 = tl.load(state + _STATE + _LOW), tl.load(state + _STATE + _HIGH)
+            at2, fits2 = _packed_at(row, start, stop, 1, EACH, SMALLER)
+            above2, size2 = tl.zeros([WIDE], tl.int32), 0
+        # A row to a thread, so that ranks need one short scan across threads. Neighbours are not loaded together: the
+        # scattered stores need a thread to hold one at a time, and changing the layout in between costs more.
+        lanes = tl.arange(0, WIDE)[:, None] + tl.arange(0, BLOCK // WIDE)[None, :] * WIDE
+        for base in range(start, stop, BLOCK):
+            place = tl.max_contiguous(base + lanes, [1, 1])
+            _value, key = _look(weight, allowed, place, place < stop)
+            size, more = _pack(key, low, high, near, at, size, fits)
+            above += more
+            under = tl.maximum(under, tl.max(tl.where(key < low, key, -1), 1))
+            if EACH == 2:
+                size2, more = _pack(key, low2, high2, near, at2, size2, fits2)
+                above2 += more
+        tally = _tally_of(board, 0, targets, programs, TURNS) + program
+        _note(state, tally, size, above, under, fits)
+        if EACH == 2:
+            _note(state + _STATE, tally + programs, size2, above2, under, fits2)
 
 
 @triton.jit
 def _narrow(counts, prefix, rank, BINS: tl.constexpr):
-    """The result of one pass: the cutoff's digits so far, its rank among keys that begin with them, their number."""
+    """By one pass: the digits so far of the least real key, its rank among keys that share them, how many do."""
     digits = tl.arange(0, BINS)
     count = tl.load(counts + digits)
-    reach = tl.cumsum(count, reverse=True) >= rank  # true up to the cutoff's digit
+    reach = tl.cumsum(count, reverse=True) >= rank  # true up to the digit sought
     digit = tl.maximum(tl.sum(reach.to(tl.int32)) - 1, 0)
     same = tl.sum(tl.where(digits == digit, count, 0))
     return prefix * BINS + digit, rank - tl.sum(tl.where(digits > digit, count, 0)), same
 
 
 @triton.jit
-def _so_far(row, board, segments, DONE: tl.constexpr, TURNS: tl.constexpr):
-    """The result of the first ``DONE`` passes for a program's weight."""
-    counts = board + tl.load(row + 6) * 256
-    prefix, same = 0, 0
-    rank = tl.load(tl.load(row + 2).to(tl.pointer_type(tl.int64))).to(tl.int32)
-    for turn in tl.static_range(DONE):
-        if turn == TURNS - 1:
-            prefix, rank, same = _narrow(counts + turn * segments * 256, prefix, rank, 128)
-        else:
-            prefix, rank, same = _narrow(counts + turn * segments * 256, prefix, rank, 256)
-    return prefix, rank, same
+def _guessed(state, rank):
+    """Whether the least chosen key is among those that were packed, and how many keys are above them."""
+    above = tl.load(state + _ABOVE)
+    inside = (above < tl.maximum(rank, 1)) & (rank <= above + tl.load(state + _NEAR))
+    return inside & (tl.load(state + _OVERFLOW) == 0) & (tl.load(state + _HIGH) >= 0), above
 
 
 @triton.jit
-def _count(table, board, kind, segments, TURN: tl.constexpr, TURNS: tl.constexpr, SHIFT: tl.constexpr,
-           BLOCK: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
-    """Count the keys that begin with the digits found so far by their next digit, of 8 bits (7 for the last)."""
+def _known(state, guessed, SHIFT: tl.constexpr):
+    """Whether all packed keys have the same digits above ``SHIFT``, so that these need not be counted."""
+    low, high = tl.load(state + _LOW), tl.load(state + _HIGH)
+    return guessed & ((low >> SHIFT) == (high >> SHIFT)), low >> SHIFT
+
+
+@triton.jit
+def _count(table, targets_table, board, kind, programs, targets, EACH: tl.constexpr, TURNS: tl.constexpr,
+           COLUMNS: tl.constexpr, near, SMALLER: tl.constexpr, TURN: tl.constexpr, SHIFT: tl.constexpr,
+           SHRINKS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Count the keys that begin with the digits found so far by their next digit: of 8 bits, the last of 7."""
     DIGIT: tl.constexpr = 8 if SHIFT > 0 else 7
-    row = table + tl.program_id(0) * COLUMNS
-    weight, allowed, start, stop = _rows_of(row, kind)
-    prefix, _rank, _same = _so_far(row, board, segments, TURN, TURNS)
-    digits, counts = tl.arange(0, 1 << DIGIT), tl.zeros([1 << DIGIT], tl.int32)
-    for base in range(start, stop, BLOCK):
-        at = base + tl.arange(0, BLOCK)
-        _bits, key = _key(weight, allowed, at, at < stop, kind.dtype.element_ty.primitive_bitwidth)
-        begins = (key >> (SHIFT + DIGIT)) == prefix  # false where there is no edge: -1 >> n is -1
-        counts += tl.histogram((key >> SHIFT) & ((1 << DIGIT) - 1), 1 << DIGIT, mask=begins)
-    place = board + (TURN * segments + tl.load(row + 6)) * 256
-    tl.atomic_add(place + digits, counts, mask=counts > 0, sem="relaxed")
+    program, which = tl.program_id(0) // EACH, tl.program_id(0) % EACH
+    row = table + program * COLUMNS
+    target = tl.load(row + 5).to(tl.int32) * EACH + which
+    state = _state_of(board, target, targets, TURNS)
+    prefix, rank = 0, _rank_of(targets_table, target)
+    guessed, above = _guessed(state, rank)
+    rank = tl.where(guessed, rank - above, rank)
+    if TURN > 0:
+        known, digits_before = _known(state, guessed, SHIFT + DIGIT)
+        if known:
+            prefix = digits_before
+        else:
+            before = state + _DIGITS + 2 * (TURN - 1)
+            counts = board + ((TURN - 1) * targets + target) * 256
+            prefix, rank, _same = _narrow(counts, tl.load(before), tl.load(before + 1), 256)
+    if program == tl.load(row + 6):  # for the next pass: nobody reads it in this one
+        tl.store(state + _DIGITS + 2 * TURN, prefix)
+        tl.store(state + _DIGITS + 2 * TURN + 1, rank)
+    skip, _digits = _known(state, guessed, SHIFT)
+    if SHIFT == 0 or not skip:
+        weight, allowed, start, stop = _rows_of(row, kind)
+        at, fits = _packed_at(row, start, stop, 0, EACH, SMALLER)
+        at += which * fits
+        if guessed:
+            stop = start + tl.load(_tally_of(board, which, targets, programs, TURNS) + program)
+        digits, counts = tl.arange(0, 1 << DIGIT), tl.zeros([1 << DIGIT], tl.int32)
+        below = tl.full([BLOCK], -1, tl.int32)
+        for base in range(start, stop, BLOCK):
+            place = base + tl.arange(0, BLOCK)
+            if guessed:
+                key = tl.load(near + at + (place - start), mask=place < stop, other=-1).to(tl.int32)
+            else:
+                _value, key = _look(weight, allowed, place, place < stop)
+            begins = (key >> (SHIFT + DIGIT)) == prefix  # never where there is no edge: -1 stays -1
+            counts += tl.histogram((key >> SHIFT) & ((1 << DIGIT) - 1), 1 << DIGIT, mask=begins)
+            if SHRINKS and SHIFT == 0:
+                below = tl.maximum(below, tl.where((key >> DIGIT) < prefix, key, -1))
+        tl.atomic_add(board + (TURN * targets + target) * 256 + digits, counts, mask=counts > 0, sem="relaxed")
+        if SHRINKS and SHIFT == 0:
+            tl.atomic_max(state + _BELOW, tl.max(below), sem="relaxed")
 
 
 @triton.jit
 def _row_major(at, space, channels):
-    """Memory positions of row-major positions in a channels-last weight, stored as (filter, pixel, channel)."""
+    """Where edges of row-major positions lie in memory if channels are last, at (filter, pixel, channel)."""
     position, wide, deep = at.to(tl.uint32), space.to(tl.uint32), channels.to(tl.uint32)
     line = position // wide
     return (line + ((line // deep) * (wide - 1) + position % wide) * deep).to(tl.int32)
 
 
 @triton.jit
-def _count_ties(table, board, ties, kind, segments, TURNS: tl.constexpr, BLOCK: tl.constexpr,
-                COLUMNS: tl.constexpr):  # fmt: skip
-    """Count a program's keys that equal the cutoff, if not all of them can be real."""
-    row = table + tl.program_id(0) * COLUMNS
-    least, room, same = _so_far(row, board, segments, TURNS, TURNS)
+def _finish(table, targets_table, board, kind, programs, targets, EACH: tl.constexpr, TURNS: tl.constexpr,
+            COLUMNS: tl.constexpr, near, SMALLER: tl.constexpr, SHRINKS: tl.constexpr,
+            BLOCK: tl.constexpr):  # fmt: skip
+    """Note where a target's choice ends, and how many equal keys a program has if not all of them are chosen."""
+    program, which = tl.program_id(0) // EACH, tl.program_id(0) % EACH
+    row = table + program * COLUMNS
+    target = tl.load(row + 5).to(tl.int32) * EACH + which
+    state = _state_of(board, target, targets, TURNS)
+    counts, before = board + ((TURNS - 1) * targets + target) * 256, state + _DIGITS + 2 * (TURNS - 1)
+    prefix = tl.load(before)
+    least, room, same = _narrow(counts, prefix, tl.load(before + 1), 128)
+    rank = _rank_of(targets_table, target)
+    same = tl.where(rank > 0, same, tl.maximum(same, 1))  # of no edges, none is the least
+    guessed, _above = _guessed(state, rank)
+    if program == tl.load(row + 6):
+        if SHRINKS:
+            digits = tl.arange(0, 128)
+            lower = (tl.load(counts + digits) > 0) & (digits < least - prefix * 128)
+            following = prefix * 128 + tl.max(tl.where(lower, digits, -1))
+            under = tl.maximum(tl.load(state + _BELOW), tl.where(guessed, tl.load(state + _UNDER), -1))
+            following = tl.where(following >= prefix * 128, following, tl.maximum(under, 0))
+            tl.store(state + _NEXT, tl.where(room < same, least, following))
+        tl.store(state + _LEAST, least)
+        tl.store(state + _ROOM, room)
+        tl.store(state + _SAME, same)
     if room < same:
         weight, allowed, start, stop = _rows_of(row, kind)
-        space, channels = tl.load(row + 8), tl.load(row + 9)
+        space, channels = tl.load(row + 7), tl.load(row + 8)
         found = tl.zeros([BLOCK], tl.int32)
-        for base in range(start, stop, BLOCK):
-            at = base + tl.arange(0, BLOCK)
-            place = _row_major(at, space, channels)
-            _bits, key = _key(weight, allowed, place, at < stop, kind.dtype.element_ty.primitive_bitwidth)
-            found += (key == least).to(tl.int32)
-        tl.store(ties + tl.program_id(0), tl.sum(found))
+        if guessed & (space == 1):  # all of them were packed, by this program
+            packed, fits = _packed_at(row, start, stop, 0, EACH, SMALLER)
+            packed += which * fits
+            size = tl.load(_tally_of(board, which, targets, programs, TURNS) + program)
+            for base in range(0, size, BLOCK):
+                at = base + tl.arange(0, BLOCK)
+                key = tl.load(near + packed + at, mask=at < size, other=-1).to(tl.int32)
+                found += (key == least).to(tl.int32)
+        else:
+            for base in range(start, stop, BLOCK):
+                at = base + tl.arange(0, BLOCK)
+                _value, key = _look(weight, allowed, _row_major(at, space, channels), at < stop)
+                found += (key == least).to(tl.int32)
+        tl.store(_tally_of(board, EACH + which, targets, programs, TURNS) + program, tl.sum(found))
 
 
 @triton.jit
-def _write(table, board, ties, out, segments, TURNS: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr,
-           COLUMNS: tl.constexpr):  # fmt: skip
-    """Write the edges above the cutoff, and as many of those equal to it as there is room for."""
+def _shrunk(value, threshold, POWER: tl.constexpr):
+    """sign(w) · (|w|^p - t^p)^(1/p), in float32.
+
+    Computed as |w| · (1 - (1 - d)^p)^(1/p) with d = (|w| - t) / |w|: no power goes out of range, and d has all its
+    digits close to the threshold, where |w| - t is exact.
+    """
+    value = value.to(tl.float32)
+    size = tl.abs(value)
+    over = tl.where(size > threshold, size - threshold, 0.0)
+    if POWER == 1.0:
+        used = over
+    else:
+        part = over / size
+        # Rounding may take the power of a number close to 1 above it.
+        lost = 1.0 - tl.exp2(tl.log2(1.0 - part) * POWER)
+        raised = part * (3.0 - part * (3.0 - part)) if POWER == 3.0 else tl.maximum(lost, 0.0)
+        used = size * tl.exp2(tl.log2(raised) * (1.0 / POWER))
+    used = tl.where(size > 0, used, 0.0)
+    used = tl.where(size == float("inf"), size, used)
+    return tl.where(size == size, tl.where(value < 0, -used, used), value)
+
+
+@triton.jit
+def _kept(value, real, threshold, out, POWER: tl.constexpr):
+    if POWER > 0.0:
+        value = _shrunk(value, threshold, POWER)
+    return tl.where(real, value, 0.0).to(out.dtype.element_ty)
+
+
+@triton.jit
+def _bound(board, state, row, program, programs, targets, WHICH: tl.constexpr, EACH: tl.constexpr, TURNS: tl.constexpr,
+           MOST: tl.constexpr):  # fmt: skip
+    """The key above which a program chooses all edges, how many of those with the key itself, and if order matters."""
+    state += WHICH * _STATE
+    least, room, same = tl.load(state + _LEAST), tl.load(state + _ROOM), tl.load(state + _SAME)
+    bound, keep, ordered = least - 1, 0, False
+    if room < same:
+        ties = _tally_of(board, EACH + WHICH, targets, programs, TURNS)
+        at = tl.load(row + 6).to(tl.int32) + tl.arange(0, MOST)
+        keep, mine = room - tl.sum(tl.load(ties + at, mask=at < program, other=0)), tl.load(ties + program)
+        # Programs count equal keys in row-major order. If that is not the order in memory, all have to keep to it.
+        ordered = ((keep > 0) & (keep < mine)) | (tl.load(row + 7) > 1)
+        all_of_them = (keep >= mine) & (ordered == 0)
+        bound = tl.where(all_of_them, least - 1, least)
+        keep = tl.where(all_of_them, 0, tl.maximum(keep, 0))
+    return bound, keep, ordered
+
+
+@triton.jit
+def _put(out, mask, place, value, real, chosen, threshold, VALUES: tl.constexpr, MASKED: tl.constexpr,
+         POWER: tl.constexpr):  # fmt: skip
+    if VALUES:
+        tl.store(out + place, _kept(value, real, threshold, out, POWER))
+    if MASKED:
+        tl.store(mask + place, chosen.to(tl.uint8))
+
+
+@triton.jit
+def _put_some(out, mask, place, value, real, chosen, threshold, there, VALUES: tl.constexpr, MASKED: tl.constexpr,
+              POWER: tl.constexpr):  # fmt: skip
+    if VALUES:
+        tl.store(out + place, _kept(value, real, threshold, out, POWER), mask=there)
+    if MASKED:
+        tl.store(mask + place, chosen.to(tl.uint8), mask=there)
+
+
+@triton.jit
+def _write(table, targets_table, board, kind, programs, targets, EACH: tl.constexpr, TURNS: tl.constexpr,
+           COLUMNS: tl.constexpr, out, mask, VALUES: tl.constexpr, MASKED: tl.constexpr, POWER: tl.constexpr,
+           MOST: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Write what is above the least chosen key, and of the keys equal to it as many as there is room for."""
     program = tl.program_id(0)
     row = table + program * COLUMNS
-    least, room, same = _so_far(row, board, segments, TURNS, TURNS)
-    weight, allowed, start, stop = _rows_of(row, out)
-    out += tl.multiple_of(tl.load(row + 3), 16)
-    if room == same:
-        for base in range(start, stop, BLOCK):
+    weight, allowed, start, stop = _rows_of(row, kind)
+    state = _state_of(board, tl.load(row + 5).to(tl.int32) * EACH, targets, TURNS)
+    bound, keep, ordered = _bound(board, state, row, program, programs, targets, 0, EACH, TURNS, MOST)
+    bound2, keep2 = bound, keep  # of the mask
+    if EACH == 2:
+        bound2, keep2, order2 = _bound(board, state, row, program, programs, targets, 1, EACH, TURNS, MOST)
+        ordered = ordered | order2
+    threshold = 0.0
+    if POWER > 0.0:
+        bits = tl.load(state + _NEXT)
+        if kind.dtype.element_ty.primitive_bitwidth == 32:
+            threshold = bits.to(tl.float32, bitcast=True)
+        else:
+            threshold = bits.to(tl.int16).to(kind.dtype.element_ty, bitcast=True).to(tl.float32)
+    begin = tl.multiple_of(tl.load(row + 2), 16)
+    out += begin
+    mask += begin
+    if not ordered:
+        whole = start + (stop - start) // BLOCK * BLOCK
+        for base in range(start, whole, BLOCK):
             at = base + tl.arange(0, BLOCK)
-            bits, key = _key(weight, allowed, at, at < stop, out.dtype.element_ty.primitive_bitwidth)
-            tl.store(out + at, tl.where(key >= least, bits, 0), mask=at < stop)
+            value, key = _look_at_all(weight, allowed, at)
+            _put(out, mask, at, value, key > bound, key > bound2, threshold, VALUES, MASKED, POWER)
+        if whole < stop:
+            at = whole + tl.arange(0, BLOCK)
+            value, key = _look(weight, allowed, at, at < stop)
+            _put_some(out, mask, at, value, key > bound, key > bound2, threshold, at < stop, VALUES, MASKED, POWER)
     else:
-        first, other = tl.load(row + 7).to(tl.int32), tl.arange(0, MOST)
-        before = tl.load(ties + first + other, mask=first + other < program, other=0)
-        keep = room - tl.sum(before)
-        space, channels = tl.load(row + 8), tl.load(row + 9)
+        space, channels = tl.load(row + 7), tl.load(row + 8)
         for base in range(start, stop, BLOCK):
             at = base + tl.arange(0, BLOCK)
             place = _row_major(at, space, channels)
-            bits, key = _key(weight, allowed, place, at < stop, out.dtype.element_ty.primitive_bitwidth)
-            equal = (key == least).to(tl.int32)
-            real = (key > least) | ((equal != 0) & (tl.cumsum(equal) <= keep))
-            keep -= tl.sum(equal)
-            tl.store(out + place, tl.where(real, bits, 0), mask=at < stop)
+            value, key = _look(weight, allowed, place, at < stop)
+            equal = (key == bound).to(tl.int32)
+            real = (key > bound) | ((equal != 0) & (tl.cumsum(equal) <= keep))
+            keep = tl.maximum(keep - tl.sum(equal), 0)
+            chosen = real
+            if EACH == 2:
+                equal = (key == bound2).to(tl.int32)
+                chosen = (key > bound2) | ((equal != 0) & (tl.cumsum(equal) <= keep2))
+                keep2 = tl.maximum(keep2 - tl.sum(equal), 0)
+            _put_some(out, mask, place, value, real, chosen, threshold, at < stop, VALUES, MASKED, POWER)
+
+
+@triton.jit
+def _write_allowed(table, kind, out, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+    """Write the weights of all edges that are allowed."""
+    row = table + tl.program_id(0) * COLUMNS
+    weight, allowed, start, stop = _rows_of(row, kind)
+    out += tl.multiple_of(tl.load(row + 2), 16)
+    whole = start + (stop - start) // BLOCK * BLOCK
+    for base in range(start, whole, BLOCK):
+        at = base + tl.arange(0, BLOCK)
+        value, key = _look_at_all(weight, allowed, at)
+        tl.store(out + at, tl.where(key >= 0, value, 0.0).to(out.dtype.element_ty))
+    if whole < stop:
+        at = whole + tl.arange(0, BLOCK)
+        value, key = _look(weight, allowed, at, at < stop)
+        tl.store(out + at, tl.where(key >= 0, value, 0.0).to(out.dtype.element_ty), mask=at < stop)

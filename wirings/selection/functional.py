@@ -15,7 +15,6 @@ tensor, whose value can change between two replays of a captured step. On a GPU 
 """
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from wirings.errors import WiringError
 from wirings.selection import cpu as _select_cpu
 from wirings.selection import sharded
 from wirings.selection.cpu import KEYS, out_of_range
+from wirings.selection.shrink import shrunk
 
 
 def choose(weight: Tensor, k: int | Tensor, allowed: Tensor | None = None) -> Tensor:
@@ -63,31 +63,33 @@ def real_edges(weight: Tensor, k: int | Tensor, allowed: Tensor | None = None) -
     return _RealEdges.apply(weight, k, allowed)
 
 
-def real_edges_of(weights: Sequence[Tensor], ks: Sequence[Tensor], allowed: Sequence[Tensor | None]) -> list[Tensor]:
-    """`real_edges` of several weights, each with its own ``k``, without a gradient: a few kernels for all on a GPU.
+def scaled_through(
+    weight: Tensor, value: Tensor, real: Tensor | None, factor: float | Tensor, allowed: Tensor | None = None
+) -> Tensor:
+    """Return ``value``, with its gradient passed to ``weight``: unchanged where ``real``, elsewhere times ``factor``.
 
-    `handed_through` adds the gradient. All weights and ``ks`` are on one device.
+    Args:
+        weight: the weight that gets the gradient.
+        value: anything computed from the weight; no gradient flows through the computation.
+        real: a boolean mask of the real edges; None for all.
+        factor: the factor for other edges. A tensor may change between two replays of a captured step.
+        allowed: edges outside this mask get no gradient; None for all.
+
+    >>> w, real = torch.tensor([3.0, -1.0, 2.0], requires_grad=True), torch.tensor([True, False, True])
+    >>> scaled_through(w, torch.where(real, 2 * w, 0.0), real, 0.5).sum().backward(); w.grad
+    tensor([1.0000, 0.5000, 1.0000])
     """
-    weights = [weight.detach() for weight in weights]
-    flat = torch.ops.wirings.real_edges_of(weights, list(ks), list(allowed))
-    return [_laid_out(flat[begin:], w) for w, begin in zip(weights, _begins(weights), strict=False)]
+    if real is None:
+        return _HandedThrough.apply(weight, value.detach(), allowed)
+    return _ScaledThrough.apply(weight, value.detach(), real, factor, allowed)
 
 
-def _laid_out(row: Tensor, weight: Tensor) -> Tensor:
-    """View the beginning of a row as the edges of a weight, in the memory format of the weight if that is dense.
-
-    Uses views only: compilers have applied `torch.as_strided` of a slice to the beginning of the whole row.
-    """
-    order = list(range(weight.dim()))
-    if _dense(weight):
-        order.sort(key=lambda d: -weight.stride()[d])
-    there = {dim: place for place, dim in enumerate(order)}
-    return row[: weight.numel()].view([weight.shape[d] for d in order]).permute([there[d] for d in range(weight.dim())])
-
-
-def handed_through(weight: Tensor, kept: Tensor, reach: Tensor | None = None) -> Tensor:
-    """Return ``kept``, the real edges of ``weight``; the gradient goes to all its edges, or to those in ``reach``."""
-    return _HandedThrough.apply(weight, kept, reach)
+def passed_on(grad: Tensor, real: Tensor | None, factor: float | Tensor, allowed: Tensor | None) -> Tensor:
+    """The gradient that `scaled_through` passes on."""
+    if real is not None:
+        none = isinstance(factor, float) and factor == 0.0
+        grad = torch.where(real, grad, 0.0 if none else grad * factor)
+    return grad if allowed is None else torch.where(allowed, grad, 0.0)
 
 
 def straight_through(weight: Tensor, real: Tensor, reach: Tensor | None = None) -> Tensor:
@@ -105,6 +107,16 @@ def next_magnitude(weight: Tensor, real: Tensor, within: Tensor | None) -> Tenso
     """The magnitude of the strongest edge of a weight (among those ``within``) that is not real; 0 if all are."""
     size = weight.detach().abs().masked_fill(real, 0.0)
     return (size if within is None else size.masked_fill(~within, 0.0)).amax()
+
+
+def shrunk_edges(weight: Tensor, real: Tensor, threshold: Tensor, power: float) -> Tensor:
+    """The real edges of a weight with `shrunk` magnitudes, zeros elsewhere.
+
+    In float32 at least: in half precision the difference of two powers has no digits left.
+    """
+    size = weight.abs().to(torch.promote_types(weight.dtype, torch.float32))
+    used = torch.where(real, shrunk(size, threshold.to(size.dtype), power), 0.0)
+    return used.to(weight.dtype).copysign(weight)
 
 
 def _count(weight: Tensor, k: int | Tensor, allowed: Tensor | None) -> Tensor:
@@ -125,9 +137,6 @@ def _count(weight: Tensor, k: int | Tensor, allowed: Tensor | None) -> Tensor:
     if not 0 <= k <= weight.numel():
         raise out_of_range(weight, k)
     return torch.full((), k, dtype=torch.int64, device=weight.device)
-
-
-_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 class _ToEdgesWithin(torch.autograd.Function):
@@ -163,16 +172,31 @@ class _HandedThrough(_ToEdgesWithin):
         return kept.view_as(kept)
 
 
+class _ScaledThrough(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(weight: Tensor, value: Tensor, real: Tensor, factor: Any, allowed: Tensor | None) -> Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, _, real, factor, allowed = inputs
+        tensor = isinstance(factor, Tensor)
+        ctx.save_for_backward(real, allowed, factor if tensor else None)
+        ctx.factor = None if tensor else factor
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        real, allowed, factor = ctx.saved_tensors
+        return passed_on(grad, real, ctx.factor if factor is None else factor, allowed), None, None, None, None
+
+
 # ---- the operators --------------------------------------------------------------------------------------------
 
 _library = torch.library.Library("wirings", "DEF")
 for _name in ("choose", "real_edges"):
     _library.define(f"{_name}(Tensor weight, Tensor k, Tensor? allowed) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-
-
-_library.define(
-    "real_edges_of(Tensor[] weights, Tensor[] ks, Tensor?[] allowed) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
-)
 
 
 def _choose_device(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
@@ -213,51 +237,7 @@ def _real_edges_cuda(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tenso
     return kernels.real_edges(weight, k.to(weight.device), allowed)
 
 
-_ALIGNED = 64  # the edges of a weight begin at a multiple of this in a row of several
-
-
-def _begins(weights: Sequence[Tensor]) -> list[int]:
-    """Where the edges of each weight begin in one row of all, followed by the length of the row."""
-    found = [0]
-    for weight in weights:
-        found.append(found[-1] + -(-weight.numel() // _ALIGNED) * _ALIGNED)
-    return found
-
-
-def _dense(weight: Tensor) -> bool:
-    """Whether a weight fills its memory without gaps, contiguous or with channels last."""
-    last = _CHANNELS_LAST.get(weight.dim(), torch.contiguous_format)
-    return weight.is_contiguous() or weight.is_contiguous(memory_format=last)
-
-
-def _real_edges_of(weights: list[Tensor], ks: list[Tensor], allowed: list[Tensor | None]) -> Tensor:
-    """Choose one by one, on any device."""
-    begins = _begins(weights)
-    flat = weights[0].new_zeros(begins[-1])
-    for w, k, mask, begin in zip(weights, ks, allowed, begins, strict=False):
-        _laid_out(flat[begin:], w).copy_(torch.ops.wirings.real_edges(w, k, mask))
-    return flat
-
-
-def _real_edges_of_cuda(weights: list[Tensor], ks: list[Tensor], allowed: list[Tensor | None]) -> Tensor:
-    kernels = _kernels_of_many()
-    if kernels is None or not kernels.supports(weights, allowed):
-        return _real_edges_of(weights, ks, allowed)
-    return kernels.real_edges(weights, ks, allowed, _begins(weights))
-
-
-@functools.cache
-def _kernels_of_many() -> Any:
-    if _kernels() is None:
-        return None
-    from wirings.selection import _select_many_cuda
-
-    return _select_many_cuda
-
-
 _library.impl("choose", _choose_cuda, "CUDA")
-_library.impl("real_edges_of", _real_edges_of_cuda, "CUDA")
-_library.impl("real_edges_of", _real_edges_of, "CompositeExplicitAutograd")
 _library.impl("real_edges", _real_edges_cuda, "CUDA")
 _library.impl("choose", _select_cpu.choose, "CPU")
 _library.impl("real_edges", _select_cpu.real_edges, "CPU")
@@ -273,11 +253,6 @@ def _(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
 @torch.library.register_fake("wirings::real_edges", lib=_library)
 def _(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
     return torch.empty_like(weight)
-
-
-@torch.library.register_fake("wirings::real_edges_of", lib=_library)
-def _(weights: list[Tensor], ks: list[Tensor], allowed: list[Tensor | None]) -> Tensor:
-    return weights[0].new_empty(_begins(weights)[-1])
 
 
 def _over_batch(operator: Any) -> Any:

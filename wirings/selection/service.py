@@ -3,47 +3,47 @@
 `Selection` is the only place that knows how layers are chosen together, and the only cache of such choices. It is
 asked, through the edges of a layer, for
 
+- `keep`: the weights of the forward pass, as `KeptEdges` describes them, with their gradient;
 - `choose`: the mask of a layer's real edges;
-- `keep`: the weights of the forward pass, whose gradient is passed straight through;
 - `choose_more`: the mask of a larger superset, up to a given density;
 - `next_magnitude`: the magnitude of the strongest edge that is not real;
 - `choose_by`: masks by other scores than the weights, or with other numbers of edges;
 - `kept_weights`: the real weights of several layers, without a gradient.
 
-**Layers with a budget of their own** are ranked separately, so the result does not depend on the order of requests. On
-a GPU a selection takes several kernels, whether for one layer or for a hundred. So the first layer that asks for its
-weights in a forward pass of the model has the edges of all layers chosen, and every layer takes its part once. Further
-requests (a layer that is used twice, a pass that is recomputed in the backward pass), and those outside of a forward
-pass, are served one by one.
+**In a forward pass of the model on a GPU**, which begins and ends with the model's hooks, the first layer that asks for
+its weights has those of all layers made: a few kernels, whether of one layer or of a hundred, and whether layers have
+budgets of their own or share one. The other layers take their parts. So does a pass that is recomputed in the backward
+pass (activation checkpointing), where the first layer that is recomputed asks for all. Requests elsewhere are served
+one by one.
 
-**Layers that share one budget** (``share="global"``) are ranked together. The ranking is made once and kept until a
-weight changes, so that a step costs one ranking however many layers ask. For weights that are sharded over processes,
-the position at which the ranking is cut off is kept instead.
+**Layers that share one budget** (``share="global"``) are ranked together. Outside of a forward pass on a GPU the
+ranking is made once and kept until a weight changes, so that a step costs one ranking however many layers ask. For
+weights that are sharded over processes, the position at which the ranking is cut off is kept instead.
 
 A cached result is used only while its tensors are the same: the same objects, at the same version and address. Writes
 that no version counts (``weight.data``, fused optimizers) are covered by `Selection.forget`, which is called at the
-beginning of every forward pass of the model and by the handle. Nothing is cached under `torch.compile`, where the
-compiler merges equal rankings by itself, under `torch.func`, or for inference tensors, which have no version.
+beginning of every forward pass of the model and by the handle; what was made for a pass is also dropped at its end and
+after every step of an optimizer. Nothing is cached under `torch.compile`, where the compiler merges equal rankings by
+itself, under `torch.func`, or for inference tensors, which have no version.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from wirings.selection import functional, sharded
-from wirings.utils.layers import original_weight, parametrizations_of
-from wirings.utils.transforms import in_transform
-
-DEVICES = ("cuda",)
-"""Devices on which choosing the edges of all layers at once pays off."""
-
-Stamp = list[tuple[Tensor, int, int]]
+from wirings.selection import batched, cpu, functional, passes, sharded
+from wirings.selection.gradient import pass_through
+from wirings.selection.kept_edges import KeptEdges
+from wirings.selection.passes import ForwardPass, ReadyWeight, more_edges
+from wirings.selection.shared import SelectedWeight, SharedRanking, original_of, part_of, rank_together
+from wirings.utils.layers import parametrizations_of
+from wirings.utils.transforms import is_plain
 
 
 class SelectableEdges(Protocol):
@@ -63,45 +63,31 @@ class SelectableEdges(Protocol):
         """The edges that may be chosen, or None for all."""
 
 
-@dataclass(frozen=True)
-class SelectedWeight:
-    """One weight of a selection: its module, its attribute there, its edges."""
-
-    name: str
-    module: nn.Module
-    attribute: str
-    edges: Any
-
-    @property
-    def weight(self) -> nn.Parameter:
-        """The parameter with all weights, hallucinated ones included; the one that the optimizer trains."""
-        return original_weight(self.module, self.attribute)
-
-
 class Selection:
     """Chooses the edges of the layers that one call of `wirings.wire_` wired. Also the model's forward pre-hook.
 
     Args:
         shared: whether all layers share one budget and are ranked together.
+        kept: what the forward pass of these layers takes of the ranking, if their rule ranks magnitudes.
     """
 
-    def __init__(self, shared: bool = False) -> None:
-        self.shared = shared
+    def __init__(self, shared: bool = False, kept: KeptEdges | None = None) -> None:
+        self.shared, self.kept = shared, kept
         self.layers: Sequence[SelectedWeight] = []
-        self._pending = False  # a forward pass has begun, and no layer has asked yet
-        self._cache: dict[Any, Any] = {}
-        self._stamp: Stamp = []  # what the cached rankings of a shared budget were made of,
-        self._sharded = False  # and whether any of that was sharded
+        self._pass = ForwardPass(shared, kept)
+        self._ranking = SharedRanking()
         # A compiler may run the hook outside of the graph it makes of the model, so what is chosen passes through an
         # attribute. Once a pass has not used a layer's part, nothing is passed on anymore: it would be out of date.
-        self._traced: list[Tensor | None] = []
+        self._traced: list[tuple[Tensor, Tensor | None] | None] = []
         self._left_over = False
 
     # ---- members and lifetime ---------------------------------------------------------------------------------
 
     def set_layers(self, layers: Sequence[SelectedWeight]) -> None:
         """Set the layers whose edges are chosen, and the position of each."""
-        self.layers = layers
+        self.layers = self._ranking.layers = layers
+        self._pass.end()
+        self._pass = ForwardPass(self.shared, self.kept)
         self._traced = [None] * len(layers)
         for place, layer in enumerate(layers):
             layer.edges.place = place
@@ -113,26 +99,29 @@ class Selection:
 
     def forget(self) -> None:
         """Drop everything cached; edges are chosen again when they are next requested."""
-        self._cache.clear()
-        self._stamp = []
-        self._pending = False
+        self._ranking.forget()
+        self._pass.end()
 
     def __call__(self, model: nn.Module, args: Any) -> None:
         """Note that a forward pass of the model begins."""
         if torch.compiler.is_compiling():
-            if not self.shared:
-                self._left_over |= any(kept is not None for kept in self._traced)
-                self._traced = self._keep_all_traced()
+            self._left_over |= any(part is not None for part in self._traced)
+            self._traced = self._keep_all_traced()
             return
         if not self.layers:  # a copy, which has layers of its own
             self.set_layers(_members(model, self))
         self.forget()
-        self._pending = not self.shared and len(self.layers) > 1
+        self._pass.running = True
+
+    def end(self, model: nn.Module, args: Any, output: Any) -> None:
+        """Note that a forward pass of the model has ended."""
+        if not torch.compiler.is_compiling():
+            self._pass.end()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Selection:
-        memo[id(self)] = replica = Selection(self.shared)
+        memo[id(self)] = replica = Selection(self.shared, self.kept)
         if self.shared:  # a layer's edges depend on all other layers
-            replica.layers = copy.deepcopy(self.layers, memo)
+            replica.layers = replica._ranking.layers = copy.deepcopy(self.layers, memo)
         return replica  # otherwise it finds its layers when the copied model is first used
 
     # ---- what rules ask for -----------------------------------------------------------------------------------
@@ -140,30 +129,73 @@ class Selection:
     def choose(self, edges: SelectableEdges, weight: Tensor) -> Tensor:
         """The mask of the budget's number of edges of largest magnitude, in this weight or over all layers."""
         if self.shared:
-            return self._shared_mask(edges, None)
+            return self._ranking.mask(edges)
         return functional.choose(weight, edges.k, edges.within())
 
     def choose_more(self, edges: SelectableEdges, weight: Tensor, density: float) -> Tensor:
         """The mask of the strongest edges up to a larger ``density``, or of the budget's number if that is more."""
         if self.shared:
-            possible = sum(layer.edges.possible for layer in self.layers)
-            return self._shared_mask(edges, int(density * possible + 1e-6))
-        return functional.choose(weight, more_edges(edges, density), edges.within())
+            possible = [layer.edges.possible for layer in self.layers]
+            return self._ranking.mask(edges, more_edges(possible, density, True)[0])
+        return functional.choose(weight, _at_least(edges, density), edges.within())
 
     def next_magnitude(self, edges: SelectableEdges, weight: Tensor, real: Tensor) -> Tensor:
         """The magnitude of the strongest edge that is not real, 0 if all are: of this weight, or over all layers."""
         if self.shared:
-            return self._cached("next magnitude", self._weights(), self._shared_next_magnitude)
+            return self._ranking.next_magnitude()
         return functional.next_magnitude(weight, real, edges.within())
 
-    def keep(self, edges: SelectableEdges, weight: Tensor) -> Tensor:
-        """The real edges of a weight, zeros elsewhere; the gradient is passed straight through to all allowed edges."""
-        if self.shared:
-            return functional.straight_through(weight, self._shared_mask(edges, None), edges.allowed)
-        kept = self._take(edges, weight)
-        if kept is not None:
-            return functional.handed_through(weight, kept, edges.allowed)
-        return functional.real_edges(weight, edges.k, edges.allowed)
+    def ready(self, edges: Any, weight: Tensor, dtype: torch.dtype | None) -> Tensor | None:
+        """The weight of a layer for the forward pass that is running; None if the rule has to be asked.
+
+        Args:
+            edges: the edges of the layer.
+            weight: its weights.
+            dtype: a lower precision in which the forward pass is going to use the weights, if any.
+        """
+        if torch._C._len_torch_dispatch_stack():  # a mode has to see how weights are made
+            return None
+        current = self._pass
+        ready: ReadyWeight | None = edges.__dict__["ready"].get(dtype)
+        if ready is None or not current.lasts():
+            if not current.serves(weight) or (self.kept.in_training and not edges.training):  # type: ignore[union-attr]
+                return None
+            current.prepare(self.layers, weight, dtype)
+            ready = edges.__dict__["ready"].get(dtype)
+        if ready is None or not ready.fits(weight, edges.training) or (self.shared and current.changed()):
+            return None
+        return ready.used
+
+    def keep(self, edges: SelectableEdges, weight: Tensor, kept: KeptEdges) -> Tensor:
+        """The weights of the forward pass, zeros where edges are not real, with their gradient.
+
+        Args:
+            edges: the edges of the layer.
+            weight: its weights.
+            kept: what to keep, the same for all layers.
+        """
+        compiling = torch.compiler.is_compiling()
+        part = self._take_traced(edges, weight) if compiling and kept is self.kept else None
+        used, mask = self._alone(edges, weight, kept) if part is None else part
+        return pass_through(weight, used, kept.gradient(edges, mask))
+
+    def _alone(self, edges: SelectableEdges, weight: Tensor, kept: KeptEdges) -> tuple[Tensor, Tensor | None]:
+        """The weights of the forward pass of one layer and the mask that its gradient depends on, if it does."""
+        weight, hard = weight.detach(), kept.power == math.inf
+        if kept.mask is not None:
+            return torch.where(getattr(edges, kept.mask), weight, 0.0), None
+        if hard and not kept.masked and not self.shared and not sharded.is_sharded(weight):
+            return torch.ops.wirings.real_edges(weight, edges.k, edges.within()), None
+        if not kept.masked and not self.shared and weight.device.type == "cpu" and is_plain(weight):
+            return cpu.shrunk_edges(weight, edges.k, edges.within(), kept.power), None
+        real = self.choose(edges, weight)
+        if hard:
+            used = torch.where(real, weight, 0.0)
+        else:
+            used = functional.shrunk_edges(weight, real, self.next_magnitude(edges, weight, real), kept.power)
+        if kept.more is not None:
+            return used, self.choose_more(edges, weight, kept.more)
+        return used, real if kept.masked else None
 
     def choose_by(
         self,
@@ -186,7 +218,7 @@ class Selection:
         if not self.shared:
             return [functional.choose(s, k, among) for s, k, among in zip(scores, counts, within, strict=True)]
         ranking = rank_together(scores, counts[0], within)
-        return [_part(ranking, i, s, among) for i, (s, among) in enumerate(zip(scores, within, strict=True))]
+        return [part_of(ranking, i, s, among) for i, (s, among) in enumerate(zip(scores, within, strict=True))]
 
     def kept_weights(self, layers: Sequence[SelectedWeight], density: float | None = None) -> list[Tensor]:
         """The real weights of several layers, zeros elsewhere, without a gradient.
@@ -197,128 +229,49 @@ class Selection:
         """
         weights, all_edges = [layer.weight.detach() for layer in layers], [layer.edges for layer in layers]
         alike = len({(w.device, w.dtype) for w in weights}) == 1
-        if not alike or self.shared or any(sharded.is_sharded(w) for w in weights):
+        if not alike or any(sharded.is_sharded(w) for w in weights):
             return [
                 torch.where(self.choose(e, w) if density is None else self.choose_more(e, w, density), w, 0.0)
                 for e, w in zip(all_edges, weights, strict=True)
             ]
-        ks = [e.k if density is None else more_edges(e, density) for e in all_edges]
-        return functional.real_edges_of(weights, ks, [e.within() for e in all_edges])
+        if self.shared and len(layers) < len(self.layers):
+            kept = self.kept_weights(self.layers, density)
+            return [kept[edges.place] for edges in all_edges]
+        ks = [e.k for e in all_edges]
+        if density is not None:
+            least = more_edges([e.possible for e in all_edges], density, self.shared)
+            ks = [k.clamp(min=n) for k, n in zip(ks, least * len(ks), strict=False)]
+        return batched.kept_of(weights, ks, [e.within() for e in all_edges], shared=self.shared)[0]
 
-    # ---- layers with a budget of their own, chosen at once ----------------------------------------------------
+    # ---- all layers at once, under a compiler -----------------------------------------------------------------
 
-    def _take(self, edges: SelectableEdges, weight: Tensor) -> Tensor | None:
-        """A layer's part of what was chosen for all layers; None if it has to choose by itself."""
-        if torch.compiler.is_compiling():
-            return self._take_traced(edges, weight)
-        if weight.device.type not in DEVICES or in_transform(weight) or sharded.is_sharded(weight):
-            return None
-        if self._pending:
-            self._pending = False
-            members = [(layer.edges, _original(layer)) for layer in self.layers]
-            # With FSDP only some weights are whole at this moment; the others are when their own module runs.
-            members = [(e, w) for e, w in members if _alike(w, weight)]
-            ks, allowed = [e.k for e, _ in members], [e.allowed for e, _ in members]
-            kept = functional.real_edges_of([w for _, w in members], ks, allowed)
-            for (e, w), part in zip(members, kept, strict=True):
-                self._cache[e.place] = _stamp((w, e.k)), part
-        found = self._cache.pop(edges.place, None)
-        return found[1] if found is not None and _same(found[0], _stamp((weight, edges.k))) else None
-
-    def _take_traced(self, edges: SelectableEdges, weight: Tensor) -> Tensor | None:
-        """The same while a compiler traces the model."""
+    def _take_traced(self, edges: SelectableEdges, weight: Tensor) -> tuple[Tensor, Tensor | None] | None:
+        """A layer's part of what was made for all layers; None if it has to choose by itself."""
         place = edges.place
         if place >= len(self._traced):
             return None
         layer = self.layers[place]
-        if layer.edges is not edges or _original(layer) is not weight:
+        if layer.edges is not edges or original_of(layer) is not weight:
             return None
-        kept, self._traced[place] = self._traced[place], None
-        return kept
+        part, self._traced[place] = self._traced[place], None
+        return part
 
-    def _keep_all_traced(self) -> list[Tensor | None]:
-        """The real weights of all layers; None for each if choosing them at once is impossible or does not pay."""
-        weights = [_original(layer) for layer in self.layers]
-        pays = not self._left_over and len(weights) > 1 and weights[0].device.type in DEVICES
+    def _keep_all_traced(self) -> list[tuple[Tensor, Tensor | None] | None]:
+        """What `keep` takes, for all layers; None for each if making them at once is impossible or does not pay."""
+        weights = [original_of(layer) for layer in self.layers]
+        ranks = self.kept is not None and self.kept.mask is None and not self._left_over
+        pays = ranks and len(weights) > 1 and weights[0].device.type in passes.DEVICES
         if not pays or not all(_alike(weight, weights[0]) for weight in weights):
             return [None] * len(weights)
-        ks, allowed = [layer.edges.k for layer in self.layers], [layer.edges.allowed for layer in self.layers]
-        return [*functional.real_edges_of(weights, ks, allowed)]
-
-    # ---- layers that share one budget -------------------------------------------------------------------------
-
-    def _shared_mask(self, edges: SelectableEdges, least: int | None) -> Tensor:
-        """A layer's part of the ranking of all layers: of the budget's number of edges, or of ``least`` if more."""
-        weights = self._weights()
-
-        def rank() -> list[Tensor] | sharded.Cut:
-            k: Tensor = self.layers[0].edges.k  # the same tensor for all, so that a compiler sees equal rankings
-            within = [layer.edges.within() for layer in self.layers]
-            return rank_together(weights, k if least is None else k.clamp(min=least), within)
-
-        return _part(self._cached(("ranking", least), weights, rank), edges.place, weights[edges.place], edges.within())
-
-    def _shared_next_magnitude(self) -> Tensor:
-        weights, within = self._weights(), [layer.edges.within() for layer in self.layers]
-        if torch.compiler.is_compiling():  # few operations to trace: one row, which the compiler makes once for all
-            row, among = _in_a_row(weights, within)
-            return functional.next_magnitude(row, functional.choose(row, self.layers[0].edges.k, among), among)
-        with sharded.on_shards(any(sharded.is_sharded(weight) for weight in weights)):
-            parts = [
-                functional.next_magnitude(weight, self._shared_mask(layer.edges, None), among)
-                for layer, weight, among in zip(self.layers, weights, within, strict=True)
-            ]
-            return torch.stack([sharded.whole(part).double() for part in parts]).amax()
-
-    def _weights(self) -> list[Tensor]:
-        return [_original(layer) for layer in self.layers]
-
-    def _cached(self, what: Any, weights: Sequence[Tensor], find: Callable[[], Any]) -> Any:
-        """What follows from the weights of all layers: found once, and kept until one of them changes."""
-        if torch.compiler.is_compiling() or any(in_transform(w) or w.is_inference() for w in weights):
-            return find()
-        left = [layer.edges.left for layer in self.layers if layer.edges.left is not None]
-        shards = any(sharded.is_sharded(weight) for weight in weights)
-        stamp = _stamp((self.layers[0].edges.k, *weights, *left), shards)
-        if shards != self._sharded or not _same(self._stamp, stamp, shards):
-            self._cache.clear()
-            self._stamp, self._sharded = stamp, shards
-        if what not in self._cache:
-            self._cache[what] = find()
-        return self._cache[what]
+        edges = [layer.edges for layer in self.layers]
+        ks, within = [e.k for e in edges], [e.within() for e in edges]
+        made, masks = passes.kept_of(self.kept, self.shared, edges, weights, ks, within)  # type: ignore[arg-type]
+        return [(used, masks[i] if masks else None) for i, used in enumerate(made)]
 
 
-def more_edges(edges: SelectableEdges, density: float) -> Tensor:
+def _at_least(edges: SelectableEdges, density: float) -> Tensor:
     """The number of edges of one weight at a larger ``density``, or the budget's if that is more."""
-    return edges.k.clamp(min=int(density * edges.possible + 1e-6))
-
-
-def rank_together(
-    scores: Sequence[Tensor], k: int | Tensor, within: Sequence[Tensor | None]
-) -> list[Tensor] | sharded.Cut:
-    """Rank the edges of several weights together: the mask of each, or where the ranking is cut if any is sharded."""
-    if any(sharded.is_sharded(s) for s in scores):
-        return sharded.Cut.find(scores, torch.as_tensor(k), within)
-    row, allowed = _in_a_row(scores, within)
-    parts = functional.choose(row, k, allowed).split([s.numel() for s in scores])
-    return [part.view(s.shape) for part, s in zip(parts, scores, strict=True)]
-
-
-def _part(ranking: list[Tensor] | sharded.Cut, place: int, weight: Tensor, within: Tensor | None) -> Tensor:
-    """The mask of one weight from a ranking of several."""
-    return ranking[place] if isinstance(ranking, list) else ranking.mask(place, weight.detach(), within)
-
-
-def _in_a_row(scores: Sequence[Tensor], within: Sequence[Tensor | None]) -> tuple[Tensor, Tensor | None]:
-    """All scores concatenated, and likewise their masks if there are any."""
-    dtype = scores[0].dtype
-    for score in scores[1:]:
-        dtype = torch.promote_types(dtype, score.dtype)
-    row = torch.cat([s.detach().reshape(-1).to(dtype) for s in scores])
-    if all(among is None for among in within):
-        return row, None
-    masks = zip(within, scores, strict=True)
-    return row, torch.cat([(torch.ones_like(s, dtype=torch.bool) if a is None else a).reshape(-1) for a, s in masks])
+    return edges.k.clamp(min=more_edges([edges.possible], density, False)[0])
 
 
 def _members(model: nn.Module, selection: Selection) -> list[SelectedWeight]:
@@ -331,27 +284,6 @@ def _members(model: nn.Module, selection: Selection) -> list[SelectedWeight]:
     return list(found.values())
 
 
-def _original(layer: SelectedWeight) -> Tensor:
-    """`SelectedWeight.weight` of a weight that is wired, in few operations: it is traced, and asked for very often."""
-    return getattr(layer.module.parametrizations, layer.attribute).original
-
-
 def _alike(weight: Tensor, other: Tensor) -> bool:
     """Whether the edges of a weight can be chosen together with those of ``other``, which is not sharded."""
     return not sharded.is_sharded(weight) and weight.device == other.device and weight.dtype == other.dtype
-
-
-def _stamp(tensors: Iterable[Tensor], shards: bool = False) -> Stamp:
-    """What changes when one of the tensors does: object, version, address."""
-    return [(x, 0 if x.is_inference() else x._version, 0 if shards else x.data_ptr()) for x in tensors]
-
-
-def _same(then: Stamp, now: Stamp, shards: bool = False) -> bool:
-    """Whether tensors are unchanged.
-
-    FSDP puts another tensor in a weight's place while its module runs. With ``shards`` that does not count as a change;
-    only the versions of those that are the same objects as before do.
-    """
-    if len(then) != len(now):
-        return False
-    return all((one == other if a is b else shards) for (a, *one), (b, *other) in zip(then, now, strict=True))

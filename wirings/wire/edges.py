@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
-from wirings.selection import sharded
+from wirings.selection import passes, sharded
+from wirings.selection.kept_edges import KeptEdges
 from wirings.utils.transforms import in_transform
 
 if TYPE_CHECKING:
     from wirings.rules.rule import Rule
+    from wirings.selection.passes import ReadyWeight
     from wirings.selection.service import Selection
+
+_STRAIGHT_THROUGH = KeptEdges()
 
 
 class Edges(nn.Module):
@@ -38,6 +43,10 @@ class Edges(nn.Module):
     ) -> None:
         super().__init__()
         self.rule, self.possible, self.selection = rule, possible, selection
+        self.ready: dict[torch.dtype | None, ReadyWeight] = {}
+        """The weight of the forward pass that is running, once it is made; by precision, None for the weight's own."""
+        self.in_layer = False
+        """Whether a layer is running that uses the weight only in operations that autocast converts."""
         self.place = 0
         """The position of the weight among those of its selection."""
         self.end: int | None = None
@@ -49,16 +58,27 @@ class Edges(nn.Module):
         self.register_buffer("left", None)
 
     def forward(self, weight: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            return self.rule.forward(weight, self)
+        used = self.selection.ready(self, weight, self._precision(weight) if self.in_layer else None)
+        if used is not None:
+            return used
         if sharded.is_sharded(weight):  # accessed outside of the forward pass, where weights are whole
             with sharded.on_shards():
                 used = self.rule.forward(weight, self)
         else:
             used = self.rule.forward(weight, self)
-        if used is not weight and not torch.compiler.is_compiling() and not in_transform(weight):
-            used._all_edges = weight.detach()  # type: ignore[attr-defined]  # for right_inverse
-            # `torch.distributed.checkpoint` follows the names in a state_dict, such as fc.weight.wiring.seed.
-            used.wiring = self  # type: ignore[attr-defined]
+        return used if used is weight or in_transform(weight) else self.marked(used, weight)
+
+    def marked(self, used: Tensor, weight: Tensor) -> Tensor:
+        """Note on the weight of a forward pass where it comes from."""
+        used._all_edges = weight.detach()  # type: ignore[attr-defined]  # for right_inverse
+        # `torch.distributed.checkpoint` follows the names in a state_dict, such as fc.weight.wiring.seed.
+        used.wiring = self  # type: ignore[attr-defined]
         return used
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "ready": {}, "in_layer": False}
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """Set all edges, hallucinated ones included, when something is assigned to a wired weight.
@@ -99,8 +119,10 @@ class Edges(nn.Module):
             value = sharded.whole(value)
         if now is not None:
             now.copy_(value)
-        else:
-            self.register_buffer(name, value, persistent=saved)
+            return
+        if not sharded.is_sharded(value) and value.storage_offset():  # a part of a row of all layers
+            value = value.clone()
+        self.register_buffer(name, value, persistent=saved)
 
     def memory(self) -> dict[str, Tensor]:
         """What the rule remembers or learns and a checkpoint holds, by name."""
@@ -137,9 +159,19 @@ class Edges(nn.Module):
         """The magnitude of the strongest edge that is not real, 0 if all are; with a shared budget, of all layers."""
         return self.selection.next_magnitude(self, weight, real)
 
-    def keep(self, weight: Tensor) -> Tensor:
-        """The chosen edges, zeros elsewhere; the gradient is passed straight through to every allowed edge."""
-        return self.selection.keep(self, weight)
+    def keep(self, weight: Tensor, kept: KeptEdges = _STRAIGHT_THROUGH) -> Tensor:
+        """The chosen edges, zeros elsewhere; by default the gradient passes straight through to all allowed edges."""
+        return self.selection.keep(self, weight, kept)
+
+    def _precision(self, weight: Tensor) -> torch.dtype | None:
+        """The precision to which autocast would convert the weight anyway, if it is lower."""
+        device = weight.device.type
+        if device not in passes.DEVICES or weight.dtype != torch.float32 or not torch.is_autocast_enabled(device):
+            return None
+        if parametrize._cache_enabled:  # the weight may be used again outside of autocast
+            return None
+        dtype = torch.get_autocast_dtype(device)
+        return None if dtype == weight.dtype else dtype
 
     def extra_repr(self) -> str:
         return f"{self.rule!r}, k={int(self.k)}" + (" (over all layers)" if self.shared else "")

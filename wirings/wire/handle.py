@@ -35,7 +35,6 @@ from wirings.errors import WiringError
 from wirings.rules.rule import Rule, Training
 from wirings.selection import sharded
 from wirings.utils.checks import check_int, is_int
-from wirings.utils.layers import parametrizations_of
 from wirings.wire import fsdp
 from wirings.wire.checks import check_total
 from wirings.wire.layer import Layer
@@ -338,8 +337,9 @@ def _is_count(value: Any) -> bool:
 
 def _is_wired(layer: Layer) -> bool:
     """Whether a layer still has the edges that it was wired with."""
-    holder = parametrizations_of(layer.module).get(layer.attribute)
-    return holder is not None and holder[0] is layer.edges
+    lists: Any = layer.module._modules.get("parametrizations")  # without PyTorch's checks: it is called in every step
+    holder = None if lists is None else lists._modules.get(layer.attribute)
+    return holder is not None and holder._modules.get("0") is layer.edges
 
 
 def _shown(counts: list[int]) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from wirings.selection.service import SelectedWeight
+from wirings.selection.shared import SelectedWeight
 from wirings.utils.layers import receivers
 from wirings.wire.edges import Edges
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
 from wirings.selection import sharded
-from wirings.utils.layers import parametrizations_of
+from wirings.utils.layers import is_transposed_linear, parametrizations_of
 from wirings.wire import fsdp
 from wirings.wire.edges import Edges
 
@@ -27,6 +28,7 @@ def attach(module: nn.Module, attribute: str, edges: Edges, model: nn.Module) ->
         if parametrize.is_parametrized(module):
             _own_class(module)
         parametrize.register_parametrization(module, attribute, edges, unsafe=True)
+        _shorten(module, attribute)
         if isinstance(module, nn.RNNBase):
             _compute_flat_weights(module)
     fsdp.move(model, (module, attribute), (parametrizations_of(module)[attribute], "original"))
@@ -64,10 +66,11 @@ def detach(model: nn.Module, only: Collection[Edges] | None = None) -> None:
     for module in model.modules():
         for selection in ended:
             _drop(module._forward_pre_hooks, selection)
+            _drop(module._forward_hooks, selection.end)
 
 
 def _drop(hooks: dict[int, Any], ours: Any) -> None:
-    for key in [key for key, hook in hooks.items() if getattr(hook, "hook", hook) is ours]:
+    for key in [key for key, hook in hooks.items() if getattr(hook, "hook", hook) == ours]:
         del hooks[key]
 
 
@@ -79,6 +82,52 @@ def _own_class(module: nn.Module) -> None:
     """
     cls = type(module)
     module.__class__ = type(cls.__name__, cls.__bases__, {k: v for k, v in vars(cls).items() if k != "__weakref__"})
+
+
+def _shorten(module: nn.Module, attribute: str) -> None:
+    """Let a parametrized weight be read, and its layer run, in few Python calls.
+
+    PyTorch's property calls two modules to read a weight, which costs the host more than the weight's kernels. While a
+    layer runs whose only use of the weight is an operation that autocast converts, the edges know it: they can write
+    the weight in the lower precision at once.
+    """
+    cls: Any = type(module)
+    read = getattr(cls, attribute)
+
+    def shortened(self: nn.Module) -> Any:
+        holder: Any = self._modules["parametrizations"]._modules[attribute]  # type: ignore[union-attr]
+        weight = holder._parameters.get("original")
+        if (
+            len(holder._modules) > 1
+            or weight is None
+            or parametrize._cache_enabled
+            or torch.compiler.is_compiling()
+            or torch._C._get_tracing_state() is not None
+        ):
+            return read.fget(self)
+        return holder._modules["0"].forward(weight)
+
+    setattr(cls, attribute, property(shortened, read.fset))
+    run = cls.forward
+    converted = is_transposed_linear(module) or any(run is kind.forward for kind in CONVERTED)
+    if attribute != "weight" or not converted:
+        return
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        edges = self._modules["parametrizations"]._modules["weight"]._modules["0"]  # type: ignore[union-attr]
+        if torch.compiler.is_compiling():
+            return run(self, *args, **kwargs)
+        edges.__dict__["in_layer"] = True  # read by the edges of this weight, if they are the first parametrization
+        try:
+            return run(self, *args, **kwargs)
+        finally:
+            edges.__dict__["in_layer"] = False
+
+    cls.forward = forward
+
+
+CONVERTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+"""Layers that use their weight in one operation, which autocast converts to a lower precision."""
 
 
 def wired(model: nn.Module) -> list[tuple[str, nn.Module, str, Edges]]:

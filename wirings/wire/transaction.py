@@ -36,11 +36,15 @@ def undone_on_error(
         budgets: the new number of edges of every layer, or None if they have not changed.
     """
     ks = [] if budgets is None else [layer.edges.k for layer in layers]
-    before = torch.stack(ks) if len({k.device for k in ks}) == 1 else [k.clone() for k in ks]  # in one kernel
+    together = len({k.device for k in ks}) == 1  # then one kernel is enough for all
+    before = torch.stack(ks) if together else [k.clone() for k in ks]
     try:
-        if budgets is not None:
-            for layer, budget in zip(layers, budgets, strict=True):
-                layer.edges.k.fill_(budget)
+        if together:
+            numbers = torch.tensor(budgets, dtype=ks[0].dtype).to(ks[0].device, non_blocking=True)
+            torch._foreach_copy_(ks, list(numbers.unbind()))
+        else:
+            for k, budget in zip(ks, budgets or [], strict=True):
+                k.fill_(budget)
         with nullcontext() if rule.atomic else restored_on_error(rule, layers, optimizer):
             yield
     except BaseException:

@@ -117,7 +117,7 @@ def wire_(
     counts = counts * len(sizes) if len(counts) == 1 else counts  # a shared budget
 
     before = [edges for _, _, _, edges in wired(model)]
-    selection = Selection(shared=plan is not None and share == "global" and not plan.ranks_layers)
+    selection = Selection(plan is not None and share == "global" and not plan.ranks_layers, rule.kept_at_once)
     saved = plan is not None and plan.changes
     layers = []
     try:
@@ -130,6 +130,7 @@ def wire_(
         selection.set_layers(layers)
         if selection.shared or len(layers) > 1:
             model.register_forward_pre_hook(selection)
+            model.register_forward_hook(selection.end, always_call=True)
         with restored_on_error(rule, layers):
             with on_shards(any(is_sharded(target.weight) for target in targets)):
                 rule.setup(layers)

@@ -1,0 +1,168 @@
+"""A forward pass of a model on a GPU: the weights of all its layers are made at once, when the first one is needed.
+
+Every layer finds its weight under ``edges.ready`` and takes it from there, in about a microsecond. Whatever it depends
+on is noted with it, so that a weight, a budget or a precision that has changed since is noticed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from wirings.selection import batched
+from wirings.selection.gradient import pass_plain
+from wirings.selection.kept_edges import KeptEdges
+from wirings.selection.shared import SelectedWeight
+from wirings.utils.transforms import is_plain
+
+DEVICES = ("cuda",)
+"""Devices on which it pays to make the weights of all layers at once."""
+
+
+class ReadyWeight(NamedTuple):
+    """The weight of one layer for the forward pass, and what it was made of."""
+
+    used: Tensor
+    weight: Tensor
+    version: int
+    address: int
+    budget: Tensor
+    budget_version: int
+    grad: bool
+    training: bool
+
+    def fits(self, weight: Tensor, training: bool) -> bool:
+        """Whether the pass may use it: whether everything that it depends on is as it was."""
+        return (
+            self.weight is weight
+            and self.version == weight._version
+            and self.address == weight.data_ptr()
+            and self.budget_version == self.budget._version
+            and self.grad is torch.is_grad_enabled()
+            and self.training is training
+        )
+
+
+_running: WeakSet[ForwardPass] = WeakSet()
+"""The passes for which weights were made. An optimizer's step ends them, since fused ones change no version."""
+
+
+def _end_all(*_: Any) -> None:
+    for current in list(_running):
+        current.end()
+
+
+@functools.cache
+def _watch_optimizers() -> None:
+    """Have all passes ended after every step of any optimizer. Called when the first weights are made."""
+    register_optimizer_step_post_hook(_end_all)
+
+
+class ForwardPass:
+    """The forward pass of a model that is running, if any.
+
+    Args:
+        shared: whether all layers share one budget and are ranked together.
+        kept: what the layers keep; None if their rule computes their weights itself.
+    """
+
+    def __init__(self, shared: bool, kept: KeptEdges | None) -> None:
+        self.shared, self.kept = shared, kept
+        self.running = False
+        self._backward = -1  # or, if a pass is recomputed, the backward pass that does so
+        self._made: list[Any] = []  # the edges that have a ready weight
+        self._versions: list[tuple[Tensor, int]] = []  # of all weights that were ranked together
+
+    def end(self) -> None:
+        """Drop everything that was made for the pass."""
+        self.running, self._backward = False, -1
+        for edges in self._made:
+            edges.__dict__["ready"].clear()
+        self._made.clear()
+        self._versions.clear()
+        _running.discard(self)
+
+    def lasts(self) -> bool:
+        """Whether the pass is still going on for which weights were made."""
+        return self.running or (self._backward != -1 and self._backward == torch._C._current_graph_task_id())
+
+    def serves(self, weight: Tensor) -> bool:
+        """Whether a weight is going to be used in a pass for which all weights can be made at once."""
+        if self.kept is None or weight.device.type not in DEVICES or not is_plain(weight) or weight.is_inference():
+            return False
+        if self.running:
+            return True
+        backward = torch._C._current_graph_task_id()  # -1 outside of backward passes
+        if backward != self._backward:
+            self.end()
+            self._backward = backward
+        return backward != -1
+
+    def prepare(self, layers: Sequence[SelectedWeight], weight: Tensor, dtype: torch.dtype | None) -> None:
+        """Make the weights of all layers that are like ``weight`` and have none yet."""
+        assert self.kept is not None
+        members = []
+        for layer in layers:
+            holder: Any = layer.module._modules["parametrizations"]._modules[layer.attribute]  # type: ignore[union-attr]
+            other, edges = holder._parameters.get("original"), layer.edges
+            if self.kept.in_training and not edges.training:
+                continue
+            # With FSDP only some weights are whole at this moment; the others are when their own module runs.
+            alike = type(other) is type(weight) and other.dtype == weight.dtype and other.device == weight.device
+            if alike and (self.shared or dtype not in edges.__dict__["ready"]):
+                buffers = edges._buffers
+                within = buffers["allowed"] if buffers["left"] is None else buffers["left"]
+                members.append((edges, other, buffers["k"], within))
+        if not members or (self.shared and len(members) < len(layers)):
+            return
+        all_edges, weights, ks, within = zip(*members, strict=True)
+        made, masks = kept_of(self.kept, self.shared, all_edges, weights, ks, within, dtype)
+        grad, everywhere = torch.is_grad_enabled(), self.kept.reach is None and self.kept.factor == 1.0
+        for i, (edges, other, k, _) in enumerate(members):
+            reach = None
+            if not everywhere or edges._buffers["allowed"] is not None:
+                reach = self.kept.gradient(edges, masks[i] if masks else None)
+            used = pass_plain(other, made[i], reach)
+            used._all_edges = other.detach()  # type: ignore[attr-defined]  # for `Edges.right_inverse`
+            edges.__dict__["ready"][dtype] = ReadyWeight(
+                used, other, other._version, other.data_ptr(), k, k._version, grad, edges.training
+            )
+        self._made += all_edges
+        self._versions = [(other, other._version) for other in weights] if self.shared else []
+        _running.add(self)
+        _watch_optimizers()
+
+    def changed(self) -> bool:
+        """Whether a weight that was ranked together with others has changed since."""
+        return any(weight._version != version for weight, version in self._versions)
+
+
+def kept_of(
+    kept: KeptEdges,
+    shared: bool,
+    edges: Sequence[Any],
+    weights: Sequence[Tensor],
+    ks: Sequence[Tensor],
+    within: Sequence[Tensor | None],
+    dtype: torch.dtype | None = None,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """What several layers keep, and masks of the edges that their gradients reach, if these were ranked."""
+    if kept.mask is not None:
+        return batched.masked_of(weights, ks, [getattr(e, kept.mask) for e in edges], dtype), []
+    more: Sequence[int] = ()
+    if kept.more is not None:
+        more = more_edges([e.possible for e in edges], kept.more, shared)
+    return batched.kept_of(
+        weights, ks, within, power=kept.power, more=more, shared=shared, masked=kept.masked, dtype=dtype
+    )
+
+
+def more_edges(possible: Sequence[int], density: float, shared: bool) -> list[int]:
+    """The number of edges at a larger ``density``: of each weight, or of all together if they share a budget."""
+    return [int(density * n + 1e-6) for n in ([sum(possible)] if shared else possible)]

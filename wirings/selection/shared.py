@@ -1,0 +1,127 @@
+"""Layers that share one budget, ranked together: one ranking a step, however many layers ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wirings.selection import batched, functional, sharded
+from wirings.utils.layers import original_weight
+from wirings.utils.transforms import in_transform
+
+Stamp = list[tuple[Tensor, int, int]]
+
+
+@dataclass(frozen=True)
+class SelectedWeight:
+    """One weight of a selection: its module, its attribute there, its edges."""
+
+    name: str
+    module: nn.Module
+    attribute: str
+    edges: Any
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """The parameter with all weights, hallucinated ones included; the one that the optimizer trains."""
+        return original_weight(self.module, self.attribute)
+
+
+def original_of(layer: SelectedWeight) -> Tensor:
+    """`SelectedWeight.weight` of a weight that is wired, in few operations: it is traced, and asked for very often."""
+    return getattr(layer.module.parametrizations, layer.attribute).original
+
+
+class SharedRanking:
+    """The ranking of all layers that share one budget, made once and kept until one of their weights changes."""
+
+    def __init__(self) -> None:
+        self.layers: Sequence[SelectedWeight] = []
+        self._cache: dict[Any, Any] = {}
+        self._stamp: Stamp = []  # what the cached rankings were made of,
+        self._sharded = False  # and whether any of that was sharded
+
+    def forget(self) -> None:
+        self._cache.clear()
+        self._stamp = []
+
+    def mask(self, edges: Any, least: int | None = None) -> Tensor:
+        """A layer's part of the ranking: of the budget's number of edges, or of ``least`` if that is more."""
+        weights = self._weights()
+
+        def rank() -> list[Tensor] | sharded.Cut:
+            k: Tensor = self.layers[0].edges.k  # the same tensor for all, so that a compiler sees equal rankings
+            within = [layer.edges.within() for layer in self.layers]
+            return rank_together(weights, k if least is None else k.clamp(min=least), within)
+
+        ranking = self._cached(("ranking", least), weights, rank)
+        return part_of(ranking, edges.place, weights[edges.place], edges.within())
+
+    def next_magnitude(self) -> Tensor:
+        """The magnitude of the strongest edge of all layers that is not real; 0 if all are."""
+        return self._cached("next magnitude", self._weights(), self._find_next_magnitude)
+
+    def _find_next_magnitude(self) -> Tensor:
+        weights, within = self._weights(), [layer.edges.within() for layer in self.layers]
+        if torch.compiler.is_compiling():  # few operations to trace: one row, which the compiler makes once for all
+            row, among = batched.in_a_row(weights, within)
+            return functional.next_magnitude(row, functional.choose(row, self.layers[0].edges.k, among), among)
+        with sharded.on_shards(any(sharded.is_sharded(weight) for weight in weights)):
+            parts = [
+                functional.next_magnitude(weight, self.mask(layer.edges), among)
+                for layer, weight, among in zip(self.layers, weights, within, strict=True)
+            ]
+            return torch.stack([sharded.whole(part).double() for part in parts]).amax()
+
+    def _weights(self) -> list[Tensor]:
+        return [original_of(layer) for layer in self.layers]
+
+    def _cached(self, what: Any, weights: Sequence[Tensor], find: Callable[[], Any]) -> Any:
+        """What follows from the weights of all layers: found once, and kept until one of them changes."""
+        if torch.compiler.is_compiling() or any(in_transform(w) or w.is_inference() for w in weights):
+            return find()
+        left = [layer.edges.left for layer in self.layers if layer.edges.left is not None]
+        shards = any(sharded.is_sharded(weight) for weight in weights)
+        stamp = _stamp((self.layers[0].edges.k, *weights, *left), shards)
+        if shards != self._sharded or not _same(self._stamp, stamp, shards):
+            self._cache.clear()
+            self._stamp, self._sharded = stamp, shards
+        if what not in self._cache:
+            self._cache[what] = find()
+        return self._cache[what]
+
+
+def rank_together(
+    scores: Sequence[Tensor], k: int | Tensor, within: Sequence[Tensor | None]
+) -> list[Tensor] | sharded.Cut:
+    """Rank the edges of several weights together: the mask of each, or where the ranking is cut if any is sharded."""
+    if any(sharded.is_sharded(s) for s in scores):
+        return sharded.Cut.find(scores, torch.as_tensor(k), within)
+    row, allowed = batched.in_a_row(scores, within)
+    parts = functional.choose(row, k, allowed).split([s.numel() for s in scores])
+    return [part.view(s.shape) for part, s in zip(parts, scores, strict=True)]
+
+
+def part_of(ranking: list[Tensor] | sharded.Cut, place: int, weight: Tensor, within: Tensor | None) -> Tensor:
+    """The mask of one weight from a ranking of several."""
+    return ranking[place] if isinstance(ranking, list) else ranking.mask(place, weight.detach(), within)
+
+
+def _stamp(tensors: Iterable[Tensor], shards: bool = False) -> Stamp:
+    """What changes when one of the tensors does: object, version, address."""
+    return [(x, 0 if x.is_inference() else x._version, 0 if shards else x.data_ptr()) for x in tensors]
+
+
+def _same(then: Stamp, now: Stamp, shards: bool = False) -> bool:
+    """Whether tensors are unchanged.
+
+    FSDP puts another tensor in a weight's place while its module runs. With ``shards`` that does not count as a change;
+    only the versions of those that are the same objects as before do.
+    """
+    if len(then) != len(now):
+        return False
+    return all((one == other if a is b else shards) for (a, *one), (b, *other) in zip(then, now, strict=True))
