@@ -158,7 +158,11 @@ def _kept_of(
     masked: bool,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Serve the weights one by one, on any device."""
+    """Use the kernels where they support the weights; otherwise serve these one by one, on any device."""
+    kernels: Any = _kernels() if weights[0].is_cuda else None
+    table = None if kernels is None else kernels.table_of(weights, ks, allowed, more, shared)
+    if table is not None:
+        return kernels.kept_of(weights[0], table, bool(more), power, masked, dtype)
     flat, mask = _rows(weights, power, masked, dtype)
     flat.zero_()
     mask.zero_()
@@ -170,7 +174,7 @@ def _kept_of(
     for place, (weight, k, within) in enumerate(zip(rows, counts, among, strict=True)):
         kept = chosen = None
         if power is not None:
-            kept = _kept(weight, k, within, power)
+            kept = kept_edges(weight, k, within, power)
         if masked:
             chosen = functional.choose(weight, k.clamp(min=more[place]) if more else k, within)
         found.append((kept, chosen))
@@ -185,7 +189,8 @@ def _kept_of(
     return flat, mask
 
 
-def _kept(weight: Tensor, k: Tensor, within: Tensor | None, power: float) -> Tensor:
+def kept_edges(weight: Tensor, k: Tensor, within: Tensor | None, power: float) -> Tensor:
+    """What `kept_of` keeps of one weight."""
     if power == math.inf:
         return torch.ops.wirings.real_edges(weight, k, within)
     if weight.device.type == "cpu":
@@ -210,24 +215,6 @@ def _kernels() -> Any:
     return _select_many_cuda
 
 
-def _kept_of_cuda(
-    weights: list[Tensor],
-    ks: list[Tensor],
-    allowed: list[Tensor | None],
-    more: list[int],
-    power: float | None,
-    shared: bool,
-    masked: bool,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    kernels = _kernels()
-    table = None if kernels is None else kernels.table_of(weights, ks, allowed, more, shared)
-    if table is None:
-        return _kept_of(weights, ks, allowed, more, power, shared, masked, dtype)
-    return kernels.kept_of(weights[0], table, bool(more), power, masked, dtype)
-
-
-_library.impl("kept_of", _kept_of_cuda, "CUDA")
 _library.impl("kept_of", _kept_of, "CompositeExplicitAutograd")
 
 

@@ -79,8 +79,6 @@ def scaled_through(
     >>> scaled_through(w, torch.where(real, 2 * w, 0.0), real, 0.5).sum().backward(); w.grad
     tensor([1.0000, 0.5000, 1.0000])
     """
-    if real is None:
-        return _HandedThrough.apply(weight, value.detach(), allowed)
     return _ScaledThrough.apply(weight, value.detach(), real, factor, allowed)
 
 
@@ -166,17 +164,11 @@ class _StraightThrough(_ToEdgesWithin):
         return torch.where(real, weight, 0.0)
 
 
-class _HandedThrough(_ToEdgesWithin):
-    @staticmethod
-    def forward(weight: Tensor, kept: Tensor, reach: Tensor | None) -> Tensor:
-        return kept.view_as(kept)
-
-
 class _ScaledThrough(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(weight: Tensor, value: Tensor, real: Tensor, factor: Any, allowed: Tensor | None) -> Tensor:
+    def forward(weight: Tensor, value: Tensor, real: Tensor | None, factor: Any, allowed: Tensor | None) -> Tensor:
         return value.view_as(value)
 
     @staticmethod

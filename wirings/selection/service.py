@@ -37,7 +37,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from wirings.selection import batched, cpu, functional, passes, sharded
+from wirings.selection import batched, functional, passes, sharded
 from wirings.selection.gradient import pass_through
 from wirings.selection.kept_edges import KeptEdges
 from wirings.selection.passes import ForwardPass, ReadyWeight, more_edges
@@ -184,10 +184,9 @@ class Selection:
         weight, hard = weight.detach(), kept.power == math.inf
         if kept.mask is not None:
             return torch.where(getattr(edges, kept.mask), weight, 0.0), None
-        if hard and not kept.masked and not self.shared and not sharded.is_sharded(weight):
-            return torch.ops.wirings.real_edges(weight, edges.k, edges.within()), None
-        if not kept.masked and not self.shared and weight.device.type == "cpu" and is_plain(weight):
-            return cpu.shrunk_edges(weight, edges.k, edges.within(), kept.power), None
+        by_itself = not kept.masked and not self.shared and not sharded.is_sharded(weight)
+        if by_itself and (hard or is_plain(weight)):
+            return batched.kept_edges(weight, edges.k, edges.within(), kept.power), None
         real = self.choose(edges, weight)
         if hard:
             used = torch.where(real, weight, 0.0)
