@@ -14,6 +14,7 @@ class WiringError(ValueError):
 def unknown(kind: str, name: str, choices: Iterable[str], listed: Iterable[str] | None = None) -> WiringError:
     """The error for a name that does not exist: lists the nearest one and all the choices, or ``listed`` of these."""
     known = sorted(choices)
+    name = name if len(name) <= 100 else f"{name[:60]}…"  # whatever was given as a name, such as a tensor
     spelt = {_letters(choice): choice for choice in known}
     near = difflib.get_close_matches(name, known, n=1) or difflib.get_close_matches(_letters(name), spelt, n=1)
     hint = f" Did you mean {spelt.get(_letters(near[0]), near[0])!r}?" if near else ""

@@ -19,7 +19,7 @@ import wirings
 from wirings.rules import soft_threshold
 from wirings.selection import compiled, cpu
 from wirings.selection.compiled import CompiledKernel
-from wirings.utils.compiler import MissingError, compilers
+from wirings.utils.compiler import Declare, MissingError, compilers
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 POWERS = [1.0, 2.5, 3.0, math.inf]
@@ -262,10 +262,10 @@ class SlowSource:
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library, self.begun, self.may_end, self.calls = library, threading.Event(), threading.Event(), 0
 
-    def built_before(self, cache: Path) -> Path:
+    def load_built(self, cache: Path, declare: Declare) -> ctypes.CDLL:
         raise MissingError("the cache is empty")
 
-    def load(self, compiler: str, cache: Path) -> ctypes.CDLL:
+    def load(self, compiler: str, cache: Path, declare: Declare) -> ctypes.CDLL:
         self.calls += 1
         self.begun.set()
         assert self.may_end.wait(60)

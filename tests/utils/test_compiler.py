@@ -50,7 +50,7 @@ def test_changed_source_is_compiled_again(source: Source, tmp_path: Path) -> Non
 
 def test_the_next_compiler_is_tried(source: Source, tmp_path: Path) -> None:
     working = counting_compiler(tmp_path)
-    library = source.built([[str(tmp_path / "nothing")], [str(working)]], tmp_path / "cache")
+    library = source.built([[str(tmp_path / "nothing")], [str(working)]], tmp_path / "cache" / "answers")
     assert library.read_text() == "library\n"
 
 
@@ -95,7 +95,7 @@ def test_a_lock_that_is_never_released_does_not_matter(
     lock = locks.take(tmp_path / "cache" / "answers")
     monkeypatch.setattr(compiler, "SECONDS", 1.0)
     before = time.monotonic()
-    assert source.built([[str(fake)]], tmp_path / "cache").is_file()
+    assert source.built([[str(fake)]], tmp_path / "cache" / "answers").is_file()
     assert time.monotonic() - before >= 1.0
     lock.release()
 

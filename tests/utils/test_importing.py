@@ -53,3 +53,17 @@ def test_errors_say_what_failed(tmp_path: Path) -> None:
     ]:
         with pytest.raises(WiringError, match=message):
             import_function(path, "data.name")
+
+
+@pytest.mark.parametrize("path", ["torch.hub:load", "subprocess:run", "builtins:exec", "os:system", "runpy:run_path"])
+def test_settings_cannot_call_functions_of_python_and_pytorch(path: str) -> None:
+    """With options such as repo_or_dir they would run any code."""
+    with pytest.raises(WiringError, match="must name a function of your own"):
+        import_function(path, "model.name")
+
+
+def test_own_modules_may_have_names_of_the_standard_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "antigravity.py").write_text("def network():\n    return 3\n")
+    monkeypatch.delitem(sys.modules, "antigravity", raising=False)
+    assert import_function("antigravity:network", "model.name")() == 3
+    del sys.modules["antigravity"]

@@ -1,6 +1,7 @@
 """Text tables: alignment, rules, footers, Markdown."""
 
 import pytest
+import torch
 
 import wirings
 from wirings.utils.tables import markdown_table, text_table
@@ -58,3 +59,12 @@ def test_rejects_rows_and_alignments_of_the_wrong_length():
         text_table(["a", "b"], [["x"]])
     with pytest.raises(wirings.WiringError, match="align must have 'l' or 'r' for each of 2 columns, got 'lcr'"):
         markdown_table(["a", "b"], [], align="lcr")
+
+
+def test_control_characters_are_shown():
+    name = "a\x1b[2J\nb"
+    assert text_table(["layer"], [[name]])[2] == r"a\x1b[2J\nb"
+    assert markdown_table(["layer"], [[name]])[2] == r"| a\x1b[2J\nb |"
+    model = torch.nn.Sequential()
+    model.add_module("a\x1b[2Jb", torch.nn.Linear(4, 3))
+    assert r"a\x1b[2Jb" in str(wirings.wire_(model, "dnw", density=0.5))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from wirings.utils.cache import cache_folder
-from wirings.utils.compiler import MissingError, Source, opened
+from wirings.utils.compiler import MissingError, Source
 
 SWITCH = "WIRINGS_SELECTION"
 """An environment variable; "numpy" disables the compiled kernel."""
@@ -72,7 +72,7 @@ class CompiledKernel:
                 self._settled = True
                 return
             try:
-                self.library = _declared(opened(SOURCE.built_before(cache_folder())))
+                self.library = SOURCE.load_built(cache_folder(), _declared)
                 self._cached = self._settled = True
             except _FAILURES:
                 pass
@@ -92,7 +92,7 @@ class CompiledKernel:
     def build(self) -> None:
         """Compile the library unless it is in the cache, and load it. Without a compiler nothing happens."""
         try:
-            self.library = _declared(SOURCE.load(os.environ.get("CXX", ""), cache_folder()))
+            self.library = SOURCE.load(os.environ.get("CXX", ""), cache_folder(), _declared)
         except _FAILURES:
             pass
         finally:

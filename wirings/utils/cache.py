@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
 from wirings.errors import WiringError
-from wirings.utils.files import whole_file
+from wirings.utils.files import disk_problem, whole_file
 
 
 def cache_folder() -> Path:
     """Return ``$WIRINGS_CACHE``, or ``~/.cache/wirings`` if it is not set."""
     named = os.environ.get("WIRINGS_CACHE")
-    return Path(named).expanduser() if named else Path.home() / ".cache" / "wirings"
+    return Path(named).expanduser() if named else default_cache_folder()
+
+
+def default_cache_folder() -> Path:
+    """Return ``~/.cache/wirings``."""
+    return Path.home() / ".cache" / "wirings"
 
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -34,5 +38,6 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 def disk_error(path: Path, error: OSError) -> WiringError:
     """Return the error for a file that could not be written."""
-    why = "the disk is full" if error.errno == errno.ENOSPC else (error.strerror or str(error))
-    return WiringError(f"could not write {path}: {why}. Free some space, or set WIRINGS_CACHE to another folder.")
+    return WiringError(
+        f"could not write {path}: {disk_problem(error)}. Free some space, or set WIRINGS_CACHE to another folder."
+    )

@@ -8,6 +8,7 @@ import numbers
 from typing import Any, TypeGuard
 
 from wirings.errors import WiringError
+from wirings.utils.text import brief
 
 
 def is_int(value: object) -> TypeGuard[int]:
@@ -33,7 +34,7 @@ def check_int(where: str, what: str, value: Any, least: int = 1, most: int | Non
     """
     if not is_int(value) or value < least or (most is not None and value > most):
         span = f", at least {least}," if most is None else f" from {least} to {most},"
-        raise WiringError(f"{where}: {what} must be a whole number{span} got {value!r}.{hint}")
+        raise WiringError(f"{where}: {what} must be a whole number{span} got {brief(value)}.{hint}")
     return int(value)
 
 
@@ -57,14 +58,14 @@ def check_number(
             span = f"above {least:g}" + (f" and at most {most:g}" if math.isfinite(most) else "")
         else:
             span = f"from {least:g} to {most:g}" if math.isfinite(most) else f"of at least {least:g}"
-        raise WiringError(f"{where}: {what} must be a number {span}, got {value!r}.{hint}")
+        raise WiringError(f"{where}: {what} must be a number {span}, got {brief(value)}.{hint}")
     return float(value)
 
 
 def check_bool(where: str, what: str, value: Any) -> bool:
     """Return ``value`` if it is True or False."""
     if not isinstance(value, bool):
-        raise WiringError(f"{where}: {what} must be true or false, got {value!r}.")
+        raise WiringError(f"{where}: {what} must be true or false, got {brief(value)}.")
     return value
 
 
@@ -73,5 +74,5 @@ def check_seed(where: str, value: Any) -> int | None:
     if value is None:
         return None
     if not is_int(value) or not -(2**63) <= value < 2**64:
-        raise WiringError(f"{where}: seed must be a whole number, or left out, got {value!r}.")
+        raise WiringError(f"{where}: seed must be a whole number, or left out, got {brief(value)}.")
     return int(value)

@@ -8,17 +8,22 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import itertools
+import os
 import platform
 import shlex
 import shutil
 import subprocess
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from wirings.utils import locks
-from wirings.utils.files import whole_file
+from wirings.utils.cache import default_cache_folder
+from wirings.utils.trust import UntrustedError, check_trusted_folder, open_trusted
 
 # No -ffast-math: NaN and infinity have to behave as in PyTorch. Contraction enables fused multiply-adds.
 FLAGS = (
@@ -30,6 +35,19 @@ SECONDS = 300.0
 
 class MissingError(Exception):
     """A library is not available; the message says why."""
+
+
+class DamagedError(MissingError):
+    """A library in the cache is damaged, or somebody else may have written it."""
+
+
+Declare = Callable[[ctypes.CDLL], ctypes.CDLL]
+_loads = itertools.count()
+
+
+def identity(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Return a library as it is."""
+    return library
 
 
 @dataclass(frozen=True)
@@ -46,48 +64,98 @@ class Source:
     folder: Path
     main: str
 
-    def load(self, compiler: str, cache: Path) -> ctypes.CDLL:
+    def load(self, compiler: str, cache: Path, declare: Declare = identity) -> ctypes.CDLL:
         """Load the library, which is compiled unless it is in the cache; raises `MissingError`.
+
+        Libraries are code, so only those are loaded that nobody but the user and root can have written. If others may
+        write to the cache, the user's default cache takes its place, and a warning says so.
 
         Args:
             compiler: the command of the only compiler to use; if empty, those on the PATH are tried.
             cache: the folder of the cache.
+            declare: declares the types of the library's functions; an AttributeError means that one is missing.
         """
         found = compilers(compiler)
-        return opened(self.built(found, cache) if found else self.built_before(cache))
-
-    def built_before(self, cache: Path) -> Path:
-        """The newest library in the cache, from whatever compiler; raises `MissingError`."""
-        found = list((cache / self.name).glob(f"kernels-{self.key()}-*.so"))
         if not found:
-            raise MissingError("There is no C++ compiler: install g++ or clang++, or name one in CXX.")
-        return max(found, key=lambda library: library.stat().st_mtime)
+            return self.load_built(cache, declare)
+        folder = self.own_folder(cache)
+        for _ in range(3):
+            library = self.built(found, folder)
+            try:
+                return opened(library, declare)
+            except DamagedError as error:
+                damaged = error
+                with contextlib.suppress(OSError):
+                    library.unlink()
+        raise damaged
 
-    def built(self, compilers: Sequence[list[str]], cache: Path) -> Path:
-        """The library by the first compiler that works: from the cache, or compiled now; raises `MissingError`."""
+    def load_built(self, cache: Path, declare: Declare = identity) -> ctypes.CDLL:
+        """Load the newest library in the cache, from whatever compiler; raises `MissingError`."""
+        for library in self.built_before(self.own_folder(cache)):
+            with contextlib.suppress(DamagedError):
+                return opened(library, declare)
+        raise MissingError("There is no C++ compiler: install g++ or clang++, or name one in CXX.")
+
+    def built_before(self, folder: Path) -> list[Path]:
+        """The libraries in a folder, from whatever compiler, newest first."""
+        found = folder.glob(f"kernels-{self.key()}-*-*.so")
+        return sorted(found, key=lambda library: library.stat().st_mtime, reverse=True)
+
+    def own_folder(self, cache: Path) -> Path:
+        """The folder for libraries in the cache, or in the user's default cache if others may write to the former."""
+        folders, reasons = [cache], list[str]()
+        with contextlib.suppress(RuntimeError):  # there is no home
+            folders.append(default_cache_folder())
+        for folder in folders:
+            try:
+                check_trusted_folder(folder / self.name)
+            except UntrustedError as error:
+                reasons.append(str(error))
+                continue
+            if reasons:
+                warnings.warn(
+                    f"wirings: compiled code is kept in {folder}, since {reasons[0]}. Set WIRINGS_CACHE to a folder in "
+                    "which only you may write.",
+                    stacklevel=6,
+                )
+            return folder / self.name
+        raise MissingError(f"{reasons[0]}. Set WIRINGS_CACHE to a folder in which only you may write.")
+
+    def built(self, compilers: Sequence[list[str]], folder: Path) -> Path:
+        """The library by the first compiler that works: from a folder, or compiled now; raises `MissingError`."""
         failures, own = [], self.key()
         for compiler in compilers:
             try:
-                library = cache / self.name / f"kernels-{own}-{compiler_key(compiler)}.so"
+                stem = f"kernels-{own}-{compiler_key(compiler)}"
             except MissingError as missing:  # it does not print its version
                 failures.append(str(missing))
                 continue
-            if library.is_file():
-                return library
+            if found := next(folder.glob(f"{stem}-*.so"), None):
+                return found
             try:
-                with _alone_in(library.parent):
-                    if not library.is_file():  # another process may have compiled it in the meantime
-                        with whole_file(library) as part:
-                            self.compile(compiler, part)
+                with _alone_in(folder):
+                    if found := next(folder.glob(f"{stem}-*.so"), None):
+                        return found  # another process has compiled it in the meantime
+                    return self._compile_into(folder, stem, compiler)
             except MissingError as missing:
                 failures.append(str(missing))
             except OSError as error:
                 raise MissingError(
-                    f"{library} could not be written: {error}. Set WIRINGS_CACHE to another folder."
+                    f"{folder} could not be written: {error}. Set WIRINGS_CACHE to another folder."
                 ) from error
-            else:
-                return library
         raise MissingError(" ".join(failures))
+
+    def _compile_into(self, folder: Path, stem: str, compiler: list[str]) -> Path:
+        """Compile the library into a folder. Its name ends in a checksum, by which damaged ones are recognised."""
+        with tempfile.TemporaryDirectory(prefix=".", dir=folder) as private:  # nobody else may write here
+            part = Path(private) / "library.so"
+            self.compile(compiler, part)
+            part.chmod(0o755)  # whatever the umask is
+            with part.open("rb") as file:
+                os.fsync(file.fileno())
+            library = folder / f"{stem}-{_digest([part.read_bytes()])}.so"
+            os.replace(part, library)
+        return library
 
     def compile(self, compiler: list[str], library: Path) -> None:
         """Compile the library; raises `MissingError`."""
@@ -107,15 +175,43 @@ class Source:
         return _digest([*parts, " ".join(FLAGS).encode(), processor().encode()])
 
 
-def opened(library: Path) -> ctypes.CDLL:
-    """Open a library; raises `MissingError`."""
+def opened(library: Path, declare: Declare = identity) -> ctypes.CDLL:
+    """Open a library of the cache and declare its functions; raises `MissingError`.
+
+    The file is opened once, so what is checked is what is loaded, even if its name refers to another file by then.
+    """
     try:
-        return ctypes.CDLL(str(library))
+        file = open_trusted(library)
+    except (OSError, UntrustedError) as error:
+        raise DamagedError(f"{library} cannot be loaded: {error}.") from error
+    name = _name_of(file, library)
+    try:
+        with open(file, "rb", closefd=False) as content:
+            if _digest([content.read()]) != library.stem.rpartition("-")[2]:  # the loader would not survive it
+                raise DamagedError(f"{library} is damaged.")
+        return declare(ctypes.CDLL(name))
     except OSError as error:
+        said = str(error).replace(name, str(library))
         raise MissingError(
-            f"{error}. Remove {library} to have it built again, or set WIRINGS_CACHE to a folder from which libraries "
+            f"{said}. Remove {library} to have it built again, or set WIRINGS_CACHE to a folder from which libraries "
             "can be loaded."
         ) from error
+    except AttributeError as error:
+        raise DamagedError(f"{library} is not a library of wirings: {error}.") from error
+    finally:
+        os.close(file)
+
+
+def _name_of(file: int, library: Path) -> str:
+    """A path by which the system's loader opens this very file."""
+    # Descriptors are used again, but the loader takes two libraries of one name for the same: count them with "./".
+    name = f"/proc/self/fd/{'./' * next(_loads)}{file}"
+    try:
+        if os.path.samestat(os.stat(name), os.fstat(file)):
+            return name
+    except OSError:  # not Linux
+        pass
+    return os.path.realpath(library)  # it stays the same file: nobody else may write to the folders above
 
 
 def compilers(named: str) -> list[list[str]]:
@@ -140,6 +236,16 @@ def processor() -> str:
     return f"{platform.machine()} {platform.processor()}"
 
 
+def cpu_name() -> str:
+    """The processor and its number of cores, for people."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0]} ({len(names)} cores)" if names else platform.processor() or platform.machine()
+
+
 def _run(compiler: list[str], command: list[str]) -> subprocess.CompletedProcess[bytes]:
     try:
         return subprocess.run(command, capture_output=True, check=False, timeout=SECONDS)
@@ -161,6 +267,8 @@ def _alone_in(folder: Path) -> Iterator[None]:
         except locks.BusyError:
             time.sleep(0.1)
     try:
+        for made in [] if lock is None else lock.made:
+            made.chmod(made.stat().st_mode & ~0o022)  # whatever the umask is, or it would not be trusted
         yield
     finally:
         if lock is not None:

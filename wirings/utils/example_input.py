@@ -6,7 +6,8 @@
 - A mapping, such as a Hugging Face tokenizer returns: ``model(**inputs)``.
 - None: as for the shape ``model.input_shape``.
 
-A shape makes floating-point numbers; a model of token ids needs a tensor. A list that the model takes as its only
+A shape makes floating-point numbers; for a model of token ids that has an attribute ``input_tokens``, the number of
+different tokens, it makes token ids. Other models of token ids need a tensor. A list that the model takes as its only
 argument goes into a tuple: ``([a, b],)``.
 """
 
@@ -80,6 +81,9 @@ def example_arguments(model: nn.Module, example_input: Any, where: str) -> CallA
     if min(shape) < 1:
         raise WiringError(f"{where}: the sizes of a shape must be positive, got {tuple(shape)}.")
     first = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
+    if (count := getattr(model, "input_tokens", None)) is not None:
+        tokens = torch.randint(count, (1, *shape), generator=torch.Generator().manual_seed(0))
+        return CallArguments((tokens.to(first.device),), {})
     # Random like an image rather than zeros: how many steps a continuous graph takes depends on its input.
     x = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
     return CallArguments((x.to(first.device, first.dtype),), {})

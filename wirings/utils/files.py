@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +29,64 @@ def whole_file(path: Path) -> Iterator[Path]:
     finally:  # already renamed, or discarded
         with contextlib.suppress(OSError):
             part.unlink()
+
+
+FULL = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "the file would be larger than the system allows (see ulimit -f)",
+}
+"""The system's errors for a file that has no room, and what messages call them."""
+
+
+def disk_problem(error: BaseException) -> str | None:
+    """Say why a file could not be written; None if the error has another cause.
+
+    Libraries written in other languages raise errors of their own, which quote the system's.
+    """
+    if isinstance(error, OSError):
+        return FULL.get(error.errno or 0, error.strerror or str(error))
+    quoted = re.search(r"os error (\d+)", str(error))
+    if quoted is None:
+        return FULL[errno.ENOSPC] if "No space left" in str(error) else None
+    number = int(quoted[1])
+    return FULL.get(number, os.strerror(number))
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path, remedy: str = "Free some space, or choose another path.") -> Iterator[None]:
+    """Turn the errors of a full disk, a read-only folder and the like into a `WiringError` that names the file."""
+    try:
+        yield
+    except WiringError:
+        raise
+    except Exception as error:
+        reason = disk_problem(error)
+        if reason is None:
+            raise
+        raise WiringError(f"{path} could not be written: {reason}. {remedy}") from error
+
+
+_LONGEST_NAME = 255
+"""The longest file name that most file systems allow, in bytes."""
+
+
+def check_path(path: str | Path) -> Path:
+    """Raise if a path is invalid or cannot be accessed; a path that does not exist is fine."""
+    text = str(path)
+    short = text if len(text) <= 80 else f"{text[:60]}… ({len(text)} characters)"
+    try:
+        if any(len(os.fsencode(part)) > _LONGEST_NAME for part in Path(path).parts):
+            raise WiringError(f"the path {short} cannot be used: a name in it is too long. Give another one.")
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:
+        if isinstance(error, WiringError):
+            raise
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise WiringError(f"the path {short!r} cannot be used: {reason}. Give another one.") from error
+    return Path(path)
 
 
 def check_folder(folder: Path, option: str) -> None:

@@ -9,9 +9,14 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from wirings.errors import WiringError
+from wirings.utils.text import brief
+
+_NOT_OWN = {*sys.stdlib_module_names, "torch"}
+"""Packages with functions that run programs or load code, as their arguments, which are settings, say."""
 
 
 def is_import_path(name: str) -> bool:
@@ -22,7 +27,7 @@ def is_import_path(name: str) -> bool:
 def check_import_path(path: str, setting: str) -> None:
     """Raise unless ``path`` has the form ``package.module:function``. Nothing is imported."""
     if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", path):
-        raise WiringError(f"{setting} must be a name or package.module:function, got {path!r}.")
+        raise WiringError(f"{setting} must be a name or package.module:function, got {brief(path)}.")
 
 
 def import_function(path: str, setting: str) -> Callable[..., Any]:
@@ -48,6 +53,13 @@ def import_function(path: str, setting: str) -> Callable[..., Any]:
         raise WiringError(
             f"{setting} is {path!r}, but importing {module_name!r} failed: {type(error).__name__}: {error}"
         ) from error
+    top, file = module_name.partition(".")[0], Path(getattr(module, "__file__", None) or "")
+    # A file of the same name in the current directory is the user's own; an environment below it is not.
+    if top in _NOT_OWN and not (file == Path(here, f"{top}.py") or file.is_relative_to(Path(here, top))):
+        raise WiringError(
+            f"{setting} is {path!r}, but must name a function of your own: settings cannot call what Python and "
+            "PyTorch provide, such as torch.hub:load. Write a function that does."
+        )
     function = getattr(module, name, None)
     if not callable(function):
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]

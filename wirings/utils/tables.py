@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 
 from wirings.errors import WiringError
+from wirings.utils.text import printable
 
 Cell = str | int | None
 
@@ -100,7 +101,7 @@ def _align(header: Sequence[str], rows: Sequence[Sequence[Cell]], align: str | N
 def _text(cell: Cell) -> str:
     if cell is None:
         return ""
-    return cell if isinstance(cell, str) else f"{cell:,}"
+    return printable(cell) if isinstance(cell, str) else f"{cell:,}"  # names of layers may come from a file
 
 
 def _numeric(column: Sequence[str]) -> bool:
