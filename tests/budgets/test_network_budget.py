@@ -295,7 +295,7 @@ def test_with_a_schedule() -> None:
         ({"params": True}, "got True"),
         ({"params": "10"}, "got '10'"),
         ({"params": 10, "density": 0.5}, "got density and params"),
-        ({"mult_adds": 10, "params": 10}, "got params and mult_adds"),
+        ({"mult_adds": 10, "params": 10, "k": 5}, "got k and params and mult_adds"),
         ({"params": 4}, r"params = 4 cannot be met: with one edge in each of the 2 wired layers .* has 5 parameters, "
          r"with all edges 71 \(3 of them outside wired layers\)\. The nearest that can be met is 5"),
         ({"params": 100}, r"The nearest that can be met is 71"),

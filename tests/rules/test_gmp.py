@@ -27,7 +27,8 @@ def wired(rule: GMP, steps: int, k: int = 2) -> tuple[nn.Linear, wirings.Wiring]
         ({"every": 1, "kind": "linear", "end": 1.0}, [10, 8, 6, 4, 2]),
         ({"every": 1, "kind": "linear", "begin": 0.5, "end": 1.0}, [10, 10, 10, 6, 2]),
         ({"every": 2, "kind": "linear", "end": 1.0}, [10, 10, 6, 6, 2]),
-        ({}, [10, 10, 10, 2, 2]),  # every 100 steps, and at the end of the schedule in any case
+        ({"every": 100}, [10, 10, 10, 2, 2]),  # at the end of the schedule in any case
+        ({}, [10, 4, 2, 2, 2]),
     ],
 )
 def test_number_of_edges_used_in_training(settings: dict[str, object], expected: list[int]) -> None:
@@ -50,6 +51,19 @@ def test_removed_edges_stay_removed_and_get_no_gradient() -> None:
     assert wiring.layers[0].weight.grad[0].tolist() == [0, 0, *[1] * 8]
     wiring.step()
     assert model.weight.detach()[0, :4].tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("steps", "every"), [(40, 1), (400, 4), (20_000, 100)])
+def test_removals_fit_the_length_of_training(steps: int, every: int) -> None:
+    wiring = wirings.wire_(nn.Linear(100, 100), GMP(), density=0.1)
+    wiring.plan(steps)
+    left, removals = [10_000], []
+    for step in range(1, 3 * every):
+        wiring.step()
+        left.append(int(wiring.layers[0].edges.left.count_nonzero()))
+        if left[-1] < left[-2]:
+            removals.append(step)
+    assert removals == [every, 2 * every]
 
 
 @pytest.mark.parametrize("rule", [GMP(every=10), L1Anneal(coefficient=0, every=10)], ids=str)

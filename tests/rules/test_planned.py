@@ -1,5 +1,7 @@
 """Rules with a schedule need to know the length of training."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
@@ -20,7 +22,7 @@ def wired(rule: str | rules.Rule) -> tuple[wirings.Wiring, torch.optim.Optimizer
 
 
 def test_which_rules_are_planned() -> None:
-    assert PLANNED == ["decayed_gradient", "gmp", "l1_anneal", "rigl", "set", "sparse_momentum"]
+    assert PLANNED == ["acdc", "decayed_gradient", "gmp", "l1_anneal", "rigl", "set", "sparse_momentum"]
 
 
 @pytest.mark.parametrize("rule", PLANNED)
@@ -59,6 +61,62 @@ def test_plan_rejects_invalid_steps(steps: object) -> None:
     wiring.plan(3)  # this rule does not need it, but it is not an error
     with pytest.raises(WiringError, match=r"Wiring.plan: steps must be a whole number, at least 1, got"):
         wiring.plan(steps)
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        (rules.RigL(every=100), "'rigl' .* it changes the wiring every 100 steps, up to step 37; use a smaller every="),
+        (rules.SET(every=50, end=1.0), "'set' .* it changes the wiring every 50 steps, up to step 49"),
+        (rules.SparseMomentum(every=60), "'sparse_momentum' .* every 60 steps"),
+        (rules.SET(every=40, steps=30), "'set' .* every 40 steps, up to step 22"),
+        (rules.STR(every=51), "'str' .* it ranks the layers every 51 steps"),
+    ],
+    ids=str,
+)
+def test_warns_if_training_ends_before_the_first_change(rule: rules.Rule, says: str) -> None:
+    wiring, _ = wired(rule)
+    with pytest.warns(UserWarning, match=f"rule {says}"):
+        wiring.plan(50)
+
+
+@pytest.mark.parametrize(("every", "often"), [(None, "step"), (1, "step"), (5, "5 steps")])
+def test_advises_to_train_longer_if_no_period_is_short_enough(every: int | None, often: str) -> None:
+    wiring, _ = wired(rules.SET(every=every))
+    with pytest.warns(UserWarning, match=f"it changes the wiring every {often}, up to step 0; train longer"):
+        wiring.plan(1)
+
+
+@pytest.mark.parametrize("rule", [*(rules.get(name) for name in PLANNED), rules.SET(every=37), rules.SET(end=0.0)])
+def test_plans_that_suit_the_rule_do_not_warn(rule: rules.Rule) -> None:
+    wiring, _ = wired(rule)
+    wiring.plan(50)
+
+
+@pytest.mark.parametrize(
+    ("density", "begins"),
+    [
+        (wirings.LinearSchedule(1.0, 0.5, steps=10, begin=50), 50),
+        (wirings.CubicSchedule.over(1.0, 0.5, begin=1.0), 50),
+        (wirings.LinearSchedule(1.0, 0.5, steps=10, begin=49), None),
+        (wirings.CubicSchedule.over(1.0, 0.5, begin=0.25, end=0.75), None),
+    ],
+)
+def test_warns_if_training_ends_before_a_schedule_begins(density: wirings.CubicSchedule, begins: int | None) -> None:
+    expected = pytest.warns(
+        UserWarning, match="density will not change .* of 50 steps: its schedule begins after step 50"
+    )
+    for budget in ({"density": density}, {"budget": {"*": density}}):
+        wiring = wirings.wire_(nn.Linear(4, 2), **budget)
+        with expected if begins else nullcontext():
+            wiring.plan(50)
+
+
+def test_warns_if_the_schedule_of_a_rule_begins_too_late() -> None:
+    rule = rules.get("dnw", schedule={"begin": 1.0, "end": 1.0})
+    wiring = wirings.wire_(nn.Linear(4, 2), rule, k=4)
+    with pytest.warns(UserWarning, match="the density will not change in a training of 50 steps: its schedule begins"):
+        wiring.plan(50)
 
 
 def scheduled() -> tuple[nn.Linear, wirings.Wiring]:

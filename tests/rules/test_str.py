@@ -2,9 +2,11 @@
 
 import copy
 import math
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import wirings
@@ -194,3 +196,19 @@ def test_the_optimizer_must_have_the_thresholds() -> None:
         STR(every=0)
     with pytest.raises(WiringError, match=r"moves edges between layers.*use params= or k="):
         wirings.wire_(nn.Linear(4, 2), "str", mult_adds=4, example_input=(4,))
+
+
+def test_the_thresholds_are_saved_once_and_loaded_from_every_layer(tmp_path: Path) -> None:
+    """All layers hold one parameter, but safetensors rejects tensors that share memory."""
+    model, wiring = wired()
+    set_threshold(wiring, 1, 0.5)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    assert [name for name in state if name.endswith("threshold")] == ["0.weight.wiring.threshold"]
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    other, again = wired()
+    other.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    assert [layer.edges.threshold.tolist() for layer in again.layers] == [[0.0, 0.5]] * 2
+    other, again = wired()
+    other.load_state_dict({**state, "1.weight.wiring.threshold": state["0.weight.wiring.threshold"]})  # as before
+    assert again.layers[0].edges.threshold is again.layers[1].edges.threshold
+    assert again.layers[1].edges.threshold.tolist() == [0.0, 0.5]

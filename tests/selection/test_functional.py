@@ -1,6 +1,7 @@
 """The primitive: exactly k edges by magnitude, ties by position; gradients to all edges, and through real ones only."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -202,3 +203,9 @@ def test_second_derivative() -> None:
 def test_mistakes(call: object, says: str) -> None:
     with pytest.raises(wirings.WiringError, match=says):
         call(torch.randn(2, 3))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("k", [1.5, 2.0, True, torch.tensor(1.5)])
+def test_rejects_counts_that_are_not_integers(k: Any) -> None:
+    with pytest.raises(wirings.WiringError, match="k must be an int or an integer scalar tensor, got"):
+        choose(torch.randn(10), k)

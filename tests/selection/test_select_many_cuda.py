@@ -112,7 +112,7 @@ def shrunk(
     found = []
     for weight, size, real, others in zip(weights, sizes, masks, rest, strict=True):
         threshold = others.max() if len(others) else torch.zeros(())
-        used = torch.where(size.isfinite(), (size**power - threshold**power) ** (1 / power), size)
+        used = torch.where(size.isfinite(), (size**power - threshold**power).clamp(min=0) ** (1 / power), size)
         found.append(torch.where(real, used * weight.double().sign().nan_to_num(1.0), 0.0))
     return found
 
@@ -139,6 +139,40 @@ def test_in_the_interpreter(
 @parametrized
 def test_on_a_gpu(kind: str, dtype: torch.dtype, wanted: str, shared: bool, masked: bool) -> None:
     agrees(kind, dtype, "cuda", masked, shared, WANTED[wanted])
+
+
+def masked(device: str, dtype: torch.dtype, result: torch.dtype) -> None:
+    """Compare `masked_each` with doing it one by one; at another address the second time."""
+    for shapes in [SMALL, LARGE[::-1]]:
+        tensors = [t.to(device) for t in weights_of("channels_last", dtype, shapes)]
+        tensors[0][(0,) * tensors[0].dim()] = float("nan")
+        masks: list[Tensor | None] = [None if i == 1 else t > 0 for i, t in enumerate(tensors)]
+        for _ in range(2):
+            got = many.masked_each(tensors, masks, result)
+            assert got is not None
+            for part, tensor, mask in zip(got, tensors, masks, strict=True):
+                want = tensor if mask is None else torch.where(mask, tensor, 0.0)
+                assert part.stride() == tensor.stride()
+                assert torch.equal(part.nan_to_num(7.0), want.to(result).nan_to_num(7.0))
+            tensors = [t.clone() for t in tensors]
+
+
+CONVERSIONS = pytest.mark.parametrize(
+    ("dtype", "result"),
+    [(torch.float32, torch.float32), (torch.bfloat16, torch.float32), (torch.float16, torch.float32)],
+)
+
+
+@pytest.mark.usefixtures("interpreter")
+@CONVERSIONS
+def test_masked_tensors_in_the_interpreter(dtype: torch.dtype, result: torch.dtype) -> None:
+    masked("cpu", dtype, result)
+
+
+@on_gpu
+@CONVERSIONS
+def test_masked_tensors_on_a_gpu(dtype: torch.dtype, result: torch.dtype) -> None:
+    masked("cuda", dtype, result)
 
 
 def kept(weights: list[Tensor], ks: list[Tensor]) -> Tensor:

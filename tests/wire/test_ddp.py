@@ -21,10 +21,12 @@ CASES = [
     ("l1_anneal", "uniform"),
     ("sparse_momentum", "uniform"),
     ("soft_threshold", "global"),
+    ("soft_threshold", "scaled"),
     ("top_kast", "global"),
     ("str", "uniform"),
     ("set", "uniform"),
     ("rigl", "uniform"),
+    ("keep", "uniform"),
 ]
 
 
@@ -41,7 +43,11 @@ def trained(rank: int, rule: str, share: str) -> dict[str, Any]:
     torch.manual_seed(rank)  # weights, graph and data differ between processes: DDP must synchronize them
     model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))
     made = wirings.rules.get(rule, **({"every": 2} if rule in ("set", "rigl") else {}))
-    wiring = wirings.wire_(model, made, density=0.1, share=share)
+    if made.own_budget:
+        wirings.finalize_(wirings.wire_(model, "random", density=0.1).model)  # a network that is sparse already
+        wiring = wirings.wire_(model, made)
+    else:
+        wiring = wirings.wire_(model, made, density=0.1, share=share)
     wiring.plan(8)
     parallel = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.5, momentum=0.9)
@@ -75,10 +81,10 @@ def test_replicas_hold_the_same_wiring_after_every_step(rule: str, share: str, r
     for a, b in zip(first["history"], second["history"], strict=True):
         assert a.keys() == b.keys() == {"0.weight", "4.weight"}
         assert all(torch.equal(a[name], b[name]) for name in a)
-        assert sum(int(mask.sum()) for mask in a.values()) == (295 if share == "global" else 7 + 288)
+        assert sum(int(mask.sum()) for mask in a.values()) == (7 + 288 if share == "uniform" else 295)
     for a, b in zip(first["weights"], second["weights"], strict=True):
         assert torch.equal(a, b)
     swapped = any(
         not torch.equal(first["history"][0][name], first["history"][-1][name]) for name in first["history"][0]
     )
-    assert swapped == (rule != "random")
+    assert swapped == (rule not in ("random", "keep"))

@@ -24,7 +24,7 @@ from wirings.train.distributed import leave
 pytestmark = [
     pytest.mark.dist,
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:share=.global. leaves no edges"),
+    pytest.mark.filterwarnings("ignore:share=.(global|scaled). leaves no edges"),
     pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this PyTorch has no gloo"),
 ]
 STEPS = 20 if SOAK else 8
@@ -41,8 +41,15 @@ CASES = [  # rule, share, which modules are sharded separately, whether it is wi
     ("sparse_momentum", "uniform", "each", "before"),
     ("rigl", "uniform", "each", "after"),
     ("fine_tune", "erk", "each", "after"),
+    ("keep", "weights", "each", "before"),  # weights: the network is sparse already, and its weights are the start
+    ("keep", "weights", "all", "after"),
+    ("rigl", "weights", "each", "after"),
+    ("dnw", "weights", "each", "after"),
+    ("dnw", "scaled", "each", "before"),
+    ("soft_threshold", "scaled", "all", "after"),
+    ("gmp", "scaled", "each", "after"),
 ]
-FIXED = {"random", "expander", "fine_tune", "lottery"}
+FIXED = {"random", "expander", "fine_tune", "keep", "lottery"}
 ELSEWHERE = {"dense", "nm", "str"}  # all edges; not for every shape, see test_sharded.py; refused, see there
 # Every other registered rule, in the most demanding layout.
 CASES += [(name, "global", "each", "before") for name in rules.names() if name not in {c[0] for c in CASES} | ELSEWHERE]
@@ -76,9 +83,13 @@ def shard(model: nn.Module, which: str, **more: Any) -> None:
 
 def wired(rule: str, share: str, which: str | None = None, when: str = "before") -> tuple[nn.Module, wirings.Wiring]:
     model, made = network(), rules.get(rule, **OPTIONS.get(rule, {}))
+    budget: dict[str, Any] = {"density": 0.2, "share": share}
+    if share == "weights":
+        wirings.finalize_(wirings.wire_(model, "fine_tune", density=0.2).model)
+        budget = {"start": "weights"}
     if which is not None and when == "after":
         shard(model, which)
-    wiring = wirings.wire_(model, made, density=0.2, share=share)
+    wiring = wirings.wire_(model, made, **budget)
     if which is not None and when == "before":
         shard(model, which)
     return model, wiring

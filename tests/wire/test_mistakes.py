@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -142,6 +143,31 @@ MISTAKES = {
         {"budget": {"3": 9}, "allowed": {"3": torch.eye(4, 8).bool()}},
         "9 edges were requested in 3.weight.*allows only 4",
     ),
+    "skip is a number": (network, {"density": 0.1, "skip": 3}, "skip= expects a list of patterns, got 3"),
+    "include is a tensor": (
+        network,
+        {"density": 0.1, "include": torch.tensor(0.5)},
+        r"include= expects a list of patterns, got tensor\(0.5",
+    ),
+    "allowed is one mask": (
+        network,
+        {"density": 0.1, "allowed": torch.ones(4, 8).bool()},
+        r"allowed= expects a mapping from layer patterns, got a Tensor of shape \(4, 8\)",
+    ),
+    "axes are a word": (network, {"density": 0.1, "axes": "in out"}, "axes= expects a mapping .*, got 'in out'"),
+    "budget by number": (
+        network,
+        {"budget": {3: 0.5}},
+        r"budget= expects a mapping from layer patterns.*got \{3: 0.5\}",
+    ),
+    "start is an array": (network, {"start": np.zeros((30, 30))}, r"unknown start .*…'\. Choose from: weights"),
+    "share is an array": (network, {"density": 0.1, "share": np.zeros((30, 30))}, r"unknown share .*…'\. Choose from"),
+    "a tensor for a rule": (
+        network,
+        {"density": 0.1, "rule": torch.zeros(50, 50)},
+        r"the name of a rule or a wirings.rules.Rule, got a Tensor of shape \(50, 50\)",
+    ),
+    "a tensor for k": (network, {"k": torch.zeros(50, 50)}, r"k must be .* got a Tensor of shape \(50, 50\)"),
     "allowed matches nothing": (
         network,
         {"density": 0.1, "allowed": {"9": torch.ones(1).bool()}},
@@ -195,7 +221,7 @@ def test_weights_computed_by_hooks_are_rejected() -> None:
     )
     with pytest.raises(WiringError, match=r"1\.weight is not a parameter.*remove_weight_norm.*or use skip=\['1'\]"):
         wire_(model, density=0.5)
-    with pytest.raises(WiringError, match=r"2\.weight is not a parameter: a hook computes it from weight_orig"):
+    with pytest.raises(WiringError, match=r"2\.weight is not a parameter: .*prune computes it from weight_orig"):
         wire_(model, density=0.5, skip=["1"])
     assert [layer.name for layer in wire_(model, density=0.5, skip=["1", "2"]).layers] == ["0.weight"]
     unwire_(model)

@@ -296,3 +296,20 @@ def test_a_selection_that_fails_half_way_changes_nothing(
         assert [key for key in before if not same(before[key], after[key])] == [], allowed
     assert wiring.steps == 4
     assert not same(before["handle"], wiring.state_dict())
+
+
+def test_a_rule_with_its_own_update_declares_itself_whether_that_is_atomic() -> None:
+    class Plain(rules.DNW):
+        pass
+
+    class Acts(rules.GMP):
+        def update(self, *args: Any) -> None:
+            super().update(*args)
+
+    class Declares(Acts):
+        atomic = True
+
+    assert Plain().updates_at_once
+    assert not Acts().updates_at_once
+    assert Declares().updates_at_once
+    assert all(rules.get(name).updates_at_once for name in rules.names())

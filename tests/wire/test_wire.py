@@ -198,7 +198,11 @@ def test_include_reaches_parameters_of_unknown_modules() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.linear(x @ self.matrix * self.scale)
 
-    assert [layer.name for layer in wire_(Own(), density=0.5).layers] == ["linear.weight"]
+    with pytest.warns(
+        UserWarning, match=r"16 of 40 parameters of Own are matrices of layers .* \(matrix\).*include=\["
+    ):
+        assert [layer.name for layer in wire_(Own(), density=0.5).layers] == ["linear.weight"]
+    assert [layer.name for layer in wire_(Own(), density=0.5, skip=["matrix"]).layers] == ["linear.weight"]
     model = Own()
     assert [layer.name for layer in wire_(model, density=0.5, include=["matrix"]).layers] == ["matrix"]
     assert int(model.matrix.count_nonzero()) == 8
@@ -231,7 +235,8 @@ def test_the_table() -> None:
     assert str(wiring) == text, "printing changes nothing"
     assert [report.swapped for report in wiring.report()] == [1, 0]
     assert text.splitlines()[2].split() == ["0", "3×4", "2", "16.67", "%", "1", "1", "2"]
-    assert text.splitlines()[-1].split() == ["2", "layers", "14", "3", "21.43", "%", "1", "2", "3"]
+    assert text.splitlines()[-2].split() == ["2", "layers", "14", "3", "21.43", "%", "1", "2", "3"]
+    assert text.splitlines()[-1] == "not wired: 3 of 17 parameters (17.6 %)"
     assert wiring.look()[0].swapped == 1, "since the last look, not since it was printed"
     assert wiring.look()[0].swapped == 0
 

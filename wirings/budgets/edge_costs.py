@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from wirings.budgets.mult_adds import Call, Use, evaluating, extra, shapes, uses
+from wirings.budgets.mult_adds import Call, Use, evaluating, extra, loads, shapes, uses
 from wirings.errors import WiringError
 from wirings.utils.example_input import ExampleInput, call_error, example_arguments
 from wirings.utils.layers import multiplies, original_weight
@@ -30,35 +30,55 @@ class WeightToWire(Protocol):
 
 
 def costs(
-    model: nn.Module, targets: Sequence[WeightToWire], example_input: ExampleInput | None
+    model: nn.Module, targets: Sequence[WeightToWire], example_input: ExampleInput | None, bound: bool = False
 ) -> tuple[list[int], int]:
     """Count the multiply-adds of one edge of each target, and those of everything else in the model.
 
     The model runs once on ``example_input``, in evaluation mode, and is left unchanged.
+
+    Args:
+        model: the model.
+        targets: the weights to wire.
+        example_input: what it is called with.
+        bound: whether the budget is a bound. Only then can edges of neural graphs be counted, since what nodes without
+            edges would compute is counted too.
     """
     times: dict[int, dict[int, float]] = {}  # for every weight: how often it is used, and which fraction of its rows
     numel: dict[int, int] = {}
-    found, rest = _uses(model, example_input)
+    found, graphs, rest = _uses(model, example_input)
+    wired = {id(target.weight) for target in targets}
+    for graph, call in graphs:
+        weight = original_weight(graph, "weight")
+        each, edges, nodes = graph.edge_cost(call)
+        if id(weight) not in wired:
+            nodes += edges
+        elif (
+            not bound or each is None or hasattr(graph, "effort")
+        ):  # a continuous graph makes as many steps as it needs
+            times[id(weight)] = {0: -1.0}  # no single cost
+        else:
+            parts = times.setdefault(id(weight), {})
+            parts[each] = parts.get(each, 0.0) + 1.0
+        rest += nodes
     for use in found:
         weight = original_weight(use.holder, use.attribute)
         parts, rows = times.setdefault(id(weight), {}), len(weight)
         parts[use.times] = parts.get(use.times, 0.0) + len(range(rows)[use.rows]) / max(rows, 1)
         numel[id(weight)] = weight.numel()
-    wired = {id(target.weight) for target in targets}
     rest += sum(
         round(sum(often * part for often, part in parts.items()) * numel[key])
         for key, parts in times.items()
-        if key not in wired
+        if key in numel and key not in wired
     )
     return [_cost(target, times.get(id(target.weight), {})) for target in targets], rest
 
 
 def _cost(target: WeightToWire, parts: dict[int, float]) -> int:
-    module = target.places[0][1]
-    if getattr(module, "wired_weights", None):
+    if any(part < 0 for part in parts.values()):
         raise WiringError(
-            f"{target.name} belongs to a neural graph, whose edges carry maps of different sizes; use a number of "
-            "edges, k= or params=, or skip it."
+            f"{target.name} belongs to a neural graph, whose multiply-adds depend on which nodes have edges; use a "
+            "number of edges, k= or params=, and mult_adds= as a bound beside it if all edges carry maps of one size, "
+            "or skip it."
         )
     if not parts:
         raise WiringError(
@@ -68,28 +88,39 @@ def _cost(target: WeightToWire, parts: dict[int, float]) -> int:
     whole = sum(often * round(part) for often, part in parts.items() if math.isclose(part, round(part)))
     if not all(math.isclose(part, round(part)) for part in parts.values()):
         raise WiringError(
-            f"the rows of {target.name} are not all multiplied equally often (queries and keys of different lengths), "
-            f"so its edges have no single cost; use skip=[{target.name!r}], or k= or params=."
+            f"the rows of {target.name} are not all multiplied equally often (queries and keys of different lengths, "
+            "or experts that get different numbers of inputs), so its edges have no single cost; use "
+            f"skip=[{target.name!r}], or k= or params=."
         )
     return whole
 
 
-def _uses(model: nn.Module, example_input: ExampleInput | None) -> tuple[list[Use], int]:
-    """Run the model once: every use of a weight by a layer, and the multiply-adds that involve no weight."""
+def _uses(model: nn.Module, example_input: ExampleInput | None) -> tuple[list[Use], list[tuple[Any, Call]], int]:
+    """Run the model once: uses of weights by layers, calls of graphs, and multiply-adds that involve no weight."""
     arguments = example_arguments(model, example_input, "mult_adds=")
     found: list[Use] = []
+    graphs: list[tuple[Any, Call]] = []
     rest = 0
+
+    def note(graph: nn.Module, args: Any, keywords: Any, out: Any) -> None:
+        given = (*args, *keywords.values())
+        effort = getattr(graph, "effort", None)
+        graphs.append((graph, Call(shapes(given), shapes(out), 1 if effort is None else effort.evaluations)))
 
     def hook(module: nn.Module, args: Any, keywords: Any, out: Any) -> None:
         nonlocal rest
-        call = Call(shapes((*args, *keywords.values())), shapes(out))
+        given = (*args, *keywords.values())
+        call = Call(shapes(given), shapes(out), loads=loads(module, given))
         found.extend(uses(module, call))
         rest += extra(module, call)
 
     # The projection inside attention is counted with it.
     inside = {id(m.out_proj) for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
+    counted = [m for m in model.modules() if hasattr(m, "edge_cost")]  # graphs, which count their nodes themselves
+    inside |= {id(part) for graph in counted for part in graph.modules()}
     watched = [m for m in model.modules() if multiplies(m) and id(m) not in inside]
     hooks = [module.register_forward_hook(hook, with_kwargs=True) for module in watched]
+    hooks += [graph.register_forward_hook(note, with_kwargs=True) for graph in counted]
     try:
         with evaluating(model) as products:
             model(*arguments.args, **arguments.kwargs)
@@ -100,4 +131,4 @@ def _uses(model: nn.Module, example_input: ExampleInput | None) -> tuple[list[Us
     finally:
         for one in hooks:
             one.remove()
-    return found, rest + products.mult_adds
+    return found, graphs, rest + products.mult_adds

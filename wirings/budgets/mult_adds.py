@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -14,7 +14,14 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
 
-from wirings.utils.layers import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS, is_transposed_linear, wired_by_default
+from wirings.utils.layers import (
+    CONVOLUTIONS,
+    TRANSPOSED_CONVOLUTIONS,
+    expert_weights,
+    is_transposed_linear,
+    original_weight,
+    wired_by_default,
+)
 
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm, nn.CrossMapLRN2d)
 FREE = (*_NORMS, nn.Embedding, nn.EmbeddingBag, nn.PReLU)
@@ -28,6 +35,8 @@ class Call(NamedTuple):
     outputs: tuple[tuple[int, ...], ...]
     evaluations: int = 1
     """The number of function evaluations, in a continuous graph."""
+    loads: tuple[int, ...] = ()
+    """The number of inputs that each expert gets, in a mixture of experts."""
 
 
 class Use(NamedTuple):
@@ -60,7 +69,28 @@ def uses(module: nn.Module, call: Call) -> list[Use]:
         return [Use(module, name, math.prod(first[:-1])) for name in wired_by_default(module)]
     if isinstance(module, nn.MultiheadAttention):
         return _attention(module, call)
-    return []
+    names = expert_weights(module)
+    return [Use(module, name, times, slice(i, i + 1)) for name in names for i, times in enumerate(call.loads)]
+
+
+def loads(module: nn.Module, arguments: Sequence[Any]) -> tuple[int, ...]:
+    """The number of inputs that each expert of a module gets in a call; empty for other modules.
+
+    They follow from the arguments: the experts that the router has chosen for every input (integers), or a list with
+    the number of inputs of every expert. Without these, all experts get equal parts.
+    """
+    names = expert_weights(module)
+    if not names:
+        return ()
+    experts = len(original_weight(module, names[0]))
+    for given in arguments:
+        if isinstance(given, Tensor) and given.dtype in (torch.int32, torch.int64) and given.dim():
+            chosen = given.flatten()
+            return tuple(torch.bincount(chosen[chosen < experts], minlength=experts).tolist())
+        if isinstance(given, (list, tuple)) and len(given) == experts and all(isinstance(n, int) for n in given):
+            return tuple(given)
+    first = next((given for given in arguments if isinstance(given, Tensor)), None)
+    return () if first is None else (math.prod(first.shape[:-1]) // experts,) * experts
 
 
 def extra(module: nn.Module, call: Call) -> int:

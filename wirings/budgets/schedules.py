@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from wirings.errors import WiringError, unknown
 from wirings.utils.checks import is_int, is_number
+from wirings.utils.text import brief
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Schedule(ABC):
         name = type(self).__name__
         for which in ("start", "end"):
             check_density(getattr(self, which), f"{name}.{which}")
-        got = f"got steps = {self.steps!r} and begin = {self.begin!r}."
+        got = f"got steps = {brief(self.steps)} and begin = {brief(self.begin)}."
         if self.relative:
             fits = is_number(self.begin) and min(self.begin, self.steps) >= 0 and self.begin + self.steps <= 1 + 1e-9
             if not fits or (is_int(self.begin) and self.begin):
@@ -47,7 +48,7 @@ class Schedule(ABC):
         elif not (is_int(self.steps) and is_int(self.begin)) or self.steps < 1 or self.begin < 0:
             raise WiringError(f"{name} needs steps >= 1 and begin >= 0; {got}")
         if not is_int(self.every) or self.every < 1:
-            raise WiringError(f"{name} needs every >= 1, a whole number of steps; got every = {self.every!r}.")
+            raise WiringError(f"{name} needs every >= 1, a whole number of steps; got every = {brief(self.every)}.")
 
     @classmethod
     def over(cls, start: float, target: float, begin: float = 0.0, end: float = 1.0, every: int = 1) -> Self:
@@ -58,7 +59,9 @@ class Schedule(ABC):
         """
         for name, value in (("begin", begin), ("end", end)):
             if not is_number(value) or not 0 <= value <= 1:
-                raise WiringError(f"{cls.__name__}: {name} must be a fraction of training, from 0 to 1, got {value!r}.")
+                raise WiringError(
+                    f"{cls.__name__}: {name} must be a fraction of training, from 0 to 1, got {brief(value)}."
+                )
         if begin > end:
             raise WiringError(f"{cls.__name__}: begin = {begin} must not be after end = {end}.")
         return cls(start, target, float(end) - float(begin), float(begin), every)
@@ -138,8 +141,8 @@ class Ramp:
     A layer whose budget is larger than the starting number has its budget from the beginning.
 
     >>> ramp = Ramp.of({"kind": "linear", "end": 1.0}).planned(4)
-    >>> [ramp.count(20, 100, step) for step in range(5)]
-    [100, 80, 60, 40, 20]
+    >>> [ramp.counts([20], [100], step) for step in range(5)]
+    [[100], [80], [60], [40], [20]]
     """
 
     way: Schedule
@@ -153,7 +156,7 @@ class Ramp:
         if not isinstance(given, Mapping):
             raise WiringError(
                 f'a rule\'s schedule must be "cubic", "linear", or a mapping such as {{"kind": "cubic", "start": 1.0, '
-                f'"begin": 0.0, "end": 0.5}}, got {given!r}.'
+                f'"begin": 0.0, "end": 0.5}}, got {brief(given)}.'
             )
         for key in given:
             if key not in RAMP:
@@ -167,10 +170,13 @@ class Ramp:
         """The ramp in optimizer steps, for a training of ``steps``."""
         return Ramp(self.way.planned(steps))
 
-    def count(self, k: int, allowed: int, step: int) -> int:
-        """The number of edges after ``step`` steps, in a layer with a budget of ``k`` of ``allowed`` edges."""
-        first = max(floor_of(self.way.start, allowed), k)
-        return k + math.floor((first - k) * self.way.left_at(step) + 1e-6)
+    def counts(self, ks: Sequence[int], allowed: Sequence[int], step: int) -> list[int]:
+        """The number of edges after ``step`` steps of layers with budgets of ``ks`` of their ``allowed`` edges."""
+        start, left = self.way.start, self.way.left_at(step)
+        if not left:
+            return list(ks)
+        firsts = [max(floor_of(start, n), k) for k, n in zip(ks, allowed, strict=True)]
+        return [k + math.floor((first - k) * left + 1e-6) for k, first in zip(ks, firsts, strict=True)]
 
 
 def check_density(density: object, where: str, else_: str = "") -> None:
@@ -178,7 +184,7 @@ def check_density(density: object, where: str, else_: str = "") -> None:
     if not is_number(density) or not 0 < density <= 1:
         hint = f" For {density} % write {density / 100}." if is_number(density) and 1 < density <= 100 else ""
         raise WiringError(
-            f"{where} must be in (0, 1], the fraction of edges that is real, got {density!r}.{hint}{else_}"
+            f"{where} must be in (0, 1], the fraction of edges that is real, got {brief(density)}.{hint}{else_}"
         )
 
 

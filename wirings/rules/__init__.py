@@ -1,11 +1,13 @@
 """Rules: how a wiring is chosen and how it changes. One small file per rule; `get` finds them by name."""
 
+from wirings.rules.acdc import ACDC
 from wirings.rules.decayed_gradient import DecayedGradient
 from wirings.rules.dense import Dense
 from wirings.rules.dnw import DNW
 from wirings.rules.expander import Expander
 from wirings.rules.fine_tune import FineTune
 from wirings.rules.gmp import GMP
+from wirings.rules.keep import Keep
 from wirings.rules.l1_anneal import L1Anneal
 from wirings.rules.lottery import Lottery
 from wirings.rules.nm import NM
@@ -23,6 +25,7 @@ from wirings.rules.targeted_dropout import TargetedDropout
 from wirings.rules.top_kast import TopKAST
 
 __all__ = [
+    "ACDC",
     "DNW",
     "GMP",
     "NM",
@@ -33,6 +36,7 @@ __all__ = [
     "EdgesLike",
     "Expander",
     "FineTune",
+    "Keep",
     "L1Anneal",
     "LayerLike",
     "Lottery",

@@ -49,7 +49,7 @@ class DecayedGradient(Planned):
         super().__init__(steps)
         self.factor = check_number(self.name, "factor", factor)
         self.end = None if end is None else check_number(self.name, "end", end)
-        if kind not in KINDS:
+        if not isinstance(kind, str) or kind not in KINDS:
             raise unknown("kind of decay", str(kind), KINDS)
         self.kind = kind
 

@@ -28,7 +28,7 @@ class Expander(Random):
     name = "expander"
     kept = KeptEdges(mask="wiring", factor=0.0)
 
-    def _draw(self, layers: Sequence[LayerLike]) -> None:
+    def _draw(self, layers: Sequence[LayerLike], before: Sequence[Tensor | None]) -> None:
         wirings: list[Tensor] = []
         for part in [layers] if layers[0].edges.shared else [[layer] for layer in layers]:
             rounds, turns = zip(*(_deal(layer) for layer in part), strict=True)

@@ -40,7 +40,8 @@ class FineTune(Rule):
             self._choose(layers)
 
     def _choose(self, layers: Sequence[LayerLike]) -> None:
-        for layer, real in zip(layers, choose_by(layers, [layer.edges.score for layer in layers]), strict=True):
+        scores = [layer.edges.score for layer in layers]
+        for layer, real in zip(layers, choose_by(layers, scores, magnitudes=True), strict=True):
             layer.edges.remember("wiring", real)
 
     def real(self, weight: Tensor, edges: EdgesLike) -> Tensor:

@@ -32,7 +32,8 @@ class GMP(Planned):
         begin: the fraction of training at which the first edges are removed.
         end: the fraction of training after which only k edges are left.
         kind: how the number falls: ``"cubic"``, fast at first, or ``"linear"``.
-        every: optimizer steps from one removal to the next.
+        every: optimizer steps from one removal to the next; None for 100, or a hundredth of training if that is less,
+            so that a short training does not lose them all at once.
         steps: the number of optimizer steps of the whole training; by default that of `Wiring.plan`.
     """
 
@@ -40,25 +41,32 @@ class GMP(Planned):
     kept = KeptEdges(mask="left", factor=0.0, in_training=True)
     reaches = "some"
     removes_permanently = True
+    starts_with_all = True
     keeps_wiring = True
     atomic = True
 
     def __init__(
-        self, begin: float = 0.0, end: float = 0.75, kind: str = "cubic", every: int = 100, steps: int | None = None
+        self,
+        begin: float = 0.0,
+        end: float = 0.75,
+        kind: str = "cubic",
+        every: int | None = None,
+        steps: int | None = None,
     ) -> None:
         super().__init__(steps)
         self.begin, self.end = check_number(self.name, "begin", begin), check_number(self.name, "end", end)
         if begin > end:
             raise WiringError(f"{self.name}: begin = {begin} must not be after end = {end}.")
-        if kind not in KINDS:
+        if not isinstance(kind, str) or kind not in KINDS:
             raise unknown("kind of annealing", str(kind), KINDS)
-        self.kind, self.every = kind, check_int(self.name, "every", every)
+        self.kind, self.every = kind, None if every is None else check_int(self.name, "every", every)
 
     def setup(self, layers: Sequence[LayerLike]) -> None:
         for layer in layers:
-            allowed = layer.edges.allowed
-            everything = torch.ones_like(layer.weight, dtype=torch.bool) if allowed is None else allowed.clone()
-            layer.edges.remember("left", everything)
+            first = layer.edges.allowed if layer.edges.start is None else layer.edges.start
+            left = torch.ones_like(layer.weight, dtype=torch.bool) if first is None else first.clone()
+            layer.edges.remember("left", left)
+        self._left(layers)
 
     def real(self, weight: Tensor, edges: EdgesLike) -> Tensor:
         return edges.choose(weight)
@@ -75,7 +83,8 @@ class GMP(Planned):
         last = self._last(steps)
         # If the plan was shortened during training, the end may lie before this step.
         ends = step >= last and (before is None or step - 1 < self._last(before))
-        if ends or (step < last and step % self.every == 0) or training.budget_changed:
+        every = min(100, max(steps // 100, 1)) if self.every is None else self.every
+        if ends or (step < last and step % every == 0) or training.budget_changed:
             self._remove(layers, 0.0 if step >= last else self._still_to_go(step / steps))
 
     def _last(self, steps: int) -> int:
@@ -90,18 +99,23 @@ class GMP(Planned):
 
     def _remove(self, layers: Sequence[LayerLike], still_to_go: float) -> None:
         counts = []
+        for layer, left in zip(layers, self._left(layers), strict=True):
+            k, possible = int(layer.edges.k), sum(edges.possible for edges in layer.edges.peers())
+            # Never more than are left: lengthening the plan during training does not bring any back.
+            counts.append(min(k + int((possible - k) * still_to_go + 1e-6), left))
+        weights = [layer.weight for layer in layers]
+        for layer, left_over in zip(layers, choose_by(layers, weights, counts, magnitudes=True), strict=True):
+            layer.edges.remember("left", left_over)
+
+    def _left(self, layers: Sequence[LayerLike]) -> list[int]:
+        """How many edges are left in each layer, or in all that share a budget; raises if these are too few."""
         there = [int(torch.count_nonzero(layer.edges.left)) for layer in layers]
         if layers[0].edges.shared:
             there = [sum(there)] * len(layers)
         for layer, left in zip(layers, there, strict=True):
-            k, possible = int(layer.edges.k), sum(edges.possible for edges in layer.edges.peers())
-            if k > left:
+            if (k := int(layer.edges.k)) > left:
                 raise WiringError(
                     f"{layer.name}: rule {self.name!r} removes edges permanently and has {left} left, but the budget "
                     f"asks for {k} now; give it a density that does not rise."
                 )
-            # Never more than are left: lengthening the plan during training does not bring any back.
-            counts.append(min(k + int((possible - k) * still_to_go + 1e-6), left))
-        weights = [layer.weight for layer in layers]
-        for layer, left_over in zip(layers, choose_by(layers, weights, counts), strict=True):
-            layer.edges.remember("left", left_over)
+        return there

@@ -39,6 +39,7 @@ class L1Anneal(GMP):
     """
 
     name = "l1_anneal"
+    atomic = True
 
     def __init__(
         self,

@@ -19,9 +19,9 @@ class NM(Rule):
 
     It is `DNW` within groups, as in Zhou et al. ("Learning N:M Fine-grained Structured Sparse Neural Networks From
     Scratch", ICLR 2021); they add a decay of hallucinated weights, which this rule does not have, and reach 77.0 % on
-    ImageNet with ResNet50 in 2:4. Groups lie along the input dimension: m consecutive inputs of a linear layer, or m
-    input channels at one position of a convolution's kernel. GPUs multiply 2:4 matrices of some shapes faster than
-    dense ones: `wirings.semi_structured_` measures which.
+    ImageNet with ResNet50 in 2:4. Groups lie along the input dimension: m consecutive inputs of a linear layer or of an
+    expert, or m input channels at one position of a convolution's kernel. GPUs multiply 2:4 matrices of some shapes
+    faster than dense ones: `wirings.semi_structured_` measures which.
 
     Args:
         n: the number of real edges in a group.
@@ -46,14 +46,15 @@ class NM(Rule):
         for layer in layers:
             weight, what = layer.weight, f"rule {self.name!r} keeps {self.n} of every {self.m} inputs of a node"
             remedy = f"Leave the layer dense: skip=[{layer.name!r}]."
-            if weight.dim() < 2 or layer.receivers().shape[1] > 1:
+            dim = layer.edges.inputs
+            if weight.dim() < 2 or dim == 0 or layer.receivers().shape[dim] > 1:
                 raise WiringError(
                     f"{what}, and so needs a weight with a row for every node and its inputs in dimension 1, but "
                     f"{layer.name} has shape {tuple(weight.shape)} in a {type(layer.module).__name__}. {remedy}"
                 )
-            if weight.shape[1] % self.m:
+            if weight.shape[dim] % self.m:
                 raise WiringError(
-                    f"{what}, but {layer.name} of shape {tuple(weight.shape)} has {weight.shape[1]} inputs, which is "
+                    f"{what}, but {layer.name} of shape {tuple(weight.shape)} has {weight.shape[dim]} inputs, which is "
                     f"not a multiple of {self.m}. {remedy}"
                 )
             if layer.edges.allowed is not None:
@@ -63,20 +64,21 @@ class NM(Rule):
                 )
 
     def real(self, weight: Tensor, edges: EdgesLike) -> Tensor:
-        return sharded.by_rows(lambda rows: strongest_of_groups(rows, self.n, self.m), weight.detach())
+        dim = edges.inputs
+        return sharded.by_rows(lambda rows: strongest_of_groups(rows, self.n, self.m, dim), weight.detach())
 
     def forward(self, weight: Tensor, edges: EdgesLike) -> Tensor:
         return functional.straight_through(weight, self.real(weight, edges))
 
 
-def strongest_of_groups(weight: Tensor, n: int, m: int) -> Tensor:
-    """A mask of the ``n`` entries of largest magnitude among every ``m`` along dimension 1; ties go to the earlier.
+def strongest_of_groups(weight: Tensor, n: int, m: int, dim: int = 1) -> Tensor:
+    """A mask of the ``n`` entries of largest magnitude among every ``m`` along ``dim``; ties go to the earlier.
 
     >>> strongest_of_groups(torch.tensor([[4.0, -1.0, 3.0, 2.0], [1.0, 1.0, 1.0, 1.0]]), 2, 4)
     tensor([[ True, False,  True, False],
             [ True,  True, False, False]])
     """
-    keys = keys_of(weight.contiguous(), None).movedim(1, -1).unflatten(-1, (-1, m))
+    keys = keys_of(weight.contiguous(), None).movedim(dim, -1).unflatten(-1, (-1, m))
     if weight.device.type == "cpu":  # sorting is faster there than comparing all pairs: ten times for 3:32
         order = keys.argsort(dim=-1, descending=True, stable=True)
         grouped = torch.zeros_like(keys, dtype=torch.bool).scatter(-1, order[..., :n], True)
@@ -85,5 +87,5 @@ def strongest_of_groups(weight: Tensor, n: int, m: int) -> Tensor:
         places = torch.arange(m, device=weight.device)
         ahead = (other > mine) | ((other == mine) & (places < places.unsqueeze(-1)))
         grouped = ahead.sum(-1) < n
-    real = grouped.flatten(-2).movedim(-1, 1)
+    real = grouped.flatten(-2).movedim(-1, dim)
     return torch.empty_like(weight, dtype=torch.bool).copy_(real)  # in the weight's own memory format

@@ -60,14 +60,25 @@ def group_of(name: str, reads: str, layer: LayerLike, optimizer: torch.optim.Opt
     )
 
 
-def gradient_of(name: str, layer: LayerLike, among: Tensor, optimizer: torch.optim.Optimizer) -> Tensor | None:
-    """Scores that rank edges by the magnitude of the last step's gradient; None if there was no gradient.
+def has_both_moments(layer: LayerLike, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer keeps running means of the gradient and of its square for every edge, as Adam does."""
+    memory = optimizer.state.get(layer.weight, {})
+    return all(isinstance(memory.get(name), Tensor) for name in ("exp_avg", "exp_avg_sq"))
+
+
+def gradient_of(
+    name: str, layer: LayerLike, among: Tensor, optimizer: torch.optim.Optimizer, several: bool = False
+) -> Tensor | None:
+    """Scores that rank edges by the magnitude of the gradient; None if there was no gradient.
 
     Args:
         name: the rule's name, for messages.
         layer: the layer.
-        among: the edges to be ranked, which weighed zero before the step and had no state in the optimizer.
+        among: the edges to be ranked, which weighed zero before the step and had no state in the optimizer before the
+            gradient reached them.
         optimizer: the optimizer that made the step.
+        several: whether the gradient has reached them in more than one step. If the optimizer knows the mean square of
+            the gradient, its mean is then divided by the root of that.
     """
     group, memory = group_of(name, "gradient", layer, optimizer), optimizer.state.get(layer.weight, {})
     # Running means of gradients, or of their squares. Momentum comes last: RMSprop's is of gradients divided by their
@@ -84,6 +95,10 @@ def gradient_of(name: str, layer: LayerLike, among: Tensor, optimizer: torch.opt
             f"{type(optimizer).__name__} keeps for {layer.name}{names}: use SGD, Adam, AdamW or RMSprop, or rule "
             "'set', which grows edges at random."
         )
+    if several and has_both_moments(layer, optimizer):
+        precise = torch.promote_types(moved.dtype, torch.float32)
+        square = memory["exp_avg_sq"].to(precise)
+        moved = torch.where(square > 0, moved.to(precise) / square.sqrt(), 0.0)
     return moved if come else None
 
 

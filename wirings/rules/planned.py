@@ -1,5 +1,7 @@
 """Rules that follow a schedule over the whole training, and so must know how long it is."""
 
+import math
+
 from wirings.errors import WiringError
 from wirings.rules.rule import Rule, Training
 from wirings.utils.checks import check_int
@@ -45,7 +47,20 @@ class Periodic(Planned):
         super().__init__(steps)
         self.every = None if every is None else check_int(self.name, "every", every)
 
+    def period(self, steps: int) -> int:
+        """Optimizer steps from one change to the next, in a training of ``steps``."""
+        return max(steps // 100, 1) if self.every is None else self.every
+
     def due(self, step: int, steps: int) -> bool:
         """Whether the wiring changes after optimizer step ``step`` of ``steps``."""
-        every = max(steps // 100, 1) if self.every is None else self.every
-        return step % every == 0 and step < self.end * steps
+        return step % self.period(steps) == 0 and step < self.end * steps
+
+    def idle(self, steps: int | None) -> str | None:
+        steps = steps if self.steps is None else self.steps
+        if steps is None or not self.end or self.due(self.period(steps), steps):
+            return None
+        last = math.ceil(self.end * steps) - 1
+        period = self.period(steps)
+        often = "every step" if period == 1 else f"every {period} steps"
+        advice = "use a smaller every=" if last >= 1 else "train longer"
+        return f"it changes the wiring {often}, up to step {last}; {advice}"

@@ -8,6 +8,7 @@ from wirings.budgets.schedules import Ramp
 from wirings.errors import WiringError, unknown
 from wirings.rules.rule import Rule
 from wirings.utils.registry import Registry
+from wirings.utils.text import brief
 
 _registry: Registry[Rule] = Registry("rule")
 R = TypeVar("R", bound=type[Rule])
@@ -44,7 +45,7 @@ def get(rule: str | Rule, schedule: Any = None, **settings: Any) -> Rule:
         return rule
     if not isinstance(rule, str):
         raise WiringError(
-            f"expected the name of a rule or a wirings.rules.Rule, got {rule!r}. Names: {', '.join(names())}."
+            f"expected the name of a rule or a wirings.rules.Rule, got {brief(rule)}. Names: {', '.join(names())}."
         )
     if rule not in _registry:
         raise unknown("rule", rule, _registry)

@@ -28,14 +28,23 @@ class EdgesLike(Protocol):
     """The allowed edges that are left, for rules that remove edges permanently and remember ``left``."""
     possible: int
     """The number of allowed edges."""
+    start: Tensor | None
+    """While `Rule.setup` runs: a mask of the edges to start from (``wire_(…, start="weights")``), or None for any. A
+    smaller budget is met within it, a larger one by adding edges."""
+    rank_factor: Tensor | None
+    """With ``share="scaled"``, one over the layer's first scale: magnitudes times this are compared between layers."""
     training: bool
     place: int
     """The position of the layer among those of its selection."""
     selection: Selection
 
     @property
+    def inputs(self) -> int:
+        """The dimension of the weight along which the inputs of a node lie."""
+
+    @property
     def shared(self) -> bool:
-        """Whether all layers share one budget (``share="global"``)."""
+        """Whether all layers share one budget (``share="global"`` or ``"scaled"``)."""
 
     def peers(self) -> Sequence[EdgesLike]:
         """The edges of all layers that share the budget with these, in order; only these with a budget of their own."""
@@ -140,24 +149,35 @@ class Rule(ABC):
     keeps_wiring: ClassVar[bool] = False
     """Whether the rule remembers its wiring. Then a global budget of multiply-adds is shared out over layers once;
     otherwise the layers' numbers of edges follow the weights."""
+    keeps_zeros: ClassVar[bool] = False
+    """Whether the wiring that `setup` remembers, as ``edges.wiring``, is final, so that a state with other edges is
+    rejected when it is loaded."""
+    starts_with_all: ClassVar[bool] = False
+    """Whether the first step of training uses all allowed edges, whatever the budget."""
     needs_trained_weights: ClassVar[bool] = False
     """Whether the wiring is chosen from the weights that `setup` sees, which must then be those of a trained network.
     A training run with such a rule has to start from a finished run."""
     atomic: ClassVar[bool] = False
     """Whether `update` changes nothing before everything in it that can fail has succeeded. For other rules the handle
-    keeps a copy of every tensor that an update changes, to restore it after an error."""
+    keeps a copy of every tensor that an update changes, to restore it after an error. A subclass with its own `update`
+    has to define it again; rules without an `update` need not."""
     kept: KeptEdges | None = None
     """What the forward pass takes of the edges, for rules that can say so. Then the weights of all layers are made at
-    once, and `forward` is not called. A subclass with its own `forward` or `real` has to define ``kept`` again."""
+    once, and `forward` is not called. A subclass with its own `forward`, `real` or `used` has to define ``kept``
+    again."""
     schedule: Any = None
     """How layers decrease to their budgets over training, for any rule: see `wirings.rules.get`."""
 
     _follows_kept: ClassVar[bool] = True
+    updates_at_once: ClassVar[bool] = True
+    """Whether an `update` that fails leaves nothing behind: it is ``atomic``, or there is none. Not to be set."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        first = next(one for one in cls.__mro__ if vars(one).keys() & {"kept", "forward", "real"})
+        first = next(one for one in cls.__mro__ if vars(one).keys() & {"kept", "forward", "real", "used"})
         cls._follows_kept = "kept" in vars(first)
+        first = next(one for one in cls.__mro__ if vars(one).keys() & {"atomic", "update"})
+        cls.updates_at_once = first is Rule or ("atomic" in vars(first) and cls.atomic)
 
     @property
     def kept_at_once(self) -> KeptEdges | None:
@@ -202,6 +222,14 @@ class Rule(ABC):
         """The edges used in training, over whose gradients a norm is clipped; None for all that have one."""
         return self.real(weight, edges)
 
+    def idle(self, steps: int | None) -> str | None:
+        """Why a training of ``steps`` optimizer steps ends before the rule's first change; None if it does not.
+
+        For rules that act periodically. `Wiring.plan` warns with this sentence, which follows a colon and says how to
+        fix it. ``steps`` is None if the length is unknown.
+        """
+        return None
+
     def __repr__(self) -> str:
         settings = ", ".join(
             f"{key}={value!r}" for key, value in sorted(vars(self).items()) if key[0] != "_" and key != "kept"
@@ -214,11 +242,12 @@ def choose_by(
     scores: Sequence[Tensor],
     counts: Sequence[int | Tensor] | None = None,
     within: Sequence[Tensor | None] | None = None,
+    magnitudes: bool = False,
 ) -> list[Tensor]:
     """Masks of the edges whose ``scores`` have the largest magnitude: `wirings.selection.service.Selection.choose_by`.
 
     For rules that rank something other than the weights, such as random numbers or momentum, or that choose another
-    number of edges than the budget's.
+    number of edges than the budget's. ``magnitudes`` says that the scores are magnitudes of weights.
     """
     selection: Selection = layers[0].edges.selection
-    return selection.choose_by(layers, scores, counts, within)  # type: ignore[arg-type]
+    return selection.choose_by(layers, scores, counts, within, magnitudes)  # type: ignore[arg-type]

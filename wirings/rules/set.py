@@ -9,10 +9,10 @@ from torch import Tensor
 from wirings.errors import unknown
 from wirings.rules.optimizers import states
 from wirings.rules.planned import Periodic
-from wirings.rules.random import Random, generator_of, scores_of
+from wirings.rules.random import Random, generator_of, others_of, resized, scores_of
 from wirings.rules.registry import register
-from wirings.rules.rule import EdgesLike, LayerLike, Training, choose_by
-from wirings.selection import functional, sharded
+from wirings.rules.rule import EdgesLike, LayerLike, Training
+from wirings.selection import functional
 from wirings.selection.kept_edges import KeptEdges
 from wirings.utils.checks import check_number, check_seed
 
@@ -20,7 +20,7 @@ DECAYS = ("cosine", "constant")
 
 
 class RandomStart(Periodic):
-    """A rule that starts from a random wiring and remembers it. All other edges weigh zero."""
+    """A rule that starts from a random wiring, or a given one, and remembers it. All other edges weigh zero."""
 
     seed: int | None
     keeps_wiring = True
@@ -29,6 +29,10 @@ class RandomStart(Periodic):
 
     def setup(self, layers: Sequence[LayerLike]) -> None:
         Random(self.seed).setup(layers)
+        starts = [layer.edges.start for layer in layers]
+        if starts[0] is not None:
+            for layer, wiring in zip(layers, _resized(layers, starts), strict=True):
+                layer.edges.remember("wiring", wiring)
         for layer in layers:
             forget(layer, layer.edges.wiring, None)
 
@@ -63,6 +67,7 @@ class SET(RandomStart):
     """
 
     name = "set"
+    atomic = True
 
     def __init__(
         self,
@@ -75,7 +80,7 @@ class SET(RandomStart):
     ) -> None:
         super().__init__(every, steps)
         self.fraction, self.end = check_number(self.name, "fraction", fraction), check_number(self.name, "end", end)
-        if decay not in DECAYS:
+        if not isinstance(decay, str) or decay not in DECAYS:
             raise unknown("decay", str(decay), DECAYS)
         self.decay, self.seed = decay, check_seed(self.name, seed)
 
@@ -135,23 +140,8 @@ class SET(RandomStart):
 
 def _resized(layers: Sequence[LayerLike], wirings: Sequence[Tensor]) -> list[Tensor]:
     """Wirings of the budget's size: the weakest edges go, or others grow in the random order of the beginning."""
-    counts = [int(torch.count_nonzero(wiring)) for wiring in wirings]
-    counts = [sum(counts)] * len(layers) if layers[0].edges.shared else counts
-    budgets = [int(layer.edges.k) for layer in layers]
-    fewer = [min(k, n) for k, n in zip(budgets, counts, strict=True)]
-    kept = choose_by(layers, [layer.weight for layer in layers], fewer, wirings)
-    if fewer != budgets:
-        more = [k - n for k, n in zip(budgets, fewer, strict=True)]
-        scores = [scores_of(layer).to(layer.weight.device) for layer in layers]
-        others = [others_of(layer, wiring) for layer, wiring in zip(layers, kept, strict=True)]
-        grown = choose_by(layers, scores, more, others)
-        kept = [a | b for a, b in zip(kept, grown, strict=True)]
-    return [sharded.whole(wiring) for wiring in kept]
-
-
-def others_of(layer: LayerLike, wiring: Tensor) -> Tensor:
-    """The allowed edges that are not in ``wiring``."""
-    return ~wiring if layer.edges.allowed is None else layer.edges.allowed & ~wiring
+    scores = [scores_of(layer).to(layer.weight.device) for layer in layers]
+    return resized(layers, wirings, [layer.weight for layer in layers], scores, magnitudes=True)
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from wirings.selection import functional
 from wirings.selection.kept_edges import KeptEdges
 from wirings.selection.shrink import shrunk
 from wirings.utils.checks import check_bool, check_number, is_number
+from wirings.utils.text import brief
 
 POWERS = {"soft": 1.0, "feather": 3.0, "hard": math.inf}
 
@@ -53,7 +54,7 @@ class SoftThreshold(Rule):
         if not is_number(power) or not power >= 1:
             raise WiringError(
                 f"{self.name}: shape must be one of {', '.join(map(repr, POWERS))}, or a power of at least 1, got "
-                f"{shape!r}."
+                f"{brief(shape)}."
             )
         self.shape, self._power = shape, float(power)
         self.factor, self.rescale = check_number(self.name, "factor", factor), check_bool(self.name, "rescale", rescale)

@@ -9,10 +9,10 @@ from torch import Tensor
 from wirings.budgets.apportion import share_out
 from wirings.errors import WiringError
 from wirings.rules.optimizers import bring_to_rest, group_of
-from wirings.rules.random import scores_of
+from wirings.rules.random import others_of, scores_of
 from wirings.rules.registry import register
 from wirings.rules.rule import LayerLike, Training
-from wirings.rules.set import RandomStart, forget, others_of
+from wirings.rules.set import RandomStart, forget
 from wirings.selection import functional, sharded
 from wirings.selection.kept_edges import KeptEdges
 from wirings.utils.checks import check_bool, check_number, check_seed
@@ -56,6 +56,7 @@ class SparseMomentum(RandomStart):
     """
 
     name = "sparse_momentum"
+    atomic = True
     kept = KeptEdges(mask="wiring")
     reaches = "all"
 
@@ -70,6 +71,11 @@ class SparseMomentum(RandomStart):
         super().__init__(every, steps)
         self.moves_budget = check_bool(self.name, "redistribute", redistribute)
         self.prune_rate, self.seed = check_number(self.name, "prune_rate", prune_rate), check_seed(self.name, seed)
+
+    @property
+    def redistribute(self) -> bool:
+        """The setting of that name."""
+        return self.moves_budget
 
     @torch.no_grad()
     def update(self, layers: Sequence[LayerLike], training: Training, optimizer: torch.optim.Optimizer | None) -> None:

@@ -73,7 +73,9 @@ class STR(Rule):
         for place, layer in enumerate(layers):
             edges, weight = layer.edges, layer.weight.detach()
             scale = torch.ones((), device=weight.device)
-            if not edges.shared:
+            if edges.shared and edges.rank_factor is not None:
+                scale = 1 / edges.rank_factor
+            elif not edges.shared:
                 cut = functional.next_magnitude(
                     weight, functional.choose(weight, edges.k, edges.allowed), edges.allowed
                 )
@@ -118,6 +120,11 @@ class STR(Rule):
                 layer.edges.held.copy_(value)
             bring_to_rest(learned, change.abs() > most, optimizer)
         _write_ranking(layers, *ranking)
+
+    def idle(self, steps: int | None) -> str | None:
+        if steps is None or self.every <= steps:
+            return None
+        return f"it ranks the layers every {self.every} steps; use a smaller every="
 
     def _check(self, learned: nn.Parameter, optimizer: torch.optim.Optimizer | None) -> None:
         if optimizer is None:

@@ -34,7 +34,7 @@ class TargetedDropout(Rule):
 
     def __init__(self, rho: float | str = 0.95, regular: bool = False) -> None:
         hint = f' A fraction equal to γ is written "{GAMMA}".'
-        self.rho: Any = rho if rho == GAMMA else check_number(self.name, "rho", rho, hint=hint)
+        self.rho: Any = rho if isinstance(rho, str) and rho == GAMMA else check_number(self.name, "rho", rho, hint=hint)
         self.regular = check_bool(self.name, "regular", regular)
 
     def setup(self, layers: Sequence[LayerLike]) -> None:

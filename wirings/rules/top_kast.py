@@ -11,6 +11,7 @@ from wirings.rules.registry import register
 from wirings.rules.rule import EdgesLike, LayerLike, Rule, Training
 from wirings.selection.kept_edges import KeptEdges
 from wirings.utils.checks import check_number
+from wirings.utils.text import brief
 
 
 @register
@@ -45,7 +46,7 @@ class TopKAST(Rule):
         self.reach = check_number(self.name, "reach", reach)
         if not self.reach:
             raise WiringError(
-                f"{self.name}: reach must be above 0, got {reach!r}; for real edges alone use rule 'no_update'."
+                f"{self.name}: reach must be above 0, got {brief(reach)}; for real edges alone use rule 'no_update'."
             )
         self.kept = KeptEdges(reach=self.reach)
         self.exploration = check_number(self.name, "exploration", exploration, most=float("inf"))

@@ -17,6 +17,7 @@ where they are. The order of equal keys matters only where some of them are chos
 read in row-major order; otherwise a program reads its edges as they lie in memory, whatever the memory format.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ import triton.language as tl
 from torch import Tensor
 
 from wirings.selection._select_cuda import _BITS, _BLOCK, _RECENT
-from wirings.selection.batched import begins_of, is_dense
+from wirings.selection.batched import ALIGNED, begins_of, is_dense
 from wirings.utils.triton_launch import KernelLauncher, on_device_of
 
 _PROGRAMS = 2048  # wanted, over all weights
@@ -76,8 +77,11 @@ def table_of(
     allowed: Sequence[Tensor | None],
     more: Sequence[int],
     shared: bool,
+    factors: Sequence[Tensor] = (),
 ) -> _Table | None:
     """The table of a list of weights; None if the kernels do not support them. For arguments see `batched.kept_of`."""
+    if factors:
+        return None
     first = weights[0]
     key: tuple[Any, ...] = (
         first.device, first.dtype, shared, tuple(more),
@@ -160,6 +164,51 @@ def masked_of(first: Tensor, table: _Table, dtype: torch.dtype) -> Tensor:
     with on_device_of(first):
         launch(_write_allowed, len(table.programs), 4, table.programs, first.detach(), out, _COLUMNS, _BLOCK)
     return out
+
+
+def masked_each(tensors: Sequence[Tensor], masks: Sequence[Tensor | None], dtype: torch.dtype) -> list[Tensor] | None:
+    """See `batched.masked_each`; None if the kernel does not support the tensors, or while a CUDA graph is captured.
+
+    A graph would read where the tensors lie from the host's memory again, at every replay.
+    """
+    first = tensors[0]
+    if first.is_cuda and torch.cuda.is_current_stream_capturing():
+        return None
+    layouts = tuple(
+        [(t.shape, t.stride(), None if m is None else m.stride()) for t, m in zip(tensors, masks, strict=True)]
+    )
+    addresses = [0 if t is None else t.data_ptr() for pair in zip(tensors, masks, strict=True) for t in pair]
+    runs, places, length = _runs_of(layouts, first.device)
+    aligned = not any(map((15).__and__, addresses))
+    if runs is None or not aligned or {t.dtype for t in tensors} != {first.dtype}:
+        return None
+    out = torch.empty(length, dtype=dtype, device=first.device)
+    launch = KernelLauncher((first.device, first.dtype, dtype, "masked each", len(runs)))
+    with on_device_of(first):
+        where = torch.tensor(addresses).to(first.device, non_blocking=True)
+        launch(_write_masked, len(runs), 4, runs, where, first.detach(), out, _BLOCK)
+    return [out.as_strided(*place) for place in places]
+
+
+@functools.lru_cache(64)
+def _runs_of(
+    layouts: tuple[tuple[torch.Size, tuple[int, ...], tuple[int, ...] | None], ...], device: torch.device
+) -> tuple[Tensor | None, list[tuple[torch.Size, tuple[int, ...], int]], int]:
+    """Runs of edges for `_write_masked`, the layout of each tensor in a row of all, and the length of that row.
+
+    There are no runs if a tensor has gaps, or another memory format than its mask.
+    """
+    rows, places, begin = [], [], 0
+    run = max(4, triton.cdiv(sum(shape.numel() for shape, *_ in layouts), _PROGRAMS * _BLOCK)) * _BLOCK
+    for place, (shape, stride, masks) in enumerate(layouts):
+        size = shape.numel()
+        meta = torch.empty_strided(shape, stride, device="meta")
+        if not is_dense(meta) or not 0 < size <= 2**30 or masks not in (None, stride):
+            return None, [], 0
+        rows += [[place, begin, start, min(start + run, size)] for start in range(0, size, run)]
+        places.append((shape, stride, begin))
+        begin += triton.cdiv(size, ALIGNED) * ALIGNED
+    return torch.tensor(rows).to(device), places, begin
 
 
 def _make_table(
@@ -506,6 +555,9 @@ def _shrunk(value, threshold, POWER: tl.constexpr):
     Computed as |w| · (1 - (1 - d)^p)^(1/p) with d = (|w| - t) / |w|: no power goes out of range, and d has all its
     digits close to the threshold, where |w| - t is exact.
     """
+    # By its bits: comparing half-precision numbers with themselves to find NaN was miscompiled for full blocks.
+    HALF: tl.constexpr = 0x7C00 if value.dtype == tl.float16 else 0x7F80
+    nan = _keys(value) > (0x7F800000 if value.dtype == tl.float32 else HALF)
     value = value.to(tl.float32)
     size = tl.abs(value)
     over = tl.where(size > threshold, size - threshold, 0.0)
@@ -513,20 +565,20 @@ def _shrunk(value, threshold, POWER: tl.constexpr):
         used = over
     else:
         part = over / size
-        # Rounding may take the power of a number close to 1 above it.
-        lost = 1.0 - tl.exp2(tl.log2(1.0 - part) * POWER)
+        # Rounding may take the quotient, and the power of a number close to 1, above it.
+        lost = 1.0 - tl.exp2(tl.log2(tl.maximum(1.0 - part, 0.0)) * POWER)
         raised = part * (3.0 - part * (3.0 - part)) if POWER == 3.0 else tl.maximum(lost, 0.0)
         used = size * tl.exp2(tl.log2(raised) * (1.0 / POWER))
     used = tl.where(size > 0, used, 0.0)
     used = tl.where(size == float("inf"), size, used)
-    return tl.where(size == size, tl.where(value < 0, -used, used), value)
+    return tl.where(nan, value, tl.where(value < 0, -used, used))
 
 
 @triton.jit
 def _kept(value, real, threshold, out, POWER: tl.constexpr):
     if POWER > 0.0:
         value = _shrunk(value, threshold, POWER)
-    return tl.where(real, value, 0.0).to(out.dtype.element_ty)
+    return tl.where(real, value.to(out.dtype.element_ty), 0.0)
 
 
 @triton.jit
@@ -631,4 +683,19 @@ def _write_allowed(table, kind, out, COLUMNS: tl.constexpr, BLOCK: tl.constexpr)
     if whole < stop:
         at = whole + tl.arange(0, BLOCK)
         value, key = _look(weight, allowed, at, at < stop)
+        tl.store(out + at, tl.where(key >= 0, value, 0.0).to(out.dtype.element_ty), mask=at < stop)
+
+
+@triton.jit
+def _write_masked(runs, where, kind, out, BLOCK: tl.constexpr):
+    """Write a run of a tensor where its mask is true; addresses of tensors and masks are read from ``where``."""
+    row = runs + tl.program_id(0) * 4
+    place, start, stop = tl.load(row), tl.load(row + 2).to(tl.int32), tl.load(row + 3).to(tl.int32)
+    tensor = tl.multiple_of(tl.load(where + 2 * place).to(tl.pointer_type(kind.dtype.element_ty)), 16)
+    mask = tl.multiple_of(tl.load(where + 2 * place + 1).to(tl.pointer_type(tl.uint8)), 16)
+    out += tl.multiple_of(tl.load(row + 1), 16)
+    start = tl.multiple_of(start, 16)
+    for base in range(start, stop, BLOCK):
+        at = base + tl.arange(0, BLOCK)
+        value, key = _look(tensor, mask, at, at < stop)
         tl.store(out + at, tl.where(key >= 0, value, 0.0).to(out.dtype.element_ty), mask=at < stop)

@@ -20,7 +20,7 @@ from wirings.selection import cpu, functional
 from wirings.utils.transforms import is_plain
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-_ALIGNED = 64  # the edges of a weight begin at a multiple of this in a row of several
+ALIGNED = 64  # the edges of a weight begin at a multiple of this in a row of several
 
 
 def kept_of(
@@ -33,6 +33,7 @@ def kept_of(
     shared: bool = False,
     masked: bool = False,
     dtype: torch.dtype | None = None,
+    factors: Sequence[Tensor] = (),
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The ``k`` edges of largest magnitude of several weights, zeros elsewhere, without a gradient.
 
@@ -46,17 +47,18 @@ def kept_of(
         shared: rank the edges of all weights together.
         masked: return masks, too: of the edges chosen, or of those that ``more`` adds as well.
         dtype: the dtype of the result. By default that of the weights.
+        factors: with ``shared``, scalar float32 tensors that the weights are multiplied by to be ranked; none for 1.
 
     Returns:
         The kept weights and the masks, each a list with one entry for each weight; an empty list for what is not
         wanted. All entries are views of one tensor, laid out in memory as the weights are.
     """
     kind = weights[0].dtype if dtype is None else dtype
-    if (table := _table(weights, ks, allowed, more, shared)) is not None:
+    if (table := _table(weights, ks, allowed, more, shared, factors)) is not None:
         flat, mask = _kernels().kept_of(weights[0], table, bool(more), power, masked, kind)
         divide = table.parts_of
     else:
-        arguments = (list(ks), list(allowed), list(more), power, shared, masked, kind)
+        arguments = (list(ks), list(allowed), list(more), power, shared, masked, kind, list(factors))
         flat, mask = torch.ops.wirings.kept_of([weight.detach() for weight in weights], *arguments)
         divide = functools.partial(parts_of, weights=weights)
     return divide(flat) if power is not None else [], divide(mask) if masked else []
@@ -73,12 +75,32 @@ def masked_of(
     return [torch.where(mask, weight.detach(), 0.0).to(kind) for weight, mask in pairs]
 
 
+def masked_each(tensors: Sequence[Tensor], masks: Sequence[Tensor | None], dtype: torch.dtype) -> list[Tensor]:
+    """Several tensors in another precision, with zeros where their masks are false: one kernel on a GPU.
+
+    Unlike the weights of `masked_of`, the tensors may lie elsewhere every time, as gradients do.
+
+    Args:
+        tensors: tensors of one dtype on one device.
+        masks: for each a mask, or None to take all of it.
+        dtype: the dtype of the result.
+    """
+    first = tensors[0]
+    if first.is_cuda and is_plain(first) and not torch.is_grad_enabled() and _kernels() is not None:
+        made: list[Tensor] | None = _kernels().masked_each(tensors, masks, dtype)
+        if made is not None:
+            return made
+    pairs = zip(tensors, masks, strict=True)
+    return [(tensor if mask is None else torch.where(mask, tensor, 0.0)).to(dtype) for tensor, mask in pairs]
+
+
 def _table(
     weights: Sequence[Tensor],
     ks: Sequence[Tensor],
     allowed: Sequence[Tensor | None],
     more: Sequence[int],
     shared: bool,
+    factors: Sequence[Tensor] = (),
 ) -> Any:
     """What the kernels know about ordinary weights on a GPU; None for others, which the dispatcher has to see.
 
@@ -86,7 +108,7 @@ def _table(
     """
     if not weights[0].is_cuda or not is_plain(weights[0]) or _kernels() is None:
         return None
-    return _kernels().table_of(weights, ks, allowed, more, shared)
+    return _kernels().table_of(weights, ks, allowed, more, shared, factors)
 
 
 def parts_of(row: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
@@ -116,7 +138,7 @@ def begins_of(weights: Sequence[Tensor]) -> list[int]:
     """Where the edges of each weight begin in one row of all, followed by the length of the row."""
     found = [0]
     for weight in weights:
-        found.append(found[-1] + -(-weight.numel() // _ALIGNED) * _ALIGNED)
+        found.append(found[-1] + -(-weight.numel() // ALIGNED) * ALIGNED)
     return found
 
 
@@ -143,7 +165,7 @@ def in_a_row(scores: Sequence[Tensor], within: Sequence[Tensor | None]) -> tuple
 _library = torch.library.Library("wirings", "FRAGMENT")
 _library.define(
     "kept_of(Tensor[] weights, Tensor[] ks, Tensor?[] allowed, int[] more, float? power, bool shared, bool masked, "
-    "ScalarType dtype) -> (Tensor, Tensor)",
+    "ScalarType dtype, Tensor[] factors) -> (Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
@@ -157,10 +179,11 @@ def _kept_of(
     shared: bool,
     masked: bool,
     dtype: torch.dtype,
+    factors: list[Tensor],
 ) -> tuple[Tensor, Tensor]:
     """Use the kernels where they support the weights; otherwise serve these one by one, on any device."""
     kernels: Any = _kernels() if weights[0].is_cuda else None
-    table = None if kernels is None else kernels.table_of(weights, ks, allowed, more, shared)
+    table = None if kernels is None else kernels.table_of(weights, ks, allowed, more, shared, factors)
     if table is not None:
         return kernels.kept_of(weights[0], table, bool(more), power, masked, dtype)
     flat, mask = _rows(weights, power, masked, dtype)
@@ -168,13 +191,19 @@ def _kept_of(
     mask.zero_()
     rows, among, counts = list(weights), allowed, ks
     if shared:
-        row, everywhere = in_a_row(weights, allowed)
+        factor: Sequence[Tensor | None] = factors or [None] * len(weights)
+        scores = [functional.rank_scores(w, f) for w, f in zip(weights, factor, strict=True)]
+        row, everywhere = in_a_row(scores, allowed)
         rows, among, counts = [row], [everywhere], ks[:1]
     found: list[tuple[Tensor | None, Tensor | None]] = []
     for place, (weight, k, within) in enumerate(zip(rows, counts, among, strict=True)):
         kept = chosen = None
         if power is not None:
-            kept = kept_edges(weight, k, within, power)
+            kept = (
+                _kept_scaled(weights, row, k, within, factors, power)
+                if factors
+                else kept_edges(weight, k, within, power)
+            )
         if masked:
             chosen = functional.choose(weight, k.clamp(min=more[place]) if more else k, within)
         found.append((kept, chosen))
@@ -199,6 +228,21 @@ def kept_edges(weight: Tensor, k: Tensor, within: Tensor | None, power: float) -
     return functional.shrunk_edges(weight, real, functional.next_magnitude(weight, real, within), power)
 
 
+def _kept_scaled(
+    weights: list[Tensor], row: Tensor, k: Tensor, within: Tensor | None, factors: list[Tensor], power: float
+) -> Tensor:
+    """What `kept_of` keeps of weights that are ranked by a ``row`` of scores: the weights times their factors."""
+    real = functional.choose(row, k, within)
+    parts = [part.view(w.shape) for part, w in zip(real.split([w.numel() for w in weights]), weights, strict=True)]
+    if power == math.inf:
+        kept = [torch.where(part, w, 0.0) for part, w in zip(parts, weights, strict=True)]
+    else:
+        score = functional.next_magnitude(row, real, within)
+        triples = zip(weights, parts, factors, strict=True)
+        kept = [functional.shrunk_edges(w, part, score / factor, power) for w, part, factor in triples]
+    return torch.cat([one.reshape(-1) for one in kept])
+
+
 def _rows(weights: list[Tensor], power: float | None, masked: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     length = begins_of(weights)[-1]
     flat = weights[0].new_empty(0 if power is None else length, dtype=dtype)
@@ -219,5 +263,5 @@ _library.impl("kept_of", _kept_of, "CompositeExplicitAutograd")
 
 
 @torch.library.register_fake("wirings::kept_of", lib=_library)
-def _(weights, ks, allowed, more, power, shared, masked, dtype):  # type: ignore[no-untyped-def]
+def _(weights, ks, allowed, more, power, shared, masked, dtype, factors):  # type: ignore[no-untyped-def]
     return _rows(weights, power, masked, dtype)

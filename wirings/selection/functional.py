@@ -25,6 +25,8 @@ from wirings.selection import cpu as _select_cpu
 from wirings.selection import sharded
 from wirings.selection.cpu import KEYS, out_of_range
 from wirings.selection.shrink import shrunk
+from wirings.utils.text import brief
+from wirings.utils.transforms import is_plain
 
 
 def choose(weight: Tensor, k: int | Tensor, allowed: Tensor | None = None) -> Tensor:
@@ -86,8 +88,20 @@ def passed_on(grad: Tensor, real: Tensor | None, factor: float | Tensor, allowed
     """The gradient that `scaled_through` passes on."""
     if real is not None:
         none = isinstance(factor, float) and factor == 0.0
-        grad = torch.where(real, grad, 0.0 if none else grad * factor)
-    return grad if allowed is None else torch.where(allowed, grad, 0.0)
+        grad = torch.where(real, grad, _zero_like(grad) if none else grad * factor)
+    return grad if allowed is None else torch.where(allowed, grad, _zero_like(grad))
+
+
+def _zero_like(grad: Tensor) -> float | Tensor:
+    """A zero for `torch.where`: one that lies on the GPU already, since a number would be moved there every time."""
+    if not grad.is_cuda or not is_plain(grad) or torch.cuda.is_current_stream_capturing():
+        return 0.0
+    return _zero_on(grad.get_device(), grad.dtype)
+
+
+@functools.cache
+def _zero_on(device: int, dtype: torch.dtype) -> Tensor:
+    return torch.zeros((), dtype=dtype, device=device)
 
 
 def straight_through(weight: Tensor, real: Tensor, reach: Tensor | None = None) -> Tensor:
@@ -99,6 +113,20 @@ def straight_through(weight: Tensor, real: Tensor, reach: Tensor | None = None) 
     tensor([1., 1., 0.])
     """
     return _StraightThrough.apply(weight, real, reach)
+
+
+def rank_scores(weight: Tensor, factor: Tensor | None) -> Tensor:
+    """What the edges of a weight are ranked by among those of other weights: the weight itself, or times ``factor``.
+
+    A product is in float32 at least, where it is the same on every device. ``weight`` may be sharded.
+
+    >>> rank_scores(torch.tensor([3.0, -1.0]), torch.tensor(2.0))
+    tensor([ 6., -2.])
+    """
+    if factor is None:
+        return weight
+    precise = torch.promote_types(weight.dtype, torch.float32)
+    return sharded.by_rows(lambda part: part.to(precise) * factor, weight.detach())
 
 
 def next_magnitude(weight: Tensor, real: Tensor, within: Tensor | None) -> Tensor:
@@ -132,6 +160,8 @@ def _count(weight: Tensor, k: int | Tensor, allowed: Tensor | None) -> Tensor:
         if k.dim() or k.is_floating_point():
             raise WiringError(f"k must be an int or an integer scalar tensor, got {k.dtype} with {k.dim()} dimensions.")
         return k
+    if isinstance(k, float | bool):  # not `is_int`: compilers pass symbolic integers
+        raise WiringError(f"k must be an int or an integer scalar tensor, got {brief(k)}.")
     if not 0 <= k <= weight.numel():
         raise out_of_range(weight, k)
     return torch.full((), k, dtype=torch.int64, device=weight.device)

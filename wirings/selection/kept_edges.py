@@ -44,9 +44,11 @@ class KeptEdges:
             edges: the edges of the weight.
             mask: what was chosen when the edges were ranked, if this is ``masked``.
         """
+        buffers = edges._buffers  # in few operations: this is asked for every layer and pass
         if self.reach is not None:
-            return GradientReach(getattr(edges, self.reach) if isinstance(self.reach, str) else mask, 0.0)
+            return GradientReach(buffers[self.reach] if isinstance(self.reach, str) else mask)
+        allowed = buffers["allowed"]
         if self.factor == 1.0:
-            return None if edges.allowed is None else GradientReach(allowed=edges.allowed)
-        factor = getattr(edges, self.factor) if isinstance(self.factor, str) else self.factor
-        return GradientReach(mask if self.mask is None else getattr(edges, self.mask), factor, edges.allowed)
+            return None if allowed is None else GradientReach(allowed=allowed)
+        factor = buffers[self.factor] if isinstance(self.factor, str) else self.factor
+        return GradientReach(mask if self.mask is None else buffers[self.mask], factor, allowed)

@@ -7,6 +7,7 @@ on is noted with it, so that a weight, a budget or a precision that has changed 
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 from weakref import WeakSet
@@ -16,13 +17,16 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from wirings.selection import batched
-from wirings.selection.gradient import pass_plain
+from wirings.selection.gradient import GradientReach, pass_all
 from wirings.selection.kept_edges import KeptEdges
 from wirings.selection.shared import SelectedWeight
 from wirings.utils.transforms import is_plain
 
 DEVICES = ("cuda",)
 """Devices on which it pays to make the weights of all layers at once."""
+
+
+_version_of = operator.attrgetter("_version")
 
 
 class ReadyWeight(NamedTuple):
@@ -77,7 +81,8 @@ class ForwardPass:
         self.running = False
         self._backward = -1  # or, if a pass is recomputed, the backward pass that does so
         self._made: list[Any] = []  # the edges that have a ready weight
-        self._versions: list[tuple[Tensor, int]] = []  # of all weights that were ranked together
+        self._weights: Sequence[Tensor] = ()  # all weights that were ranked together,
+        self._versions: list[int] = []  # and their versions then
 
     def end(self) -> None:
         """Drop everything that was made for the pass."""
@@ -85,7 +90,7 @@ class ForwardPass:
         for edges in self._made:
             edges.__dict__["ready"].clear()
         self._made.clear()
-        self._versions.clear()
+        self._weights, self._versions = (), []
         _running.discard(self)
 
     def lasts(self) -> bool:
@@ -107,40 +112,42 @@ class ForwardPass:
     def prepare(self, layers: Sequence[SelectedWeight], weight: Tensor, dtype: torch.dtype | None) -> None:
         """Make the weights of all layers that are like ``weight`` and have none yet."""
         assert self.kept is not None
+        kind, precision, device, in_training = type(weight), weight.dtype, weight.device, self.kept.in_training
         members = []
         for layer in layers:
             holder: Any = layer.module._modules["parametrizations"]._modules[layer.attribute]  # type: ignore[union-attr]
             other, edges = holder._parameters.get("original"), layer.edges
-            if self.kept.in_training and not edges.training:
+            if in_training and not edges.training:
                 continue
             # With FSDP only some weights are whole at this moment; the others are when their own module runs.
-            alike = type(other) is type(weight) and other.dtype == weight.dtype and other.device == weight.device
+            alike = type(other) is kind and other.dtype is precision and other.device == device
             if alike and (self.shared or dtype not in edges.__dict__["ready"]):
                 buffers = edges._buffers
-                within = buffers["allowed"] if buffers["left"] is None else buffers["left"]
-                members.append((edges, other, buffers["k"], within))
+                allowed, left = buffers["allowed"], buffers["left"]
+                members.append((edges, other, buffers["k"], allowed if left is None else left))
         if not members or (self.shared and len(members) < len(layers)):
             return
         all_edges, weights, ks, within = zip(*members, strict=True)
         made, masks = kept_of(self.kept, self.shared, all_edges, weights, ks, within, dtype)
         grad, everywhere = torch.is_grad_enabled(), self.kept.reach is None and self.kept.factor == 1.0
-        for i, (edges, other, k, _) in enumerate(members):
-            reach = None
+        reaches: list[GradientReach | None] = [None] * len(members)
+        for i, edges in enumerate(all_edges):
             if not everywhere or edges._buffers["allowed"] is not None:
-                reach = self.kept.gradient(edges, masks[i] if masks else None)
-            used = pass_plain(other, made[i], reach)
+                reaches[i] = self.kept.gradient(edges, masks[i] if masks else None)
+        for used, (edges, other, k, _) in zip(pass_all(weights, made, reaches), members, strict=True):
             used._all_edges = other.detach()  # type: ignore[attr-defined]  # for `Edges.right_inverse`
             edges.__dict__["ready"][dtype] = ReadyWeight(
                 used, other, other._version, other.data_ptr(), k, k._version, grad, edges.training
             )
         self._made += all_edges
-        self._versions = [(other, other._version) for other in weights] if self.shared else []
+        self._weights = weights if self.shared else ()
+        self._versions = [*map(_version_of, weights)] if self.shared else []
         _running.add(self)
         _watch_optimizers()
 
     def changed(self) -> bool:
         """Whether a weight that was ranked together with others has changed since."""
-        return any(weight._version != version for weight, version in self._versions)
+        return [*map(_version_of, self._weights)] != self._versions
 
 
 def kept_of(
@@ -158,9 +165,13 @@ def kept_of(
     more: Sequence[int] = ()
     if kept.more is not None:
         more = more_edges([e.possible for e in edges], kept.more, shared)
-    return batched.kept_of(
-        weights, ks, within, power=kept.power, more=more, shared=shared, masked=kept.masked, dtype=dtype
-    )
+    options: dict[str, Any] = {"power": kept.power, "masked": kept.masked, "dtype": dtype}
+    return batched.kept_of(weights, ks, within, more=more, shared=shared, factors=factors_of(edges, shared), **options)
+
+
+def factors_of(edges: Sequence[Any], shared: bool) -> Sequence[Tensor]:
+    """What magnitudes of each layer are multiplied by in a ranking of all; none if they are ranked as they are."""
+    return [e.rank_factor for e in edges] if shared and edges[0].rank_factor is not None else ()
 
 
 def more_edges(possible: Sequence[int], density: float, shared: bool) -> list[int]:

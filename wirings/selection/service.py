@@ -4,7 +4,7 @@
 asked, through the edges of a layer, for
 
 - `keep`: the weights of the forward pass, as `KeptEdges` describes them, with their gradient;
-- `choose`: the mask of a layer's real edges;
+- `choose`: the mask of a layer's real edges, and `choose_all`: those of all layers;
 - `choose_more`: the mask of a larger superset, up to a given density;
 - `next_magnitude`: the magnitude of the strongest edge that is not real;
 - `choose_by`: masks by other scores than the weights, or with other numbers of edges;
@@ -16,9 +16,9 @@ budgets of their own or share one. The other layers take their parts. So does a 
 pass (activation checkpointing), where the first layer that is recomputed asks for all. Requests elsewhere are served
 one by one.
 
-**Layers that share one budget** (``share="global"``) are ranked together. Outside of a forward pass on a GPU the
-ranking is made once and kept until a weight changes, so that a step costs one ranking however many layers ask. For
-weights that are sharded over processes, the position at which the ranking is cut off is kept instead.
+**Layers that share one budget** (``share="global"`` or ``"scaled"``) are ranked together. Outside of a forward pass on
+a GPU the ranking is made once and kept until a weight changes, so that a step costs one ranking however many layers
+ask. For weights that are sharded over processes, the position at which the ranking is cut off is kept instead.
 
 A cached result is used only while its tensors are the same: the same objects, at the same version and address. Writes
 that no version counts (``weight.data``, fused optimizers) are covered by `Selection.forget`, which is called at the
@@ -57,6 +57,8 @@ class SelectableEdges(Protocol):
     """The number of allowed edges."""
     place: int
     """The position of the weight among those of its selection, which sets it."""
+    rank_factor: Tensor | None
+    """What magnitudes are multiplied by where layers are ranked together (``share="scaled"``), or None."""
     selection: Selection
 
     def within(self) -> Tensor | None:
@@ -132,6 +134,16 @@ class Selection:
             return self._ranking.mask(edges)
         return functional.choose(weight, edges.k, edges.within())
 
+    def choose_all(self) -> list[Tensor]:
+        """The masks of `choose` of all layers: on a GPU in a few kernels for all of them."""
+        edges, weights = [layer.edges for layer in self.layers], [layer.weight.detach() for layer in self.layers]
+        at_once = weights[0].device.type in passes.DEVICES and all(_alike(weight, weights[0]) for weight in weights)
+        if not at_once or sharded.is_sharded(weights[0]):
+            return [self.choose(e, w) for e, w in zip(edges, weights, strict=True)]
+        ks, within = [e.k for e in edges], [e.within() for e in edges]
+        factors = passes.factors_of(edges, self.shared)
+        return batched.kept_of(weights, ks, within, power=None, shared=self.shared, masked=True, factors=factors)[1]
+
     def choose_more(self, edges: SelectableEdges, weight: Tensor, density: float) -> Tensor:
         """The mask of the strongest edges up to a larger ``density``, or of the budget's number if that is more."""
         if self.shared:
@@ -140,9 +152,13 @@ class Selection:
         return functional.choose(weight, _at_least(edges, density), edges.within())
 
     def next_magnitude(self, edges: SelectableEdges, weight: Tensor, real: Tensor) -> Tensor:
-        """The magnitude of the strongest edge that is not real, 0 if all are: of this weight, or over all layers."""
+        """The magnitude of the strongest edge that is not real, 0 if all are: of this weight, or over all layers.
+
+        If layers are ranked by scaled magnitudes, it is the magnitude that an edge of this weight ranks equally with.
+        """
         if self.shared:
-            return self._ranking.next_magnitude()
+            found, factor = self._ranking.next_magnitude(), edges.rank_factor
+            return found if factor is None else found / factor
         return functional.next_magnitude(weight, real, edges.within())
 
     def ready(self, edges: Any, weight: Tensor, dtype: torch.dtype | None) -> Tensor | None:
@@ -155,16 +171,15 @@ class Selection:
         """
         if torch._C._len_torch_dispatch_stack():  # a mode has to see how weights are made
             return None
-        current = self._pass
-        ready: ReadyWeight | None = edges.__dict__["ready"].get(dtype)
-        if ready is None or not current.lasts():
+        current, ready = self._pass, edges.__dict__["ready"]
+        if dtype not in ready or not current.lasts():
             if not current.serves(weight) or (self.kept.in_training and not edges.training):  # type: ignore[union-attr]
                 return None
             current.prepare(self.layers, weight, dtype)
-            ready = edges.__dict__["ready"].get(dtype)
-        if ready is None or not ready.fits(weight, edges.training) or (self.shared and current.changed()):
-            return None
-        return ready.used
+            if dtype not in ready:
+                return None
+        made: ReadyWeight = ready[dtype]
+        return made.used if made.fits(weight, edges.training) and not (self.shared and current.changed()) else None
 
     def keep(self, edges: SelectableEdges, weight: Tensor, kept: KeptEdges) -> Tensor:
         """The weights of the forward pass, zeros where edges are not real, with their gradient.
@@ -202,6 +217,7 @@ class Selection:
         scores: Sequence[Tensor],
         counts: Sequence[int | Tensor] | None = None,
         within: Sequence[Tensor | None] | None = None,
+        magnitudes: bool = False,
     ) -> list[Tensor]:
         """Masks of the edges whose ``scores`` have the largest magnitude, one for each layer.
 
@@ -211,11 +227,15 @@ class Selection:
             counts: how many edges to choose in each layer; with a shared budget the same number in each entry, for
                 all layers together. By default the budget.
             within: the edges to choose among. By default the allowed ones that the rule has left.
+            magnitudes: whether the scores are those of weights, which ``share="scaled"`` divides by layers' scales.
         """
         counts = [layer.edges.k for layer in layers] if counts is None else counts
         within = [layer.edges.within() for layer in layers] if within is None else within
         if not self.shared:
             return [functional.choose(s, k, among) for s, k, among in zip(scores, counts, within, strict=True)]
+        if magnitudes:
+            pairs = zip(scores, layers, strict=True)
+            scores = [functional.rank_scores(score, layer.edges.rank_factor) for score, layer in pairs]
         ranking = rank_together(scores, counts[0], within)
         return [part_of(ranking, i, s, among) for i, (s, among) in enumerate(zip(scores, within, strict=True))]
 
@@ -240,7 +260,8 @@ class Selection:
         if density is not None:
             least = more_edges([e.possible for e in all_edges], density, self.shared)
             ks = [k.clamp(min=n) for k, n in zip(ks, least * len(ks), strict=False)]
-        return batched.kept_of(weights, ks, [e.within() for e in all_edges], shared=self.shared)[0]
+        factors = passes.factors_of(all_edges, self.shared)
+        return batched.kept_of(weights, ks, [e.within() for e in all_edges], shared=self.shared, factors=factors)[0]
 
     # ---- all layers at once, under a compiler -----------------------------------------------------------------
 

@@ -56,17 +56,17 @@ class SharedRanking:
         def rank() -> list[Tensor] | sharded.Cut:
             k: Tensor = self.layers[0].edges.k  # the same tensor for all, so that a compiler sees equal rankings
             within = [layer.edges.within() for layer in self.layers]
-            return rank_together(weights, k if least is None else k.clamp(min=least), within)
+            return rank_together(self._scores(), k if least is None else k.clamp(min=least), within)
 
         ranking = self._cached(("ranking", least), weights, rank)
-        return part_of(ranking, edges.place, weights[edges.place], edges.within())
+        return part_of(ranking, edges.place, weights[edges.place], edges.within(), edges.rank_factor)
 
     def next_magnitude(self) -> Tensor:
-        """The magnitude of the strongest edge of all layers that is not real; 0 if all are."""
+        """What the first edge of all layers that is not real is ranked by, its magnitude or score; 0 if all are."""
         return self._cached("next magnitude", self._weights(), self._find_next_magnitude)
 
     def _find_next_magnitude(self) -> Tensor:
-        weights, within = self._weights(), [layer.edges.within() for layer in self.layers]
+        weights, within = self._scores(), [layer.edges.within() for layer in self.layers]
         if torch.compiler.is_compiling():  # few operations to trace: one row, which the compiler makes once for all
             row, among = batched.in_a_row(weights, within)
             return functional.next_magnitude(row, functional.choose(row, self.layers[0].edges.k, among), among)
@@ -80,11 +80,19 @@ class SharedRanking:
     def _weights(self) -> list[Tensor]:
         return [original_of(layer) for layer in self.layers]
 
+    def _scores(self) -> list[Tensor]:
+        """What the edges of each layer are ranked by."""
+        return [
+            functional.rank_scores(weight, layer.edges.rank_factor)
+            for weight, layer in zip(self._weights(), self.layers, strict=True)
+        ]
+
     def _cached(self, what: Any, weights: Sequence[Tensor], find: Callable[[], Any]) -> Any:
         """What follows from the weights of all layers: found once, and kept until one of them changes."""
         if torch.compiler.is_compiling() or any(in_transform(w) or w.is_inference() for w in weights):
             return find()
-        left = [layer.edges.left for layer in self.layers if layer.edges.left is not None]
+        others = (one for layer in self.layers for one in (layer.edges.left, layer.edges.rank_factor))
+        left = [one for one in others if one is not None]
         shards = any(sharded.is_sharded(weight) for weight in weights)
         stamp = _stamp((self.layers[0].edges.k, *weights, *left), shards)
         if shards != self._sharded or not _same(self._stamp, stamp, shards):
@@ -106,9 +114,17 @@ def rank_together(
     return [part.view(s.shape) for part, s in zip(parts, scores, strict=True)]
 
 
-def part_of(ranking: list[Tensor] | sharded.Cut, place: int, weight: Tensor, within: Tensor | None) -> Tensor:
-    """The mask of one weight from a ranking of several."""
-    return ranking[place] if isinstance(ranking, list) else ranking.mask(place, weight.detach(), within)
+def part_of(
+    ranking: list[Tensor] | sharded.Cut,
+    place: int,
+    weight: Tensor,
+    within: Tensor | None,
+    factor: Tensor | None = None,
+) -> Tensor:
+    """The mask of one weight from a ranking of several, in which it was multiplied by ``factor``, if given."""
+    if isinstance(ranking, list):
+        return ranking[place]
+    return ranking.mask(place, functional.rank_scores(weight.detach(), factor), within)
 
 
 def _stamp(tensors: Iterable[Tensor], shards: bool = False) -> Stamp:

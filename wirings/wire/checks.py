@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,8 @@ from wirings.errors import WiringError
 from wirings.selection.cpu import KEYS
 from wirings.selection.sharded import is_sharded, layout_of, on_shards
 from wirings.utils.checks import is_number
-from wirings.utils.layers import parametrizations_of
+from wirings.utils.layers import AXES, parametrizations_of
+from wirings.utils.text import brief
 from wirings.wire import fsdp
 from wirings.wire.edges import Edges
 from wirings.wire.layer import Layer
@@ -29,15 +31,27 @@ def check_not_wrapped(model: nn.Module) -> None:
         )
 
 
-def check_patterns(argument: str, patterns: Sequence[str] | None) -> list[str] | None:
+def check_patterns(argument: str, patterns: Any) -> list[str] | None:
     """Return patterns as a list if each of them is a string."""
     if isinstance(patterns, str):
         raise WiringError(f"{argument}= expects a list of patterns, got a string: write {argument}=[{patterns!r}].")
+    if patterns is not None and (not isinstance(patterns, Iterable) or isinstance(patterns, Tensor)):
+        raise WiringError(f"{argument}= expects a list of patterns, got {brief(patterns)}.")
     patterns = None if patterns is None else list(patterns)
     for pattern in patterns or []:
         if not isinstance(pattern, str):
-            raise WiringError(f"{argument}=: a pattern must be a string, got {pattern!r}; write {str(pattern)!r}.")
+            hint = f"; write {str(pattern)!r}" if isinstance(pattern, int) else ""
+            raise WiringError(f"{argument}=: a pattern must be a string, got {brief(pattern)}{hint}.")
     return patterns
+
+
+def check_by_pattern(argument: str, given: Any) -> dict[str, Any]:
+    """Return what is given by layer pattern as a dictionary; an empty one if it is None."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(pattern, str) for pattern in given):
+        raise WiringError(f"{argument}= expects a mapping from layer patterns, got {brief(given)}.")
+    return dict(given)
 
 
 def matching(argument: str, pattern: str, targets: list[Target]) -> list[Target]:
@@ -137,6 +151,29 @@ def allowed_masks(targets: list[Target], masks: Mapping[str, Tensor]) -> list[Te
     return [None if m is None else m.to(t.weight.device, copy=True) for t, m in zip(targets, found, strict=True)]
 
 
+def set_axes(targets: list[Target], given: Mapping[str, str]) -> None:
+    """Set what the dimensions of weights are, by layer pattern, where the caller says so."""
+    for target in targets:
+        pattern = next((pattern for pattern in given if target.matches(pattern)), None)
+        if pattern is None:
+            continue
+        axes, choices = given[pattern], AXES.get(target.weight.dim(), ())
+        if target.axes is None:
+            kind = type(target.places[0][1]).__name__
+            raise WiringError(
+                f"axes[{pattern!r}] matches {target.name}, a weight of shape {tuple(target.weight.shape)} in a {kind}, "
+                "whose dimensions are known. Narrow the pattern."
+            )
+        if axes not in choices:
+            raise WiringError(
+                f"axes[{pattern!r}] must say what the {target.weight.dim()} dimensions of {target.name} are, one of "
+                f"{', '.join(map(repr, choices))}, got {brief(axes)}."
+            )
+        target.axes = tuple(axes.split())
+    for pattern in given:
+        matching("axes", pattern, targets)
+
+
 def unexpected_arguments(unknown: Mapping[str, object], known: Sequence[str]) -> WiringError:
     """The error for arguments that `wire_` does not have."""
     name, value = next(iter(unknown.items()))
@@ -145,4 +182,4 @@ def unexpected_arguments(unknown: Mapping[str, object], known: Sequence[str]) ->
     if name == "sparsity":
         meant = f"{round(1 - value, 12):g}" if is_number(value) and 0 <= value < 1 else "1 - sparsity"
         hint = f" Did you mean density={meant}?"
-    return WiringError(f"wire_() got an unexpected argument {name}={value!r}.{hint}")
+    return WiringError(f"wire_() got an unexpected argument {name}={brief(value)}.{hint}")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from wirings.budgets.ranking import rank_factor
 from wirings.selection import passes, sharded
 from wirings.selection.kept_edges import KeptEdges
 from wirings.utils.transforms import in_transform
@@ -32,23 +33,34 @@ class Edges(nn.Module):
         allowed: a boolean mask of the weight's shape, or None if all edges are allowed.
         selection: chooses the edges of all layers that were wired together.
         saved: whether ``k`` changes over training and therefore belongs in a checkpoint.
+        axes: what the dimensions of the weight are, if it is not that of a layer of PyTorch.
     """
 
     k: Tensor
     allowed: Tensor | None
     left: Tensor | None
+    rank_factor: Tensor | None
 
     def __init__(
-        self, rule: Rule, k: int, possible: int, allowed: Tensor | None, selection: Selection, saved: bool = False
+        self,
+        rule: Rule,
+        k: int,
+        possible: int,
+        allowed: Tensor | None,
+        selection: Selection,
+        saved: bool = False,
+        axes: tuple[str, ...] | None = None,
     ) -> None:
         super().__init__()
-        self.rule, self.possible, self.selection = rule, possible, selection
+        self.rule, self.possible, self.selection, self.axes = rule, possible, selection, axes
         self.ready: dict[torch.dtype | None, ReadyWeight] = {}
         """The weight of the forward pass that is running, once it is made; by precision, None for the weight's own."""
         self.in_layer = False
         """Whether a layer is running that uses the weight only in operations that autocast converts."""
         self.place = 0
         """The position of the weight among those of its selection."""
+        self.start: Tensor | None = None
+        """The first wiring that the caller asked for, while the rule is set up."""
         self.end: int | None = None
         """The final value of k if a schedule changes it, otherwise None."""
         # A tensor, so that a schedule can change it under torch.compile and in captured CUDA graphs. It is saved only
@@ -56,6 +68,7 @@ class Edges(nn.Module):
         self.register_buffer("k", torch.tensor(k, dtype=torch.int64), persistent=rule.moves_budget or saved)
         self.register_buffer("allowed", allowed, persistent=False)
         self.register_buffer("left", None)
+        self.register_buffer("rank_factor", None)
 
     def forward(self, weight: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
@@ -69,6 +82,10 @@ class Edges(nn.Module):
         else:
             used = self.rule.forward(weight, self)
         return used if used is weight or in_transform(weight) else self.marked(used, weight)
+
+    def ready_in_layer(self, weight: Tensor | None) -> Tensor | None:
+        """The weight of the forward pass that is running, for the layer's own operation; None if it is not made yet."""
+        return None if weight is None else self.selection.ready(self, weight, self._precision(weight))
 
     def marked(self, used: Tensor, weight: Tensor) -> Tensor:
         """Note on the weight of a forward pass where it comes from."""
@@ -131,8 +148,13 @@ class Edges(nn.Module):
         return kept | {name: p for name, p in self._parameters.items() if p is not None}
 
     @property
+    def inputs(self) -> int:
+        """The dimension of the weight along which the inputs of a node lie."""
+        return 1 if self.axes is None else self.axes.index("in")
+
+    @property
     def shared(self) -> bool:
-        """Whether all layers that were wired together share one budget (``share="global"``)."""
+        """Whether all layers that were wired together share one budget (``share="global"`` or ``"scaled"``)."""
         return self.selection.shared
 
     def peers(self) -> list[Edges]:
@@ -146,6 +168,10 @@ class Edges(nn.Module):
     def within(self) -> Tensor | None:
         """The edges that may be chosen: the allowed ones, or what the rule has left of them; None for all."""
         return self.allowed if self.left is None else self.left
+
+    def rank_by_scale(self, weight: Tensor) -> None:
+        """From now on, divide by the scale that the weight has now where layers are ranked together: its RMS."""
+        self.remember("rank_factor", rank_factor(weight, self.allowed, self.possible))
 
     def choose(self, weight: Tensor) -> Tensor:
         """A mask of the budget's number of edges of largest magnitude, in this weight or over all layers."""
@@ -165,7 +191,7 @@ class Edges(nn.Module):
 
     def _precision(self, weight: Tensor) -> torch.dtype | None:
         """The precision to which autocast would convert the weight anyway, if it is lower."""
-        device = weight.device.type
+        device = "cuda" if weight.is_cuda else weight.device.type
         if device not in passes.DEVICES or weight.dtype != torch.float32 or not torch.is_autocast_enabled(device):
             return None
         if parametrize._cache_enabled:  # the weight may be used again outside of autocast

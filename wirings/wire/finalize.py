@@ -38,21 +38,11 @@ def finalize_(model: nn.Module) -> nn.Module:
     Returns:
         The model.
     """
-    places = _wired_layers(model, "finalize")
-    if sharding := fsdp.sharded_modules(model):  # not checked before if the handle was never used
-        fsdp.check(sharding, places, ranked=False)
-    _check_totals(places)
-    unique: dict[int, Layer] = {}  # tied weights once
-    for layer in places:
-        unique.setdefault(id(layer.weight), layer)
-    layers = list(unique.values())
+    layers = checked_layers(model, "finalize")
     with torch.no_grad(), on_shards(any(is_sharded(layer.weight) for layer in layers)):
-        for layer in layers:  # all are checked before the first is written
-            check_finite(layer.name, layer.weight)
-            _check_final(layer)
         for layer in layers:  # computed again: to keep all of them would take as much memory as the model
             # As data, so that layers that share a budget are not ranked again after each of them.
-            layer.weight.data.copy_(_final_weight(layer))
+            layer.weight.data.copy_(final_weight(layer))
         torch.autograd.graph.increment_version([layer.weight for layer in layers])
     _warn_if_unfinished(model, [layer.edges for layer in layers])
     detach(model)
@@ -73,6 +63,31 @@ def unwire_(model: nn.Module) -> nn.Module:
     _wired_layers(model, "unwire")
     detach(model)
     return model
+
+
+def checked_layers(model: nn.Module, what: str) -> list[Layer]:
+    """The wired weights of a model, tied ones once, after checks that each can be finalized.
+
+    Args:
+        model: the model that was wired.
+        what: what is about to be done, a verb for messages.
+
+    Raises:
+        WiringError: if a weight has NaN, or another number of real edges than its budget.
+    """
+    places = _wired_layers(model, what)
+    if sharding := fsdp.sharded_modules(model):  # not checked before if the handle was never used
+        fsdp.check(sharding, places, ranked=False)
+    _check_totals(places)
+    unique: dict[int, Layer] = {}  # tied weights once
+    for layer in places:
+        unique.setdefault(id(layer.weight), layer)
+    layers = list(unique.values())
+    with torch.no_grad(), on_shards(any(is_sharded(layer.weight) for layer in layers)):
+        for layer in layers:
+            check_finite(layer.name, layer.weight)
+            _check_final(layer)
+    return layers
 
 
 def _wired_layers(model: nn.Module, what: str) -> list[Layer]:
@@ -141,7 +156,7 @@ def _one_per_budget(all_edges: list[Edges]) -> list[Edges]:
     return list({edges.selection if edges.shared else edges: edges for edges in all_edges}.values())
 
 
-def _final_weight(layer: Layer) -> Tensor:
+def final_weight(layer: Layer) -> Tensor:
     """The weight that the forward pass uses in evaluation."""
     training = layer.edges.training
     layer.edges.eval()
@@ -152,7 +167,7 @@ def _final_weight(layer: Layer) -> Tensor:
 
 
 def _check_final(layer: Layer) -> None:
-    value, real, edges = _final_weight(layer), layer.edges.real(layer.weight), layer.edges
+    value, real, edges = final_weight(layer), layer.edges.real(layer.weight), layer.edges
     count, outside = int(torch.count_nonzero(real)), int(torch.count_nonzero(value.masked_fill(real, 0.0)))
     if outside or (not edges.shared and count != int(edges.k)):
         raise WiringError(

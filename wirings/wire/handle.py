@@ -22,6 +22,7 @@ A training step runs as follows, with the places where it happens:
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,9 +36,14 @@ from wirings.errors import WiringError
 from wirings.rules.rule import Rule, Training
 from wirings.selection import sharded
 from wirings.utils.checks import check_int, is_int
+from wirings.utils.layers import original_weight
+from wirings.utils.text import brief
 from wirings.wire import fsdp
 from wirings.wire.checks import check_total
+from wirings.wire.clipping import clip_by_used
+from wirings.wire.describe import describe
 from wirings.wire.layer import Layer
+from wirings.wire.parametrization import wired
 from wirings.wire.report import LayerReport, Packed, report_layers, table
 from wirings.wire.transaction import undone_on_error
 
@@ -71,6 +77,8 @@ class Wiring:
         self._planned_before: int | None = None  # at the last update
         self.steps = 0
         """The number of optimizer steps so far."""
+        self.restored: Mapping[str, Any] | None = None
+        """The description that `wirings.rewire_` has restored this wiring from, if it has."""
         self._counts = [int(layer.edges.k) for layer in layers]
         self._last_look: Packed = []
         self._managed: list[bool] = []  # the layers that FSDP managed when it was last looked at,
@@ -95,10 +103,18 @@ class Wiring:
 
         Needed by rules with a schedule (`l1_anneal`, …) and by schedules of the density in fractions of training;
         ignored otherwise. It is part of the handle's state; a plan made before the state is loaded takes precedence.
+        Warns if the training ends before a rule that acts periodically, or a schedule, changes anything.
         """
         self.planned = check_int("Wiring.plan", "steps", steps)
         if self._given is not None:
             self.budget = self._given.planned(self.planned)
+        idle = {
+            f"rule {self.rule.name!r} will not change the wiring": self.rule.idle(self.planned),
+            "the density will not change": None if self._given is None else self._given.idle(self.planned),
+        }
+        for what, why in idle.items():
+            if why is not None:
+                warnings.warn(f"{what} in a training of {self.planned:,} steps: {why}.", stacklevel=2)
 
     def step(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Advance schedules and let the rule act. Call it after every ``optimizer.step()``.
@@ -120,16 +136,23 @@ class Wiring:
     def _update(self, step: int, optimizer: torch.optim.Optimizer | None) -> None:
         ranked, counts = self._ranked, self._counts
         if ranked is not None and step % RANKED_EVERY == 0 and not self.rule.keeps_wiring:
-            weights, allowed = zip(*((layer.weight, layer.edges.allowed) for layer in self.layers), strict=True)
-            ranked = rank_layers(weights, allowed, self._sizes, self.budget.spent or 0)  # type: ignore[union-attr]
+            ranked = self._rank()
         if self.budget is not None and self.budget.changes:
             counts = self._budgeted(self.budget, step, ranked)
         changed = counts != self._counts
         if changed or self.rule.acts_between_steps:
             training = Training(step, self.planned, changed, self._planned_before)
-            with undone_on_error(self.rule, self.layers, optimizer, counts if changed else None):
+            with undone_on_error(self.rule, self.layers, optimizer, (self._counts, counts) if changed else None):
                 self.rule.update(self.layers, training, optimizer)
         self._ranked, self._counts, self._planned_before = ranked, counts, self.planned
+
+    def _rank(self) -> list[int]:
+        """The number of edges of every layer in a ranking of all of them, as their weights are now."""
+        assert self.budget is not None
+        edges = [layer.edges for layer in self.layers]
+        weights, allowed = [layer.weight for layer in self.layers], [one.allowed for one in edges]
+        factors = [one.rank_factor for one in edges]
+        return rank_layers(weights, allowed, self._sizes, self.budget.spent or 0, self.budget.k, factors)
 
     def _budgeted(self, budget: Budget, step: int, ranked: list[int] | None) -> list[int]:
         """The number of edges of every layer after a step; that of all layers together for each, if they share one."""
@@ -190,18 +213,22 @@ class Wiring:
         self._sharded()
 
     def _forget(self) -> None:
-        """Raise if the layers are no longer wired by this handle; otherwise forget choices that may be out of date.
+        """Check that the layers are wired, and forget choices that may be out of date.
 
         Some optimizers (``fused=True``, or those that write ``weight.data``) change weights without a trace.
         """
+        self._check_wired()
+        self.layers[0].edges.selection.forget()
+        fsdp.check_whole((layer.name, layer.weight, layer.edges) for layer in self.layers)
+
+    def _check_wired(self) -> None:
+        """Raise if the layers are no longer wired by this handle."""
         for layer in self.layers:
             if not _is_wired(layer):
                 raise WiringError(
                     f"{layer.name} is no longer wired by this handle: the model was finalized or unwired. Wire it "
                     "again for a new handle."
                 )
-        self.layers[0].edges.selection.forget()
-        fsdp.check_whole((layer.name, layer.weight, layer.edges) for layer in self.layers)
 
     @property
     def ended(self) -> bool:
@@ -240,7 +267,8 @@ class Wiring:
 
         Most edges are hallucinated, and may have gradients too. `torch.nn.utils.clip_grad_norm_` counts them all, and
         so clips harder than the network in use needs. This method leaves hallucinated edges out of the norm; all
-        gradients, theirs included, are then scaled alike.
+        gradients, theirs included, are then scaled alike. Those of other wirings of the model count as used by their
+        own rules.
 
         Args:
             max_norm: the largest norm allowed.
@@ -249,28 +277,28 @@ class Wiring:
         Returns:
             The norm before clipping.
         """
-        self._start_afresh()
+        self._check_wired()  # and forget nothing: what the forward pass has ranked is what the gradients belong to
         with sharded.on_shards(self._sharded()):
-            norm = self._clip(max_norm, norm_type)
+            norm = clip_by_used(self.model, max_norm, norm_type)
         return norm.full_tensor() if sharded.is_sharded(norm) else norm  # type: ignore[attr-defined]
-
-    def _clip(self, max_norm: float, norm_type: float) -> Tensor:
-        with torch.no_grad():
-            used = {id(layer.weight): self.rule.used(layer.weight.detach(), layer.edges) for layer in self.layers}
-        parameters = [p for p in self.model.parameters() if p.grad is not None]
-        grads = []
-        for parameter in parameters:
-            assert parameter.grad is not None
-            mask = used.get(id(parameter))
-            grads.append(parameter.grad if mask is None else torch.where(mask, parameter.grad, 0.0))
-        norm = torch.nn.utils.get_total_norm(grads, norm_type)
-        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
-        return norm
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs beside the model's own ``state_dict``: where the schedules stand."""
         state = {"rule": self.rule.name, "steps": self.steps, "edges": self._counts, "planned": self.planned}
         return state if self._ranked is None else {**state, "ranked": self._ranked}
+
+    def describe(self) -> dict[str, Any]:
+        """What is wired, with which rule and budget, and where the schedules stand, in values that JSON can hold.
+
+        With the model's ``state_dict``, this is all that `wirings.rewire_` needs to wire another model alike. Save it
+        beside the weights; Hugging Face models do so by themselves in ``save_pretrained``.
+        """
+        return self.describe_within(self.model)
+
+    def describe_within(self, model: nn.Module) -> dict[str, Any]:
+        """`describe`, with the layers' names in a ``model`` that contains the wired one."""
+        part = next((name for name, module in model.named_modules() if module is self.model), "")
+        return describe(model, part, self.rule, self.layers, self._given, self._sizes, self.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved `state_dict`. Load the model's first."""
@@ -285,10 +313,10 @@ class Wiring:
             raise WiringError(f"this is not the state of a wiring: it has no {missing[0]!r}.")
         steps, saved, own, counts = state["steps"], state.get("planned"), self.planned, self._counts
         if not _is_count(steps):
-            raise WiringError(f"this is not the state of a wiring: 'steps' must be a whole number, got {steps!r}.")
+            raise WiringError(f"this is not the state of a wiring: 'steps' must be a whole number, got {brief(steps)}.")
         if saved is not None and not (_is_count(saved) and saved > 0):
             raise WiringError(
-                f"this is not the state of a wiring: 'planned' must be a positive whole number, got {saved!r}."
+                f"this is not the state of a wiring: 'planned' must be a positive whole number, got {brief(saved)}."
             )
         for key in ("edges", "ranked"):
             given = state.get(key, counts)
@@ -324,7 +352,12 @@ class Wiring:
         """A table of the layers. Swapped edges are counted since the last `look`."""
         reports = self.report()
         text = table(reports)
-        if self.budget is not None and self.budget.spent is not None:
+        edges = {id(original_weight(module, name)) for _, module, name, _ in wired(self.model)}
+        total = sum(p.numel() for p in self.model.parameters())
+        dense = sum(p.numel() for p in self.model.parameters() if id(p) not in edges)
+        if dense:
+            text += f"\nnot wired: {dense:,} of {total:,} parameters ({100 * dense / total:.1f} %)"
+        if self.budget is not None and self.budget.spent is not None and self.budget.k is None:
             left = self.budget.spent - sum(r.edges * s.cost for r, s in zip(reports, self._sizes, strict=True))
             if left > 0:  # during a schedule from above it is negative
                 text += f"\n{left:,} multiply-adds below the budget: no numbers of edges near the shares are closer"

@@ -8,17 +8,23 @@ plain model's keys, with all weights under them; what a rule remembers is saved 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
+from wirings.errors import WiringError
 from wirings.selection import sharded
-from wirings.utils.layers import is_transposed_linear, parametrizations_of
+from wirings.utils.layers import expert_weights, is_transposed_linear, parametrizations_of
 from wirings.wire import fsdp
 from wirings.wire.edges import Edges
+
+HANDLES = "_wirings_handles"
+"""The attribute of a wired model that holds the handles of its wirings, which are copied and saved with it."""
 
 
 def attach(module: nn.Module, attribute: str, edges: Edges, model: nn.Module) -> None:
@@ -64,6 +70,10 @@ def detach(model: nn.Module, only: Collection[Edges] | None = None) -> None:
         selection.drop(gone)
     ended = {edges.selection for edges in gone} - {edges.selection for edges in here}
     for module in model.modules():
+        if HANDLES in module.__dict__ and all(handle.ended for handle in module.__dict__[HANDLES]):
+            del module.__dict__[HANDLES]
+        if not any(edges.rule.keeps_zeros for edges in here):
+            _drop(module._load_state_dict_pre_hooks, _check_all_zeros)
         for selection in ended:
             _drop(module._forward_pre_hooks, selection)
             _drop(module._forward_hooks, selection.end)
@@ -97,27 +107,30 @@ def _shorten(module: nn.Module, attribute: str) -> None:
     def shortened(self: nn.Module) -> Any:
         holder: Any = self._modules["parametrizations"]._modules[attribute]  # type: ignore[union-attr]
         weight = holder._parameters.get("original")
-        if (
-            len(holder._modules) > 1
-            or weight is None
-            or parametrize._cache_enabled
-            or torch.compiler.is_compiling()
-            or torch._C._get_tracing_state() is not None
-        ):
+        if weight is None or _is_followed(holder):
             return read.fget(self)
         return holder._modules["0"].forward(weight)
 
     setattr(cls, attribute, property(shortened, read.fset))
     run = cls.forward
-    converted = is_transposed_linear(module) or any(run is kind.forward for kind in CONVERTED)
-    if attribute != "weight" or not converted:
+    if attribute in expert_weights(module):
+        if "forward" not in vars(cls):  # the first of its weights
+            cls.forward = _computed_once(run)
+        return
+    operation = CONVERTED.get(run)
+    if attribute != "weight" or not (operation is not None or is_transposed_linear(module)):
         return
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        edges = self._modules["parametrizations"]._modules["weight"]._modules["0"]  # type: ignore[union-attr]
-        if torch.compiler.is_compiling():
+        holder: Any = self._modules["parametrizations"]._modules["weight"]  # type: ignore[union-attr]
+        edges = holder._modules["0"]
+        if _is_followed(holder):
             return run(self, *args, **kwargs)
-        edges.__dict__["in_layer"] = True  # read by the edges of this weight, if they are the first parametrization
+        if operation is not None and len(args) == 1 and not kwargs:
+            used = edges.ready_in_layer(holder._parameters.get("original"))
+            if used is not None:
+                return operation(self, args[0], used)
+        edges.__dict__["in_layer"] = True
         try:
             return run(self, *args, **kwargs)
         finally:
@@ -126,8 +139,45 @@ def _shorten(module: nn.Module, attribute: str) -> None:
     cls.forward = forward
 
 
-CONVERTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-"""Layers that use their weight in one operation, which autocast converts to a lower precision."""
+def _computed_once(run: Any) -> Any:
+    """A forward method in which weights are computed once, though it reads them anew for every expert."""
+
+    @functools.wraps(run)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return run(self, *args, **kwargs)
+        with parametrize.cached():
+            return run(self, *args, **kwargs)
+
+    return forward
+
+
+def _is_followed(holder: Any) -> bool:
+    """Whether a weight has to be read as PyTorch does: it is parametrized otherwise too, or a tracer is looking."""
+    return (
+        len(holder._modules) > 1
+        or parametrize._cache_enabled != 0
+        or torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+    )
+
+
+def _linear(module: Any, x: Tensor, weight: Tensor) -> Tensor:
+    return F.linear(x, weight, module.bias)
+
+
+def _convolution(module: Any, x: Tensor, weight: Tensor) -> Tensor:
+    return module._conv_forward(x, weight, module.bias)
+
+
+CONVERTED = {
+    nn.Linear.forward: _linear,
+    nn.Conv1d.forward: _convolution,
+    nn.Conv2d.forward: _convolution,
+    nn.Conv3d.forward: _convolution,
+}
+"""The forward functions of layers that use their weight in one operation, which autocast converts to a lower precision;
+and how to run that operation with a given weight."""
 
 
 def wired(model: nn.Module) -> list[tuple[str, nn.Module, str, Edges]]:
@@ -141,6 +191,8 @@ def wired(model: nn.Module) -> list[tuple[str, nn.Module, str, Edges]]:
 
 def _wired_here(module: nn.Module) -> list[tuple[str, Edges]]:
     """The wired attributes of one module, with their edges."""
+    if "parametrizations" not in module._modules:  # most modules: PyTorch's own check takes longer
+        return []
     return [
         (attribute, lists[0]) for attribute, lists in parametrizations_of(module).items() if isinstance(lists[0], Edges)
     ]
@@ -148,9 +200,13 @@ def _wired_here(module: nn.Module) -> list[tuple[str, Edges]]:
 
 def _keep_names(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
     """After state_dict(): rename to the plain model's keys, in its order; what rules remember comes last."""
-    for attribute, _ in _wired_here(module):
+    for attribute, edges in _wired_here(module):
         inner, plain = f"{prefix}parametrizations.{attribute}", prefix + attribute
         state[plain] = state.pop(f"{inner}.original")
+        for name in edges._parameters:  # one of all layers is saved with the first: safetensors rejects shared memory
+            mine, ending = f"{inner}.0.{name}", f".wiring.{name}"
+            if any(key.endswith(ending) and sharded.same_memory(state[key], state[mine]) for key in state):
+                del state[mine]
         _rename(state, f"{inner}.0.", f"{plain}.wiring.")
     own = [prefix + name for name in module.__dict__["_wirings_order"] if prefix + name in state]
     rest = [key for key in state if key.startswith(prefix) and key not in own]
@@ -162,11 +218,18 @@ def _take_names(module: nn.Module, state: dict[str, Any], prefix: str, *args: An
     """Before load_state_dict(): accept a plain or a wired model's keys. A plain one leaves rules' memory unchanged."""
     for attribute, edges in _wired_here(module):
         inner, plain = f"{prefix}parametrizations.{attribute}", prefix + attribute
+        state.pop(f"{plain}.wiring.allowed", None)
+        if (everything := state.pop(f"{plain}.wiring.all_edges", None)) is not None:  # of `save_pretrained`
+            state[plain] = everything
+        if edges.rule.keeps_zeros:
+            _check_zeros(state, plain, edges)
         if plain in state:
             state[f"{inner}.original"] = state.pop(plain)
         _rename(state, f"{plain}.wiring.", f"{inner}.0.")
-        if not any(key.startswith(f"{inner}.0.") for key in state):
-            state.update({f"{inner}.0.{name}": value for name, value in edges.memory().items()})
+        absent = not any(key.startswith(f"{inner}.0.") for key in state)
+        for name, value in edges.memory().items():
+            if absent or (edges.place and name in edges._parameters):  # stored with the first layer
+                state.setdefault(f"{inner}.0.{name}", value)
         ours = {
             "original": parametrizations_of(module)[attribute].original,
             **{f"0.{name}": b for name, b in edges.memory().items()},
@@ -174,6 +237,42 @@ def _take_names(module: nn.Module, state: dict[str, Any], prefix: str, *args: An
         for name, value in ours.items():  # a whole state for a sharded model: every process takes its rows
             if (given := state.get(f"{inner}.{name}")) is not None and sharded.is_sharded(value):
                 state[f"{inner}.{name}"] = sharded.rows_like(given, value)
+
+
+def check_before_loading(model: nn.Module) -> None:
+    """Have the zeros in a state checked in all layers before the first is loaded, if a rule keeps them."""
+    if _check_all_zeros not in model._load_state_dict_pre_hooks.values():
+        model.register_load_state_dict_pre_hook(_check_all_zeros)
+
+
+def _check_all_zeros(model: nn.Module, state: dict[str, Any], prefix: str, *args: Any) -> None:
+    for name, _, _, edges in wired(model):
+        if edges.rule.keeps_zeros:
+            _check_zeros(state, prefix + name, edges)
+
+
+def _check_zeros(state: dict[str, Any], name: str, edges: Edges) -> None:
+    """Raise if a state to be loaded has edges that the final wiring of a weight does not have."""
+    ours, theirs = edges.memory()["wiring"], state.get(f"{name}.wiring.wiring")
+    weight = state.get(f"{name}.wiring.all_edges", state.get(name))  # the former of `save_pretrained`
+    hint = (
+        "Load weights with these zeros; or wire a plain model that has the saved weights, or restore one with "
+        "wirings.rewire_."
+    )
+    if isinstance(theirs, Tensor):
+        if theirs.shape == ours.shape and not torch.equal(theirs.to(ours.device), ours):
+            raise WiringError(
+                f"rule {edges.rule.name!r} keeps the zeros of {name}, {int(torch.count_nonzero(~ours)):,} of "
+                f"{ours.numel():,} weights, but the state to load was saved with other zeros, "
+                f"{int(torch.count_nonzero(~theirs)):,}. {hint}"
+            )
+    elif isinstance(weight, Tensor) and weight.shape == ours.shape:
+        there = sharded.whole(weight != 0).to(ours.device)
+        if outside := int(torch.count_nonzero(there & ~ours)):
+            raise WiringError(
+                f"rule {edges.rule.name!r} keeps the zeros of {name}, {int(torch.count_nonzero(~ours)):,} of "
+                f"{ours.numel():,} weights, but {outside:,} of them are not zero in the state to load. {hint}"
+            )
 
 
 def _rename(state: dict[str, Any], old: str, new: str) -> None:

@@ -30,6 +30,7 @@ def rewind_(model: nn.Module, state: Mapping[str, Any]) -> nn.Module:
     now = {name: value for name, value in model.state_dict().items() if not name.startswith(ours)}
     then = {name: value for name, value in state.items() if not name.startswith(ours)}
     _check_names(model, now, then)
+    final = {name: edges.memory()["wiring"] for name, _, _, edges in wired(model) if edges.rule.keeps_zeros}
     for name, value in then.items():
         if not isinstance(value, Tensor) or not isinstance(now[name], Tensor):
             continue  # extra state of the user's own modules
@@ -43,6 +44,8 @@ def rewind_(model: nn.Module, state: Mapping[str, Any]) -> nn.Module:
                 f"rewind_: {name} of the state is the model's own tensor, which has changed with it. Copy the state "
                 "before training: copy.deepcopy(model.state_dict())."
             )
+        if name in final:  # this wiring has the only edges there are, whatever the others weighed then
+            value = torch.where(final[name].to(value.device), value, 0.0)
         then[name] = laid_out_as(value, now[name])  # the model may have been sharded in the meantime
     with torch.no_grad():
         model.load_state_dict(then)

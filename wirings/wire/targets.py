@@ -9,7 +9,14 @@ from torch import Tensor, nn
 
 from wirings.budgets.budget import matches
 from wirings.errors import WiringError
-from wirings.utils.layers import inside_parametrization, is_graph_weight, parametrizations_of, wired_by_default
+from wirings.utils.layers import (
+    axes_of,
+    in_adapter,
+    inside_parametrization,
+    is_graph_weight,
+    parametrizations_of,
+    wired_by_default,
+)
 
 
 @dataclass(eq=False)
@@ -18,6 +25,8 @@ class Target:
 
     weight: nn.Parameter
     places: list[tuple[str, nn.Module, str]] = field(default_factory=list)
+    axes: tuple[str, ...] | None = None
+    """What its dimensions are, if it is not the weight of a layer of PyTorch."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -33,13 +42,13 @@ class Target:
 
 def find(model: nn.Module, include: Sequence[str] | None, skip: Sequence[str]) -> list[Target]:
     """The weights to wire: those of known layers (or the ones that ``include`` matches), without those to skip."""
-    places: dict[int, Target] = {}  # every matrix of the model, tied ones once
-    for name, module, attribute, weight in _matrices(model):
-        target = places.setdefault(id(weight), Target(weight))
-        target.places.append((name, module, attribute))
-    everything = list(places.values())
+    everything = all_targets(model)
     _check_none_computed(model, include, skip)
-    known = [t for t in everything if any(attribute in wired_by_default(module) for _, module, attribute in t.places)]
+    known = [
+        t
+        for t in everything
+        if any(attribute in wired_by_default(module) and not in_adapter(name) for name, module, attribute in t.places)
+    ]
     if not known and include is None:
         raise WiringError(
             f"{type(model).__name__} has no layer to wire: expected a Linear, convolution, recurrent or attention "
@@ -66,6 +75,17 @@ def find(model: nn.Module, include: Sequence[str] | None, skip: Sequence[str]) -
     return chosen
 
 
+def all_targets(model: nn.Module) -> list[Target]:
+    """Every weight of a model that can be wired: its parameters of two or more dimensions, tied ones once."""
+    places: dict[int, Target] = {}
+    for name, module, attribute, weight in _matrices(model):
+        target = places.setdefault(id(weight), Target(weight))
+        target.places.append((name, module, attribute))
+        if not isinstance(weight, nn.parameter.UninitializedParameter):
+            target.axes = axes_of(module, attribute, weight)
+    return list(places.values())
+
+
 def _check_none_computed(model: nn.Module, include: Sequence[str] | None, skip: Sequence[str]) -> None:
     """Raise if a layer's weight is not a parameter but computed by a hook, as older weight norms do."""
     for prefix, module in model.named_modules():
@@ -76,8 +96,14 @@ def _check_none_computed(model: nn.Module, include: Sequence[str] | None, skip: 
                 continue
             if any(matches(name, pattern) for pattern in skip):
                 continue
-            others = ", ".join(n for n in module._parameters if n.startswith(f"{attribute}_"))
             remedy = f", or use skip=[{prefix!r}]" if prefix else ""
+            if f"{attribute}_mask" in module._buffers:
+                path = f'model.get_submodule("{prefix}")' if prefix else "model"
+                raise WiringError(
+                    f"{name} is not a parameter: torch.nn.utils.prune computes it from {attribute}_orig and "
+                    f"{attribute}_mask. Make its zeros permanent first (prune.remove({path}, {attribute!r})){remedy}."
+                )
+            others = ", ".join(n for n in module._parameters if n.startswith(f"{attribute}_"))
             raise WiringError(
                 f"{name} is not a parameter: a hook computes it from {others or 'something else'} (weight norm, "
                 "spectral norm or pruning of torch.nn.utils), so its edges have no weights of their own. Remove that "

@@ -25,7 +25,7 @@ from wirings.wire.layer import Layer
 
 @contextmanager
 def undone_on_error(
-    rule: Rule, layers: Sequence[Layer], optimizer: Any, budgets: Sequence[int] | None
+    rule: Rule, layers: Sequence[Layer], optimizer: Any, budgets: tuple[Sequence[int], Sequence[int]] | None
 ) -> Iterator[None]:
     """Set new budgets and let the rule act; if it raises, restore everything that was changed.
 
@@ -33,25 +33,33 @@ def undone_on_error(
         rule: the rule that is about to act.
         layers: the wired layers.
         optimizer: the optimizer that the rule may change, or None.
-        budgets: the new number of edges of every layer, or None if they have not changed.
+        budgets: the number of edges of every layer before and now, or None if they have not changed.
     """
+    before: Any = None
     ks = [] if budgets is None else [layer.edges.k for layer in layers]
-    together = len({k.device for k in ks}) == 1  # then one kernel is enough for all
-    before = torch.stack(ks) if together else [k.clone() for k in ks]
+    if budgets is not None:
+        # A rule that moves edges between layers has changed their numbers.
+        before = [k.clone() for k in ks] if rule.moves_budget else budgets[0]
     try:
-        if together:
-            numbers = torch.tensor(budgets, dtype=ks[0].dtype).to(ks[0].device, non_blocking=True)
-            torch._foreach_copy_(ks, list(numbers.unbind()))
-        else:
-            for k, budget in zip(ks, budgets or [], strict=True):
-                k.fill_(budget)
-        with nullcontext() if rule.atomic else restored_on_error(rule, layers, optimizer):
+        if budgets is not None:
+            _write(ks, budgets[1])
+        with nullcontext() if rule.updates_at_once else restored_on_error(rule, layers, optimizer):
             yield
     except BaseException:
-        with torch.no_grad():
-            for k, number in zip(ks, before, strict=True):
-                k.copy_(number)
+        if before is not None:
+            _write(ks, [int(number) for number in before])
         raise
+
+
+@torch.no_grad()
+def _write(ks: Sequence[Tensor], numbers: Sequence[int]) -> None:
+    """Set scalar tensors: with two kernels on a GPU, however many there are, and without moving data there."""
+    if len({k.device for k in ks}) > 1:
+        for k, number in zip(ks, numbers, strict=True):
+            k.fill_(number)
+    else:
+        torch._foreach_zero_(list(ks))
+        torch._foreach_add_(list(ks), list(numbers))
 
 
 @contextmanager

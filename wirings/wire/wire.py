@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,28 +15,35 @@ from torch import Tensor, nn
 from wirings import rules
 from wirings.budgets import edge_costs
 from wirings.budgets.budget import Amount, Budget, Density, LayerSize, Ramp
-from wirings.budgets.ranking import rank_layers
+from wirings.budgets.mult_adds import FREE
+from wirings.budgets.ranking import rank_factor, rank_layers
 from wirings.errors import WiringError
 from wirings.rules.rule import Rule
 from wirings.selection.service import Selection
 from wirings.selection.sharded import is_sharded, on_shards
-from wirings.utils.layers import edge_shape
+from wirings.utils.checks import is_number
+from wirings.utils.layers import edge_shape, wired_by_default
+from wirings.utils.text import brief
 from wirings.wire.checks import (
     allowed_masks,
+    check_by_pattern,
     check_not_wrapped,
     check_patterns,
     check_total,
     check_wirable,
     first_names,
     matching,
+    set_axes,
     unexpected_arguments,
 )
 from wirings.wire.edges import Edges
 from wirings.wire.handle import Wiring
 from wirings.wire.layer import Layer
-from wirings.wire.parametrization import attach, detach, wired
+from wirings.wire.parametrization import attach, check_before_loading, detach, wired
+from wirings.wire.pretrained import describe_when_saved
 from wirings.wire.report import LayerReport
-from wirings.wire.targets import Target, find
+from wirings.wire.start import check_start, check_started, nonzero, numbers_of, warn_if_all_zero
+from wirings.wire.targets import Target, all_targets, find
 from wirings.wire.transaction import restored_on_error
 
 
@@ -53,36 +61,58 @@ def wire_(
     include: Sequence[str] | None = None,
     skip: Sequence[str] = (),
     allowed: Mapping[str, Tensor] | None = None,
+    axes: Mapping[str, str] | None = None,
+    scale_weights: bool | float = False,
+    start: str | None = None,
     **unknown: Never,
 ) -> Wiring:
     """Wire a model in place: from now on its layers use only a given number of edges, chosen by ``rule``.
 
-    Linear, convolution (also transposed and grouped), recurrent and attention weights are wired; biases, norms and
-    embeddings stay dense. Tied weights have one wiring. The optimizer may be created before or after.
+    Linear, convolution (also transposed and grouped), recurrent and attention weights are wired, and the matrices of
+    experts that a module such as ``MixtralExperts`` holds in one parameter; biases, norms, embeddings and LoRA adapters
+    (``lora_A``, ``lora_B``) stay dense. Tied weights have one wiring. The optimizer may be created before or after.
+    Warns if much of the model is in matrices that belong to no known layer.
 
     Args:
         model: any module. Its weights, such as pretrained ones, are kept; but rules that keep hallucinated weights at
-            zero (`set`, `rigl`, `sparse_momentum`) choose edges at random and set all others to zero.
+            zero (`set`, `rigl`, `sparse_momentum`) choose edges at random and set all others to zero, unless
+            ``start="weights"``.
         rule: the name of a rule (`wirings.rules.names`) or a rule.
         density: the fraction of edges that is real, in (0, 1], or a schedule of it (`wirings.LinearSchedule`,
             `wirings.CubicSchedule`).
-        k: instead of ``density``, the total number of edges; at least one per layer, except with ``share="global"``.
+        k: instead of ``density``, the total number of edges; at least one per layer, except with ``share="global"`` or
+            ``"scaled"``.
         budget: instead of both, a mapping from layer patterns to a density (float or schedule) or a number of edges
             (int); the first matching pattern counts, and layers without one are not wired.
         params: instead of these, the number of parameters of the whole network, biases, norms and skipped layers
             included: an integer, met exactly, or a float up to 1.0, a fraction of those it has with all edges.
         mult_adds: or the number of multiply-adds of the whole network for ``example_input``, in the same two ways. Met
             exactly if numbers of edges near the shares can do so, otherwise the nearest below, by less than one edge of
-            the cheapest layer that is not full; printing the handle shows what is left.
+            the cheapest layer that is not full; printing the handle shows what is left. Beside ``density``, ``k`` or
+            ``params`` it is a bound instead: the number of edges is met exactly, and edges move from layers where they
+            cost much to others, as far as is needed.
         example_input: with ``mult_adds``, what the model is called with: a tensor or a tuple of arguments, whose batch
             counts; or the shape of one example without the batch, such as (3, 32, 32). By default ``model.input_shape``
             if the model has one.
-        share: how the budget is shared out: ``"uniform"``, ``"erk"`` or ``"global"`` (all layers ranked together).
-            Warns if a global budget leaves a layer without edges.
+        share: how the budget is shared out: ``"uniform"``, ``"erk"``, ``"global"`` (all layers ranked together) or
+            ``"scaled"`` (the same, with magnitudes divided by the RMS of the layer's weights when it is wired). Warns
+            if such a ranking leaves a layer without edges.
         include: patterns of the layers to wire, such as ``["layer*", "head.weight"]``; may name any parameter of two or
             more dimensions. By default every layer of a known kind.
         skip: patterns of layers to leave dense.
         allowed: boolean masks of the edges that may exist at all, by layer pattern.
+        axes: what the dimensions of parameters are that belong to no layer of PyTorch, by layer pattern: ``"out in"``
+            or ``"in out"``; with three dimensions ``"experts out in"``, ``"experts in out"`` or ``"out in kernel"``. By
+            default the first of these, except for experts of transformers, which say how they are stored.
+        scale_weights: for new weights, not for pretrained ones: multiply the weights of every wired layer, once, by
+            1 / √density, so that a node that receives a tenth of the edges at random receives as much variance as with
+            all of them; or by this number. The density is the layer's at the beginning, or that of all layers together
+            if they are ranked together, which leaves their ranking unchanged. Nothing is scaled where a schedule or the
+            rule (`gmp`, `l1_anneal`) begins with all edges.
+        start: ``"weights"`` to start from the wiring of a network that is sparse already: where its weights are not
+            zero. The budget is then optional, and by default the number of these edges in every layer. A smaller one is
+            met within them, a larger one by adding edges. The rule changes the wiring from there. Rules that always
+            choose their wiring in another way (`expander`, `dense`, `nm` unless the weights are N:M already) raise.
         **unknown: rejected, with an error that suggests what was meant.
 
     Returns:
@@ -94,8 +124,11 @@ def wire_(
         raise WiringError(f"wire_() expects a torch.nn.Module, got {type(model).__name__}.")
     check_not_wrapped(model)
     rule = rules.get(rule)
+    _check_scale(rule, scale_weights)
+    check_start(start, scale_weights)
     given = {"density": density, "k": k, "budget": budget, "params": params, "mult_adds": mult_adds}
-    plan = _budget(rule, given, share, example_input)
+    counted = start is not None and not rule.own_budget and all(value is None for value in given.values())
+    plan = None if counted else _budget(rule, given, share, example_input)
     include, skip = check_patterns("include", include), check_patterns("skip", skip) or []
     targets = find(model, include, skip)
     if plan is not None and plan.mapping is not None:
@@ -104,36 +137,102 @@ def wire_(
         targets = [t for t in targets if plan.amount_for(t.names) is not None]
     for target in targets:
         check_wirable(target, model)
-    masks = allowed_masks(targets, allowed or {})
+    set_axes(targets, check_by_pattern("axes", axes))
+    masks = allowed_masks(targets, check_by_pattern("allowed", allowed))
     sizes = [_size(target, mask) for target, mask in zip(targets, masks, strict=True)]
+    starts = None if start is None or rule.keeps_zeros else nonzero(targets, masks)
+    if counted and starts is not None:
+        plan = _budget(rule, {**given, "budget": numbers_of(share, targets, starts)}, share, example_input)
     ranked = None
     if plan is not None:
         plan, sizes = _of_network(plan, model, targets, sizes, example_input)
         if plan.ranks_layers:
-            ranked = rank_layers([target.weight for target in targets], masks, sizes, plan.spent or 0)
+            ranked = _first_ranking(plan, [target.weight for target in targets], masks, sizes)
+    wiring, reports = put_edges(model, rule, plan, targets, masks, sizes, ranked, scale_weights, starts)
+    if wiring.layers[0].edges.shared and not rule.starts_with_all:
+        _warn_if_cut_off(reports, share)
+    if rule.keeps_zeros:
+        warn_if_all_zero(reports)
+    if include is None and budget is None:
+        _warn_if_unknown(model, skip)
+    return wiring
+
+
+def _first_ranking(
+    plan: Budget, weights: Sequence[Tensor], masks: Sequence[Tensor | None], sizes: Sequence[LayerSize]
+) -> list[int]:
+    """The number of edges of each layer in a ranking of all of them."""
+    factors: list[Tensor | None] = [None] * len(weights)
+    if plan.share == "scaled":
+        factors = [rank_factor(w, m, size.allowed) for w, m, size in zip(weights, masks, sizes, strict=True)]
+    return rank_layers(weights, masks, sizes, plan.spent or 0, plan.k, factors)
+
+
+def put_edges(
+    model: nn.Module,
+    rule: Rule,
+    plan: Budget | None,
+    targets: list[Target],
+    masks: list[Tensor | None],
+    sizes: list[LayerSize],
+    ranked: list[int] | None,
+    scale_weights: bool | float = False,
+    starts: Sequence[Tensor] | None = None,
+) -> tuple[Wiring, list[LayerReport]]:
+    """Put edges on weights and let the rule choose among them; if it raises, the model is left unchanged.
+
+    Args:
+        model: the model.
+        rule: the rule.
+        plan: the budget of these weights, or None if the rule has its own.
+        targets: the weights.
+        masks: their allowed edges, None for all.
+        sizes: their sizes.
+        ranked: the number of edges of each weight in a ranking of all, if the budget is shared out by it.
+        scale_weights: as for `wire_`.
+        starts: masks of the edges that the rule should start from, if not its own choice.
+
+    Returns:
+        The handle, and its first report.
+    """
+    if plan is not None:
         counts = plan.counts(sizes, 0, ranked)
     else:
         counts = [rule.budget(size.allowed, size.shape) for size in sizes]
     counts = counts * len(sizes) if len(counts) == 1 else counts  # a shared budget
 
     before = [edges for _, _, _, edges in wired(model)]
-    selection = Selection(plan is not None and share == "global" and not plan.ranks_layers, rule.kept_at_once)
+    together = plan is not None and plan.ranks_together
+    shared = together and not plan.ranks_layers  # type: ignore[union-attr]
+    selection = Selection(shared, rule.kept_at_once)
     saved = plan is not None and plan.changes
     layers = []
     try:
         for target, mask, size, count in zip(targets, masks, sizes, counts, strict=True):
-            edges = Edges(rule, count, size.allowed, mask, selection, saved).to(target.weight.device)
+            edges = Edges(rule, count, size.allowed, mask, selection, saved, target.axes).to(target.weight.device)
             edges.train(target.places[0][1].training)
             for _, module, attribute in target.places:
                 attach(module, attribute, edges, model)
             layers.append(Layer(target.name, *target.places[0][1:], edges))
+        if rule.keeps_zeros:
+            check_before_loading(model)
         selection.set_layers(layers)
         if selection.shared or len(layers) > 1:
             model.register_forward_pre_hook(selection)
             model.register_forward_hook(selection.end, always_call=True)
         with restored_on_error(rule, layers):
             with on_shards(any(is_sharded(target.weight) for target in targets)):
+                _scale(layers, scale_weights, together)
+                if plan is not None and plan.share == "scaled":
+                    for layer in layers:
+                        layer.edges.rank_by_scale(layer.weight)
+                for layer, start in zip(layers, starts or [], strict=starts is not None):
+                    layer.edges.start = start
                 rule.setup(layers)
+                for layer in layers:
+                    layer.edges.start = None
+            if starts is not None:
+                check_started(rule, layers, starts)
             wiring = Wiring(model, rule, layers, plan, sizes, ranked)
             reports = wiring.look()
             if selection.shared:
@@ -141,24 +240,85 @@ def wire_(
     except BaseException:
         detach(model, only=[edges for _, _, _, edges in wired(model) if edges not in before])
         raise
-    if selection.shared:
-        _warn_if_cut_off(reports)
-    return wiring
+    describe_when_saved(model, wiring)
+    return wiring, reports
+
+
+def _check_scale(rule: Rule, scale: bool | float) -> None:
+    """Raise unless starting weights can be scaled in this way."""
+    if isinstance(scale, bool) or (is_number(scale) and 0 < scale < math.inf):
+        if scale is not False and rule.needs_trained_weights:
+            raise WiringError(
+                f"rule {rule.name!r} is for trained weights, which must not be scaled; drop scale_weights={scale!r}."
+            )
+        return
+    raise WiringError(
+        "scale_weights= expects True, for 1 / √density, False, or the factor itself, a finite number above 0, got "
+        f"{brief(scale)}."
+    )
+
+
+@torch.no_grad()
+def _scale(layers: Sequence[Layer], scale: bool | float, together: bool) -> None:
+    """Multiply the starting weights: by 1 / √density for True, by ``scale`` for a number.
+
+    Args:
+        layers: the wired layers, not yet set up by the rule.
+        scale: what `wire_` was given.
+        together: whether layers are ranked together, so that one factor for all has to leave the ranking unchanged.
+    """
+    if scale is False:
+        return
+    edges = [layer.edges for layer in layers]
+    used = [one.possible if one.rule.starts_with_all else int(one.k) for one in edges]
+    possible = [one.possible for one in edges]
+    if together:
+        shared = edges[0].shared and not edges[0].rule.starts_with_all  # then every k is that of all layers
+        used, possible = [used[0] if shared else sum(used)] * len(edges), [sum(possible)] * len(edges)
+    for layer, count, most in zip(layers, used, possible, strict=True):
+        layer.weight.mul_(math.sqrt(most / count) if scale is True else float(scale))
 
 
 _RANKS_EACH = (
-    'With share="global", edges.k counts the edges of all layers: let the rule use rules.choose_by, or use '
+    'With share="global" or "scaled", edges.k counts the edges of all layers: let the rule use rules.choose_by, or use '
     'share="uniform" or "erk".'
 )
 
 
-def _warn_if_cut_off(reports: list[LayerReport]) -> None:
+def _warn_if_cut_off(reports: list[LayerReport], share: str) -> None:
     """Warn if layers that share one budget get no edges at all: nothing passes through them."""
     empty = [report.name for report in reports if not report.edges]
     if empty:
         warnings.warn(
-            f'share="global" leaves no edges in {len(empty)} of {len(reports)} layers ({first_names(empty)}), so '
+            f'share="{share}" leaves no edges in {len(empty)} of {len(reports)} layers ({first_names(empty)}), so '
             'nothing passes through them. Raise the budget, skip these layers, or use share="uniform" or "erk".',
+            stacklevel=3,
+        )
+
+
+UNKNOWN = 0.1
+"""The fraction of a model's parameters in matrices of unknown layers above which `wire_` warns that they stay dense."""
+
+
+def _warn_if_unknown(model: nn.Module, skip: Sequence[str]) -> None:
+    """Warn if much of a model is in matrices that belong to no known layer, and so stay dense."""
+    done = {name for name, _, _, _ in wired(model)}
+    # Functions of a graph's nodes have kernels, which are no edges.
+    graphs = tuple(f"{name}." if name else "" for name, m in model.named_modules() if hasattr(m, "wired_weights"))
+    dense = [
+        target
+        for target in all_targets(model)
+        if not any(attribute in wired_by_default(module) for _, module, attribute in target.places)
+        if not any(isinstance(module, FREE) for _, module, _ in target.places)
+        if not done.intersection(target.names) and not any(target.matches(pattern) for pattern in skip)
+        if not target.name.startswith(graphs) and "bias" not in target.name.rpartition(".")[2]
+    ]
+    number, total = sum(target.weight.numel() for target in dense), sum(p.numel() for p in model.parameters())
+    if number > UNKNOWN * total:
+        names = first_names([target.name for target in dense])
+        warnings.warn(
+            f"{number:,} of {total:,} parameters of {type(model).__name__} are matrices of layers that wirings does "
+            f"not know ({names}), which stay dense. Name those to wire in include=[…], and the others in skip=[…].",
             stacklevel=3,
         )
 
@@ -177,8 +337,8 @@ def _budget(rule: Rule, given: dict[str, Any], share: str, example_input: Any) -
             )
         return Budget(**values, share=share, ramp=None if rule.schedule is None else Ramp.of(rule.schedule))
     if any(value is not None for value in given.values()) or share != "uniform" or rule.schedule is not None:
-        got = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None) or (
-            f"share={share!r}" if share != "uniform" else f"schedule={rule.schedule!r}"
+        got = ", ".join(f"{name}={brief(value)}" for name, value in given.items() if value is not None) or (
+            f"share={brief(share)}" if share != "uniform" else f"schedule={rule.schedule!r}"
         )
         raise WiringError(f"rule {rule.name!r} fixes the number of edges itself; drop {got}.")
     return None
@@ -191,14 +351,21 @@ def _of_network(
     if plan.params is not None:
         wired_here = {id(target.weight) for target in targets}
         rest = sum(p.numel() for p in model.parameters() if id(p) not in wired_here)
-        return plan.of_network(sizes, rest), sizes
+        plan = plan.of_network(sizes, rest)
     if plan.mult_adds is not None:
-        costs, rest = edge_costs.costs(model, targets, example_input)
+        costs, rest = edge_costs.costs(
+            model, targets, example_input, bound=plan.k is not None or plan.density is not None
+        )
         sizes = [replace(size, cost=cost) for size, cost in zip(sizes, costs, strict=True)]
         return plan.of_network(sizes, rest), sizes
     return plan, sizes
 
 
 def _size(target: Target, mask: Tensor | None) -> LayerSize:
-    edges = target.weight.numel() if mask is None else int(torch.count_nonzero(mask))
-    return LayerSize(target.names, edge_shape(*target.places[0][1:], target.weight), edges)
+    return size_of(target, target.weight.numel() if mask is None else int(torch.count_nonzero(mask)))
+
+
+def size_of(target: Target, allowed: int, cost: int = 1) -> LayerSize:
+    """The size of a weight, with its number of allowed edges and the multiply-adds of one."""
+    shape = edge_shape(*target.places[0][1:], target.weight)
+    return LayerSize(target.names, shape, allowed, cost, target.axes is not None and target.axes[0] == "experts")

@@ -1,0 +1,115 @@
+"""`Wiring.clip_grad_norm_`: which edges count, and what it costs."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import wirings
+from tests.kernels import on_gpu, without_waiting
+from tests.rule_options import OPTIONS
+from wirings import rules
+from wirings.selection import functional, passes
+
+
+def network(device: str = "cpu") -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)).to(device)
+
+
+def with_gradients(rule: str | rules.Rule, device: str = "cpu", **budget: Any) -> tuple[nn.Module, wirings.Wiring]:
+    """A wired model after a backward pass with large gradients."""
+    model = network(device)
+    if isinstance(rule, str):
+        rule = rules.get(rule, **OPTIONS.get(rule, {}))
+    wiring = wirings.wire_(model, rule, **({} if rule.own_budget else {"density": 0.25, **budget}))
+    wiring.plan(10)
+    (model(torch.randn(32, 8, device=device)) * 10).square().sum().backward()
+    return model, wiring
+
+
+def norm_over_used(model: nn.Module, wiring: wirings.Wiring, order: float = 2.0) -> Tensor:
+    """The norm that clipping should find, by asking the rule about each layer."""
+    used = {id(layer.weight): wiring.rule.used(layer.weight.detach(), layer.edges) for layer in wiring.layers}
+    grads = [(p.grad, used.get(id(p))) for p in model.parameters() if p.grad is not None]
+    return torch.cat([(g if mask is None else g[mask]).reshape(-1) for g, mask in grads]).norm(order)
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["one_by_one", "at_once"])
+@pytest.mark.parametrize(
+    ("rule", "share"),
+    [
+        (name, share)
+        for name in rules.names()
+        for share in (["uniform"] if rules.get(name).own_budget else ["uniform", "global"])
+    ],
+)
+def test_norm_is_that_of_used_edges(rule: str, share: str, at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, wiring = with_gradients(rule, share=share)
+    expected, before = norm_over_used(model, wiring), [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    if at_once:
+        monkeypatch.setattr(passes, "DEVICES", ("cpu",))
+    norm = wiring.clip_grad_norm_(1.0)
+    torch.testing.assert_close(norm, expected)
+    for grad, old in zip([p.grad for p in model.parameters() if p.grad is not None], before, strict=True):
+        torch.testing.assert_close(grad, old / (norm + 1e-6))
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["one_by_one", "at_once"])
+@pytest.mark.parametrize(("first", "second"), [("dnw", "random"), ("soft_threshold", "dnw"), ("rigl", "top_kast")])
+def test_edges_of_every_wiring_count_by_their_own_rule(
+    first: str, second: str, at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = network()
+    handles = [
+        wirings.wire_(model, first, density=0.25, share="global", include=["0", "2"]),
+        wirings.wire_(model[4], second, density=0.1),  # on a part of the model
+    ]
+    model(torch.randn(32, 8)).square().sum().backward()
+    parts = []
+    for layer in (layer for handle in handles for layer in handle.layers):
+        mask = layer.edges.rule.used(layer.weight.detach(), layer.edges)
+        parts += [layer.weight.grad[mask], layer.module.bias.grad]
+    if at_once:
+        monkeypatch.setattr(passes, "DEVICES", ("cpu",))
+    torch.testing.assert_close(handles[0].clip_grad_norm_(1e9), torch.cat(parts).norm())
+    torch.testing.assert_close(handles[1].clip_grad_norm_(1e9), torch.cat(parts[4:]).norm())
+
+
+@pytest.mark.parametrize("order", [1.0, float("inf")])
+def test_other_norms(order: float) -> None:
+    model, wiring = with_gradients("dnw")
+    expected = norm_over_used(model, wiring, order)
+    torch.testing.assert_close(wiring.clip_grad_norm_(0.5, order), expected)
+
+
+def test_a_shared_ranking_of_the_forward_pass_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, wiring = with_gradients("dnw", share="global")
+    expected, ranked, plain = norm_over_used(model, wiring), [], functional.choose
+    monkeypatch.setattr(functional, "choose", lambda *args: ranked.append(args) or plain(*args))
+    torch.testing.assert_close(wiring.clip_grad_norm_(1.0), expected)
+    assert not ranked
+
+
+def test_rule_with_its_own_used_edges_is_asked() -> None:
+    class Everything(rules.DNW):
+        name = "everything"
+
+        def used(self, weight: Tensor, edges: rules.EdgesLike) -> Tensor | None:
+            return None
+
+    model, wiring = with_gradients(Everything())
+    total = torch.cat([p.grad.reshape(-1) for p in model.parameters()]).norm()
+    torch.testing.assert_close(wiring.clip_grad_norm_(1.0), total)
+
+
+@on_gpu
+@pytest.mark.parametrize("share", ["uniform", "global"])
+@pytest.mark.parametrize("rule", ["dnw", "soft_threshold", "random", "rigl"])
+def test_does_not_wait_for_the_gpu(rule: str, share: str) -> None:
+    model, wiring = with_gradients(rule, "cuda", share=share)
+    expected = norm_over_used(model, wiring)
+    with without_waiting():
+        norm = wiring.clip_grad_norm_(1.0)
+    torch.testing.assert_close(norm, expected)

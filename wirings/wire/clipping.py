@@ -1,0 +1,54 @@
+"""Clipping gradients by their norm over the edges in use, without waiting for the device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from wirings.selection.service import Selection
+from wirings.selection.sharded import is_sharded, on_shards
+from wirings.wire.layer import Layer
+from wirings.wire.parametrization import wired
+
+
+@torch.no_grad()
+def clip_by_used(model: nn.Module, max_norm: float, norm_type: float = 2.0) -> Tensor:
+    """Scale all gradients of a model so that their norm over the edges in use is at most ``max_norm``.
+
+    Args:
+        model: the model, with one wiring or several: every rule says which of its edges are used.
+        max_norm: the largest norm allowed.
+        norm_type: the order of the norm.
+
+    Returns:
+        The norm before clipping.
+    """
+    used = _used_edges(model)
+    parameters = [p for p in model.parameters() if p.grad is not None]
+    grads = []
+    for parameter in parameters:
+        assert parameter.grad is not None
+        mask = used.get(id(parameter))
+        grads.append(parameter.grad if mask is None else torch.where(mask, parameter.grad, 0.0))
+    norm = nn.utils.get_total_norm(grads, norm_type)
+    nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+    return norm
+
+
+def _used_edges(model: nn.Module) -> dict[int, Tensor | None]:
+    """The edges in use of every wired weight, by the weight's id; None for all."""
+    used: dict[int, Tensor | None] = {}
+    ranked: set[Selection] = set()
+    for place in wired(model):
+        layer, edges = Layer(*place), place[3]
+        kept, selection = edges.rule.kept_at_once, edges.selection
+        if selection in ranked:
+            continue
+        weight = layer.weight
+        with on_shards(is_sharded(weight)):
+            if kept is not None and kept.mask is None and selection.layers:  # all layers at once, as the forward pass
+                ranked.add(selection)
+                used |= {id(x.weight): mask for x, mask in zip(selection.layers, selection.choose_all(), strict=True)}
+            elif id(weight) not in used:  # a tied weight is found twice
+                used[id(weight)] = edges.rule.used(weight.detach(), edges)
+    return used

@@ -1,0 +1,87 @@
+"""The first wiring of a network that is sparse already: ``wire_(model, rule, start="weights")``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from wirings.errors import WiringError, unknown
+from wirings.rules.rule import Rule
+from wirings.selection.sharded import is_sharded, on_shards, whole
+from wirings.wire.checks import first_names
+from wirings.wire.layer import Layer
+from wirings.wire.report import LayerReport
+from wirings.wire.targets import Target
+
+STARTS = ("weights",)
+
+
+def check_start(start: object, scale_weights: bool | float) -> None:
+    """Raise unless `wire_` knows this ``start``."""
+    if start is None:
+        return
+    if not isinstance(start, str) or start not in STARTS:
+        raise unknown("start", str(start), STARTS)
+    if scale_weights is not False:
+        raise WiringError(
+            f"start={start!r} is for trained weights, which must not be scaled; drop scale_weights={scale_weights!r}."
+        )
+
+
+def nonzero(targets: Sequence[Target], masks: Sequence[Tensor | None]) -> list[Tensor]:
+    """The allowed edges of every weight that are not zero: a mask for each."""
+    found = []
+    for target, mask in zip(targets, masks, strict=True):
+        with torch.no_grad(), on_shards(is_sharded(target.weight)):
+            real = whole(target.weight.detach() != 0)
+        found.append(real if mask is None else real & mask)
+        if not found[-1].any():
+            raise WiringError(
+                f"{target.name} has no edge to start from: all its allowed weights are zero. Use "
+                f"skip=[{target.name!r}], or rule 'keep', which keeps the layer as it is."
+            )
+    return found
+
+
+def numbers_of(share: str, targets: Sequence[Target], starts: Sequence[Tensor]) -> dict[str, int]:
+    """The budget of the first wiring itself: its number of edges in every layer, by the weight's name."""
+    if share != "uniform":
+        raise WiringError(
+            f'without a budget, start="weights" gives every layer as many edges as it has nonzero weights; drop '
+            f"share={share!r}, or add a budget such as density=."
+        )
+    return {target.name: int(torch.count_nonzero(start)) for target, start in zip(targets, starts, strict=True)}
+
+
+def check_started(rule: Rule, layers: Sequence[Layer], starts: Sequence[Tensor]) -> None:
+    """Raise if the first wiring that a rule has chosen is not the one that it should start from.
+
+    A smaller budget must be met within the start, and a larger one by adding edges to it; a rule with its own budget
+    must have exactly these edges.
+    """
+    together = layers[0].edges.shared or rule.moves_budget
+    for part in [range(len(layers))] if together else [[i] for i in range(len(layers))]:
+        wirings = [whole(layers[i].edges.real(layers[i].weight)) for i in part]
+        more = sum(int(torch.count_nonzero(real & ~starts[i])) for i, real in zip(part, wirings, strict=True))
+        lost = sum(int(torch.count_nonzero(starts[i] & ~real)) for i, real in zip(part, wirings, strict=True))
+        if (more and lost) or (rule.own_budget and (more or lost)):
+            where = layers[part[0]].name if len(part) == 1 else f"{layers[0].name} … {layers[-1].name}"
+            raise WiringError(
+                f"rule {rule.name!r} cannot start from these weights: in {where} it leaves out {lost:,} edges that are "
+                f'not zero and adds {more:,} others. Drop start="weights", or use a rule that can start from any '
+                "wiring, such as 'dnw', 'set' or 'rigl', or 'keep'."
+            )
+
+
+def warn_if_all_zero(reports: Sequence[LayerReport]) -> None:
+    """Warn if all weights of a layer are zero, and will stay so."""
+    empty = [report.name for report in reports if not report.edges]
+    if empty:
+        warnings.warn(
+            f"all weights of {len(empty)} of {len(reports)} layers are zero ({first_names(empty)}) and stay zero, so "
+            "nothing passes through them. To train such a layer, use skip=[…], or initialize it before wiring.",
+            stacklevel=3,
+        )
