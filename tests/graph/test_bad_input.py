@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -89,6 +90,34 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "one value for a batch norm": (
         lambda: StaticGraph([2, 3], node=ConvNode("batch"))(torch.zeros(1, 2, 1, 1)),
         r"batch norm needs more than one value",
+    ),
+    "one value for an instance norm": (
+        lambda: StaticGraph([2, 3], node=ConvNode("instance", before=["conv", "norm"], after=[], stride=2))(
+            torch.zeros(2, 2, 2, 2)
+        ),
+        r"instance norm needs maps of more than one pixel, got one pixel after the convolution",
+    ),
+    "more edges than fit into memory": (
+        lambda: ContinuousGraph(10**7, inputs=1, outputs=1),
+        r"ContinuousGraph: 100,000,000,000,000 allowed edges take .* GiB, which cannot be allocated. Use fewer nodes",
+    ),
+    "a tensor for a time": (
+        lambda: ContinuousGraph(4, inputs=1, outputs=1, until=torch.zeros(50, 50)),
+        r"times must be finite, got .* to a Tensor of shape \(50, 50\)",
+    ),
+    "an array for what is read": (
+        lambda: DiscreteGraph(4, inputs=1, outputs=1, steps=1, reads=np.zeros((30, 30))),
+        r"unknown reads .{0,70}…'\. Choose from",
+    ),
+    "an array for a norm": (lambda: ConvNode(norm=np.zeros((30, 30))), r"unknown norm .{0,70}…'\. Choose from"),
+    "an array for dimensions": (
+        lambda: ConvNode(dims=np.zeros((30, 30))),
+        r"dims must be .* ndarray of shape \(30, 30\)",
+    ),
+    "an array for a part": (lambda: ConvNode(before=[np.zeros((30, 30))]), r"unknown part .{0,70}…'\. Choose from"),
+    "an array for a node": (
+        lambda: StaticGraph([2, 3], node=np.zeros((30, 30))),
+        r"node= expects a recipe .* got a ndarray of shape \(30, 30\)",
     ),
     "a batch norm computed twice": (
         lambda: DiscreteGraph(4, inputs=2, outputs=1, steps=2, node=ConvNode("batch"), checkpoint=True),

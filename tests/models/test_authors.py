@@ -300,3 +300,20 @@ def test_reads_files(tmp_path: Path) -> None:
     (tmp_path / "d.pt").write_text("hello")
     with pytest.raises(WiringError, match=r"d.pt is damaged, not a checkpoint"):
         authors.load(tmp_path / "d.pt")
+
+
+def test_dictionary_that_contains_itself(tmp_path: Path) -> None:
+    state: dict[str, Any] = {"x": torch.zeros(1)}
+    state["state_dict"] = state
+    torch.save(state, tmp_path / "endless.pth")
+    for source in (state, tmp_path / "endless.pth"):
+        with pytest.raises(WiringError, match="not a checkpoint of the authors' networks"):
+            authors.load(source)
+
+
+def test_small_files_do_not_stand_for_large_tensors(tmp_path: Path) -> None:
+    tensor = torch.zeros(1).expand(10**9, 1024)
+    torch.save({"conv1.weight": torch.zeros(1), "linear.weight": tensor, "layers.0": torch.zeros(1)}, tmp_path / "a.pt")
+    assert (tmp_path / "a.pt").stat().st_size < 10_000
+    with pytest.raises(WiringError, match=r"expected a state dict of dense tensors, got linear\.weight"):
+        authors.load(tmp_path / "a.pt")

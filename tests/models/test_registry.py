@@ -20,7 +20,8 @@ def test_plain_models_are_wired_by_the_registry() -> None:
     def mine(hidden: int = 8, classes: int = 10) -> nn.Module:
         return nn.Sequential(nn.Linear(4, hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
-    assert models.options("mine") == {"rule": None, "density": None, "share": "uniform", "hidden": 8, "classes": 10}
+    wiring = {"rule": None, "density": None, "share": "uniform", "mult_adds": None, "scale_weights": False}
+    assert models.options("mine") == {**wiring, "hidden": 8, "classes": 10}
     assert models.get("mine").wiring is None
     model: Any = models.get("mine", rule="dnw", density=0.25, share="global", classes=2)
     assert model[2].out_features == 2

@@ -72,9 +72,10 @@ def test_trains_with_every_rule(name: str, rule: str) -> None:
     assert losses[-1] < losses[0]
     assert sum(report.edges for report in model.wiring.look()) == k
     nonzero = int(wirings.finalize_(model).graph.weight.count_nonzero())
-    assert nonzero == k or (nonzero < k and rule == "set"), "edges grown at random may lead nowhere"
+    # Edges that grew in the last steps weigh zero until a gradient reaches them, and may lead nowhere.
+    assert nonzero == k or (nonzero < k and rule in ("set", "rigl"))
     expected = 200 if name.startswith("digits") else 32_000
-    assert k == (model.graph.allowed if rule == "dense" else expected)
+    assert k == (model.graph.allowed if rule in ("dense", "keep") else expected)
 
 
 def test_options_and_mistakes() -> None:

@@ -26,6 +26,7 @@ from wirings.utils.triton_launch import on_device_of
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _TILE = 1024  # pixels that a program loads at a time
 _COLUMNS = 256  # adjacent columns of pixels that a program processes together
+_BACK_COLUMNS = 128  # in the backward pass, which needs more registers for each
 _ROWS = 8  # the fewest rows per program (if the map has as many), since the rows above and below are read as well
 _PROGRAMS = 2112  # the desired minimum: sixteen for each of a large GPU's 132 multiprocessors
 _SHARES = 64  # upper limit per node, since the kernel that adds them reads them all
@@ -87,12 +88,12 @@ def _plan(nodes: int, pixels: int, tile: int) -> tuple[int, int]:
 
 
 @functools.cache
-def _columns(nodes: int, images: int, height: int, width: int) -> tuple[int, int, int, int, int]:
-    """How columns are divided into strips of `_COLUMNS`, and strips into pieces if there are too few of them.
+def _columns(nodes: int, images: int, height: int, width: int, strip: int) -> tuple[int, int, int, int, int]:
+    """How columns are divided into strips of ``strip``, and strips into pieces if there are too few of them.
 
     Returns the number of strips, rows per piece, pieces in total, pieces per program, and programs per node.
     """
-    strips = -(-images * width // _COLUMNS)
+    strips = -(-images * width // strip)
     cuts = max(1, min(height // _ROWS, -(-_PROGRAMS // (nodes * strips))))
     rows = -(-height // cuts)
     pieces = strips * -(-height // rows)
@@ -100,12 +101,12 @@ def _columns(nodes: int, images: int, height: int, width: int) -> tuple[int, int
     return strips, rows, pieces, each, -(-pieces // each)
 
 
-def _out_shape(x: Tensor, stride: int) -> tuple[int, int, int, int]:
+def out_shape(x: Tensor, stride: int) -> tuple[int, int, int, int]:
     nodes, images, height, width = x.shape
     return nodes, images, (height - 1) // stride + 1, (width - 1) // stride + 1
 
 
-def _forward(
+def forward(
     x: Tensor,
     gamma: Tensor,
     beta: Tensor,
@@ -116,11 +117,13 @@ def _forward(
     relu: bool,
     stride: int,
     out_dtype: torch.dtype,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     x, gamma, beta, kernel = x.contiguous(), gamma.contiguous(), beta.contiguous(), kernel.contiguous()
     nodes, images, height, width = x.shape
-    shape = _out_shape(x, stride)
-    out = torch.empty(shape, dtype=out_dtype, device=x.device)
+    shape = out_shape(x, stride)
+    if out is None:
+        out = torch.empty(shape, dtype=out_dtype, device=x.device)
     pixels = images * height * width
     own = mean is None or var is None
     shares, parts = x.new_empty(0, dtype=torch.float32), 0
@@ -134,7 +137,7 @@ def _forward(
     with on_device_of(x):
         if own:
             launch(_add_up, nodes * parts, 4, x, shares, pixels, each, parts, _TILE)
-        *plan, programs = _columns(nodes, images, shape[2], shape[3])
+        *plan, programs = _columns(nodes, images, shape[2], shape[3], _COLUMNS)
         tensors = (x, gamma, beta, kernel, mean, var, shares, out)
         numbers = (images, *plan, programs, parts)
         padded = triton.next_power_of_2(max(parts, 1))
@@ -143,7 +146,7 @@ def _forward(
     return out, mean, var
 
 
-def _backward(
+def backward(
     grad: Tensor,
     x: Tensor,
     gamma: Tensor,
@@ -160,18 +163,18 @@ def _backward(
     x, gamma, beta, kernel = x.contiguous(), gamma.contiguous(), beta.contiguous(), kernel.contiguous()
     grad = grad.contiguous()
     nodes, images, height, width = x.shape
-    _, _, out_height, out_width = _out_shape(x, stride)
+    _, _, out_height, out_width = out_shape(x, stride)
     pixels = images * height * width
     dx = torch.empty_like(x)
     dgamma, dbeta, dkernel = torch.empty_like(gamma), torch.empty_like(beta), torch.empty_like(kernel)
     # With a stride of 2, rows are processed in pairs.
-    *plan, parts = _columns(nodes, images, out_height, width)
+    *plan, parts = _columns(nodes, images, out_height, width, _BACK_COLUMNS)
     shares = torch.empty((nodes, parts, _SUMS), dtype=torch.float32, device=x.device)
     last_each, last_parts = _plan(nodes, pixels, _TILE)
     launch = _launcher(x, gamma, kernel, grad, rest=("batch backward", own, eps, relu, stride))
     with on_device_of(x):
         tensors = (x, gamma, beta, kernel, mean, var, grad, dx, shares)
-        constants = (eps, relu, stride, height, width, out_height, out_width, _SUMS, _COLUMNS)
+        constants = (eps, relu, stride, height, width, out_height, out_width, _SUMS, _BACK_COLUMNS)
         launch(_unmap, nodes * parts, 4, *tensors, images, *plan, parts, *constants)
         tensors = (x, gamma, mean, var, dx, shares, dgamma, dbeta, dkernel)
         padded = triton.next_power_of_2(parts)
@@ -181,14 +184,14 @@ def _backward(
 
 
 for _key in ("CUDA", "CPU"):  # CPU for Triton's interpreter
-    _library.impl("batch_map", _forward, _key)
-    _library.impl("batch_map_backward", _backward, _key)
+    _library.impl("batch_map", forward, _key)
+    _library.impl("batch_map_backward", backward, _key)
 
 
 @torch.library.register_fake("wirings::batch_map", lib=_library)
 def _(x, gamma, beta, mean, var, kernel, eps, relu, stride, out_dtype):
     number = [x.new_empty(x.shape[0], dtype=torch.float32) for _ in range(2)]
-    return x.new_empty(_out_shape(x, stride), dtype=out_dtype), *number
+    return x.new_empty(out_shape(x, stride), dtype=out_dtype), *number
 
 
 @torch.library.register_fake("wirings::batch_map_backward", lib=_library)
@@ -203,10 +206,8 @@ def _remember(ctx, inputs, output):
     ctx.mark_non_differentiable(output[1], output[2])
 
 
-def _gradients(ctx, grad, _mean, _var, backward=torch.ops.wirings.batch_map_backward):
-    dx, dgamma, dbeta, dkernel = backward(
-        grad.to(ctx.dtype), *ctx.saved_tensors, ctx.eps, ctx.relu, ctx.stride, ctx.own
-    )
+def _gradients(ctx, grad, _mean, _var, run=torch.ops.wirings.batch_map_backward):
+    dx, dgamma, dbeta, dkernel = run(grad.to(ctx.dtype), *ctx.saved_tensors, ctx.eps, ctx.relu, ctx.stride, ctx.own)
     return dx, dgamma, dbeta, None, None, dkernel, None, None, None, None
 
 
@@ -218,14 +219,14 @@ class _BatchMap(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, *inputs):
-        output = _forward(*inputs)
+        output = forward(*inputs)
         _remember(ctx, inputs, output)
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad, mean, var):
-        return _gradients(ctx, grad, mean, var, _backward)
+        return _gradients(ctx, grad, mean, var, backward)
 
 
 # ---- the kernels ----------------------------------------------------------------------------------------------
@@ -283,14 +284,21 @@ def _map(x, gamma, beta, kernel, mean, var, shares, out, images, strips, rows, p
         begin = piece // strips * rows
         end = tl.minimum(begin + rows, OUT_H)
         if STRIDE == 1:
-            # Partial outputs at the current row and at the one below, from the rows read so far.
+            # Partial outputs at the current row and at the one below, from the rows read so far. A row is loaded while
+            # the one before is computed: waiting for memory would otherwise take most of the time.
             here, below = tl.zeros([COLUMNS], tl.float32), tl.zeros([COLUMNS], tl.float32)
+            p, q, r = _row_of(start + (begin - 1) * W, left, real, right, begin > 0)
             for row in range(begin - 1, end + 1):
-                a, b, c = _normed(start + row * W, left, real, right, (row >= 0) & (row < H), scale, shift, RELU)
+                p1, q1, r1 = _row_of(start + (row + 1) * W, left, real, right, (row + 1 < H) & (row < end))
+                inside = (row >= 0) & (row < H)
+                a = _norm_one(p, left & inside, scale, shift, RELU)
+                b = _norm_one(q, real & inside, scale, shift, RELU)
+                c = _norm_one(r, right & inside, scale, shift, RELU)
                 y = here + (k6 * a + k7 * b + k8 * c)
                 tl.store(to + (row - 1) * OUT_W, y.to(out.dtype.element_ty), mask=real & (row > begin))
                 here = below + (k3 * a + k4 * b + k5 * c)
                 below = k0 * a + k1 * b + k2 * c
+                p, q, r = p1, q1, r1
         else:
             a, b, c = _normed(start + (2 * begin - 1) * W, left, real, right, begin > 0, scale, shift, RELU)
             below = k0 * a + k1 * b + k2 * c
@@ -328,8 +336,23 @@ def _normed(at, left, real, right, there, scale, shift, RELU: tl.constexpr):
 
 
 @triton.jit
+def _row_of(at, left, real, right, there):
+    """The pixels to the left, at and to the right of given pixels; zero beyond the map."""
+    return (
+        tl.load(at - 1, mask=left & there, other=0),
+        tl.load(at, mask=real & there, other=0),
+        tl.load(at + 1, mask=right & there, other=0),
+    )
+
+
+@triton.jit
 def _one_normed(at, inside, scale, shift, RELU: tl.constexpr):
-    y = tl.load(at, mask=inside, other=0).to(tl.float32) * scale + shift
+    return _norm_one(tl.load(at, mask=inside, other=0), inside, scale, shift, RELU)
+
+
+@triton.jit
+def _norm_one(value, inside, scale, shift, RELU: tl.constexpr):
+    y = value.to(tl.float32) * scale + shift
     if RELU:
         y = tl.where(y <= 0, 0.0, y)  # keeps NaN, unlike tl.maximum
     return tl.where(inside, y, 0.0)
@@ -364,11 +387,18 @@ def _unmap(x, gamma, beta, kernel, mean, var, grad, dx, shares, images, strips, 
             # neighbour.
             behind = grad + image * (OUT_H * OUT_W) + column
             right, left = real & (column < W - 1), real & (column > 0)
-            a6, a7, a8 = _beside(behind + (begin - 1) * W, right, real, left, begin > 0)
-            a3, a4, a5 = _beside(behind + begin * W, right, real, left, begin < H)
+            a8, a7, a6 = _row_of(behind + (begin - 1) * W, left, real, right, begin > 0)
+            a5, a4, a3 = _row_of(behind + begin * W, left, real, right, begin < H)
+            a6, a7, a8 = a6.to(tl.float32), a7.to(tl.float32), a8.to(tl.float32)
+            a3, a4, a5 = a3.to(tl.float32), a4.to(tl.float32), a5.to(tl.float32)
+            # Rows are loaded one ahead, as in the forward pass.
+            q2, q1, q0 = _row_of(behind + (begin + 1) * W, left, real, right, begin + 1 < H)
+            pixel = tl.load(start + begin * W, mask=real, other=0)
             for row in range(begin, end):
-                a0, a1, a2 = _beside(behind + (row + 1) * W, right, real, left, row < H - 1)
-                standard, y, after = _at(start + row * W, real, m, inverse, g, b, RELU)
+                n2, n1, n0 = _row_of(behind + (row + 2) * W, left, real, right, (row + 2 < H) & (row + 1 < end))
+                following = tl.load(start + (row + 1) * W, mask=real & (row + 1 < end), other=0)
+                a0, a1, a2 = q0.to(tl.float32), q1.to(tl.float32), q2.to(tl.float32)
+                standard, y, after = _standard(pixel, m, inverse, g, b, RELU)
                 d = (k0 * a0 + k1 * a1 + k2 * a2) + (k3 * a3 + k4 * a4 + k5 * a5) + (k6 * a6 + k7 * a7 + k8 * a8)
                 if RELU:
                     d = tl.where(y <= 0, 0.0, d)
@@ -386,6 +416,7 @@ def _unmap(x, gamma, beta, kernel, mean, var, grad, dx, shares, images, strips, 
                 s8 += a8 * after
                 a6, a7, a8 = a3, a4, a5
                 a3, a4, a5 = a0, a1, a2
+                q0, q1, q2, pixel = n0, n1, n2, following
         else:
             # A pixel in an even column contributes to one pixel of an output row, through the middle tap; one in an odd
             # column to two: to the right through the first tap, and to the left through the last. Likewise for rows.
@@ -441,23 +472,18 @@ def _unmap(x, gamma, beta, kernel, mean, var, grad, dx, shares, images, strips, 
 
 @triton.jit
 def _at(at, real, mean, inverse, gamma, beta, RELU: tl.constexpr):
+    return _standard(tl.load(at, mask=real, other=0), mean, inverse, gamma, beta, RELU)
+
+
+@triton.jit
+def _standard(pixel, mean, inverse, gamma, beta, RELU: tl.constexpr):
     """The standardised pixels, and the input and output of the ReLU."""
-    standard = (tl.load(at, mask=real, other=0).to(tl.float32) - mean) * inverse
+    standard = (pixel.to(tl.float32) - mean) * inverse
     y = standard * gamma + beta
     if RELU:
         return standard, y, tl.where(y <= 0, 0.0, y)
     else:
         return standard, y, y
-
-
-@triton.jit
-def _beside(at, right, real, left, there):
-    """The gradient to the right, at and to the left of given pixels; zero beyond the map."""
-    return (
-        tl.load(at + 1, mask=right & there, other=0).to(tl.float32),
-        tl.load(at, mask=real & there, other=0).to(tl.float32),
-        tl.load(at - 1, mask=left & there, other=0).to(tl.float32),
-    )
 
 
 @triton.jit

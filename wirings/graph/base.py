@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from wirings import rules
 from wirings.budgets.budget import Amount, ConstantSchedule, Schedule, check_density
+from wirings.budgets.mult_adds import Call
 from wirings.errors import WiringError
 from wirings.graph.liveness import Liveness, path_liveness
 from wirings.graph.topology import Blocks, Complete, EdgeTile, Matrix, Topology, short_list
@@ -80,13 +81,26 @@ class Graph(nn.Module):
             raise WiringError(f"{self._kind}: {what}={short_list(numbers)} contains duplicate nodes.")
         return numbers
 
+    def edge_cost(self, call: Call) -> tuple[int | None, int, int]:
+        """What a budget of multiply-adds has to know about a call: see `wirings.graph.work.edge_cost`."""
+        from wirings.graph.work import edge_cost  # which imports the kinds of graphs, and so this module
+
+        return edge_cost(self, call)
+
     def _finish(self, tiles: list[EdgeTile], edges: Amount | None, rule: str | Rule | None) -> None:
         """Make the weights of ``tiles`` and wire them; the last step of a constructor."""
         self.tiles = tiles
         self.allowed = sum(tile.count for tile in tiles)
         # As PyTorch initialises a dense layer from all nodes that may send to all that may receive.
         bound = self.edge_shape[1] ** -0.5
-        self.weight = nn.Parameter(torch.empty(self.allowed).uniform_(-bound, bound))
+        try:
+            weight = torch.empty(self.allowed)
+        except RuntimeError as error:
+            raise WiringError(
+                f"{self._kind}: {self.allowed:,} allowed edges take {4 * self.allowed / 2**30:,.0f} GiB, which cannot "
+                "be allocated. Use fewer nodes, or a topology that allows fewer edges."
+            ) from error
+        self.weight = nn.Parameter(weight.uniform_(-bound, bound))
         if edges is None and rule is None:
             return
         rule = rules.get("dnw" if rule is None else rule)

@@ -18,7 +18,7 @@ from wirings.graph.nodes import NodeRecipe
 from wirings.graph.solve import METHODS, Derivative, Solution, solve
 from wirings.graph.topology import Blocks, Topology
 from wirings.rules import Rule
-from wirings.utils.checks import check_bool
+from wirings.utils.checks import check_bool, is_number
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,8 @@ class ContinuousGraph(DynamicGraph):
         given = {
             "nodes": nodes, "inputs": inputs, "outputs": outputs, "edges": edges, "node": node, "rule": rule,
             "solver": solver, "rtol": rtol if adaptive else None, "atol": atol if adaptive else None, "steps": steps,
-            "until": None if until == 1.0 else until, "max_steps": None if max_steps == 1000 else max_steps,
+            "until": None if until is None or (is_number(until) and until == 1.0) else until,
+            "max_steps": None if is_number(max_steps) and max_steps == 1000 else max_steps,
             "adjoint": adjoint or None, "blocks": blocks, "topology": None if topology is None else made,
         }  # fmt: skip
         if not isinstance(solver, str) or solver not in METHODS:

@@ -151,15 +151,15 @@ class DiscreteGraph(DynamicGraph):
     ) -> None:
         made = make_topology("DiscreteGraph", nodes=nodes, blocks=blocks, topology=topology)
         check_bool("DiscreteGraph", "checkpoint", checkpoint)
+        for what, value, choices in (("inflow", inflow, ("first", "every")), ("reads", reads, ("last", "every"))):
+            if not isinstance(value, str) or value not in choices:
+                raise unknown(what, str(value), choices)
         given = {
             "nodes": nodes, "inputs": inputs, "outputs": outputs, "steps": steps, "edges": edges, "node": node,
             "rule": rule, "blocks": blocks, "topology": None if topology is None else made,
             "inflow": None if inflow == "first" else inflow, "reads": None if reads == "last" else reads,
             "checkpoint": checkpoint or None,
         }  # fmt: skip
-        for what, value, choices in (("inflow", inflow, ("first", "every")), ("reads", reads, ("last", "every"))):
-            if value not in choices:
-                raise unknown(what, str(value), choices)
         if steps is None and inflow == "first":
             raise WiringError(
                 'DiscreteGraph needs steps=, the number of steps, unless the input is a sequence (inflow="every").'

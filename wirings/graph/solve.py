@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from wirings.errors import WiringError, unknown
+from wirings.utils.text import brief
 from wirings.utils.transforms import in_transform
 
 Parts = tuple[Tensor, ...]  # a state of several tensors, as in the adjoint equation
@@ -151,14 +152,16 @@ class SolverOptions:
         if not y.is_floating_point():
             raise WiringError(f"{self.where}: the state must have a real floating-point dtype, got {y.dtype}.")
         if not all(_number(t) and math.isfinite(t) for t in (self.t0, self.t1)):
-            raise WiringError(f"{self.where}: the times must be finite, got {self.t0} to {self.t1}.")
+            raise WiringError(f"{self.where}: the times must be finite, got {brief(self.t0)} to {brief(self.t1)}.")
         for name in ("rtol", "atol"):
             if not _number(getattr(self, name)) or not 0 < getattr(self, name) < math.inf:
-                raise WiringError(f"{self.where}: {name} must be positive and finite, got {getattr(self, name)!r}.")
+                raise WiringError(
+                    f"{self.where}: {name} must be positive and finite, got {brief(getattr(self, name))}."
+                )
         for name in ("steps", "max_steps"):
             number = getattr(self, name)
             if number is not None and (not _number(number, numbers.Integral) or number < 1):
-                raise WiringError(f"{self.where}: {name} must be a whole number, at least 1, got {number!r}.")
+                raise WiringError(f"{self.where}: {name} must be a whole number, at least 1, got {brief(number)}.")
         if self.steps is None and not METHODS[self.method].error:
             adaptive = " or ".join(repr(name) for name, tableau in METHODS.items() if tableau.error)
             raise WiringError(

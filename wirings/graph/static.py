@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,10 +13,12 @@ from torch import Tensor, nn
 from wirings.budgets.budget import Amount
 from wirings.errors import WiringError
 from wirings.graph.base import Graph, NodeSelection, make_topology
-from wirings.graph.nodes import Groups, NodeFunction, NodeRecipe, build
+from wirings.graph.nodes import Convolutions, Groups, NodeFunction, NodeRecipe, build
+from wirings.graph.nodes.conv import note_statistics
 from wirings.graph.product import Product, split, through
 from wirings.graph.topology import Blocks, LevelGroup, Topology
 from wirings.rules import Rule
+from wirings.utils.transforms import in_transform
 
 
 class NodeLevel(NamedTuple):
@@ -90,6 +93,8 @@ class StaticGraph(Graph):
     def forward(self, x: Tensor) -> Tensor:
         self._check_input(x, 1, "(batch, inputs, …)")
         far, near = self._matrices()
+        if (functions := self._block_functions(x.transpose(0, 1))) is not None:
+            return self._run_blocks(x.transpose(0, 1), far, functions)
         messages: list[Tensor] = []  # what each group sends, (nodes, batch, …)
         kept: list[Tensor] = []  # the states of levels that contain outputs
         level = 0
@@ -111,6 +116,43 @@ class StaticGraph(Graph):
             if sent:
                 messages.append(self._joined(group.start, sent))
         return self._outputs(kept)
+
+    def _block_functions(self, x: Tensor) -> list[Any] | None:
+        """The functions of all blocks but the last, if our kernels can compute the graph as one operation, or None."""
+        last = len(self.functions) - 1
+        if not x.is_cuda or not self._one_operation or torch.compiler.is_compiling() or in_transform(x):
+            return None
+        parts = ["before", *["between"] * (last - 1)]
+        found = [f.block_function(part, x) for f, part in zip(self._convolutions(), parts, strict=True)]
+        if any(f is None for f in found) or any(f.stride != 1 for f in found[1:]):
+            return None
+        single = x.shape[1] == 1 and max(x.shape[2:]) <= found[0].stride  # a norm cannot be trained on one value
+        return None if single else found
+
+    @functools.cached_property
+    def _one_operation(self) -> bool:
+        """Whether this graph consists of blocks of which all but the last have convolutions as functions."""
+        blocks = isinstance(self.topology, Blocks) and len(self.functions) > 1 and not len(self.near)
+        products = [self._product(self.far, i) for i in range(1, len(self.groups))] if blocks else []
+        convolutions = all(isinstance(f, Convolutions) for f in list(self.functions)[:-1])
+        return blocks and convolutions and self._kept == {len(self.functions) - 1} and all(p.full for p in products)
+
+    def _convolutions(self) -> list[Convolutions]:
+        return list(self.functions)[:-1]  # type: ignore[return-value]
+
+    def _run_blocks(self, x: Tensor, far: dict[int, Tensor], functions: list[Any]) -> Tensor:
+        """The graph as one operation."""
+        from wirings.graph import _blocks_cuda
+
+        matrices = [far[i] for i in range(1, len(self.groups))]
+        firsts = [group.start - matrix.shape[1] for group, matrix in zip(self.groups[1:], matrices, strict=True)]
+        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+        received, statistics = _blocks_cuda.run(x, matrices, firsts, functions, dtype)
+        counts = [x[0].numel(), *[received[0].numel()] * (len(functions) - 1)]
+        noted = [each for each in zip(self._convolutions(), statistics, counts, strict=True) if each[0].training]
+        if noted:
+            note_statistics(*zip(*noted, strict=True))
+        return self._outputs([self._function(len(functions)).on_rows("after", received, 0.0)])
 
     def levels(self) -> list[NodeLevel]:
         """The levels in the order in which they are computed, with the function of their nodes."""

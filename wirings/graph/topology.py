@@ -23,6 +23,7 @@ from torch import Tensor
 
 from wirings.errors import WiringError
 from wirings.utils.checks import check_int
+from wirings.utils.text import brief
 
 GROUP = 32
 """The number of nodes that a static graph gathers, level by level, before it starts a new group."""
@@ -123,7 +124,7 @@ class Blocks(Topology):
     def __init__(self, sizes: Sequence[int], reach: int | None = None) -> None:
         given: Any = sizes
         if not isinstance(given, Sequence) or isinstance(given, str):
-            raise WiringError(f"Blocks expects a list with the size of each block, got {sizes!r}.")
+            raise WiringError(f"Blocks expects a list with the size of each block, got {brief(sizes)}.")
         self.sizes, self.reach = list(sizes), reach
         for i, size in enumerate(self.sizes):
             check_int("Blocks", f"the size of block {i}", size)

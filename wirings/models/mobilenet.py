@@ -164,6 +164,7 @@ def mobilenetv1_dnw(
     reach: int | None = None,
     share: str | None = None,
     eps: float = 1e-5,
+    mult_adds: float | None = None,
 ) -> MobileNetV1DNW:
     """MobileNetV1-DNW with the edges of MobileNetV1 at a width of ``size.width``.
 
@@ -175,6 +176,7 @@ def mobilenetv1_dnw(
         share: How the edges are shared among the stages, see `wirings.wire_`; by default every stage has as many as
             MobileNetV1's.
         eps: See `MobileNetV1DNW`.
+        mult_adds: At most so many multiply-adds of the whole network, if ``share`` is given; see `wirings.wire_`.
     """
     model = MobileNetV1DNW(size.classes, size.image_size, reach, eps)
     if rule is None:
@@ -197,11 +199,13 @@ def mobilenetv1_dnw(
             )
     if small:
         budget["head"] = float(width)
+    if mult_adds is not None and share is None:
+        raise WiringError('mult_adds bounds edges that are shared among the stages: give share, such as "global".')
     if share is None:
         model.wiring = wire_(model, rule, budget=budget)
     else:
         total = sum(floor_of(n, model.head.weight.numel()) if isinstance(n, float) else n for n in budget.values())
-        model.wiring = wire_(model, rule, k=total, share=share, include=names)
+        model.wiring = wire_(model, rule, k=total, mult_adds=mult_adds, share=share, include=names)
     return model
 
 

@@ -35,8 +35,12 @@ class LayerWiring:
     """A rule or its name; None leaves the network dense."""
     density: float | None = None
     """Fraction of the weights to keep."""
+    mult_adds: float | None = None
+    """At most so many multiply-adds of the whole network for one example, beside the density; see `wirings.wire_`."""
     share: str = "uniform"
     """How the edges are shared among the layers; see `wirings.wire_`."""
+    scale_weights: bool | float = False
+    """Whether starting weights are multiplied by 1 / √density, or by which number; see `wirings.wire_`."""
 
     def wire(self, model: nn.Module, skip: Sequence[str] = ()) -> nn.Module:
         """Wire a model in place and keep the handle as its ``wiring``, which is None if the model stays dense.
@@ -54,7 +58,8 @@ class LayerWiring:
                 f"rule {rule.name!r} needs a budget: give the model a density, the fraction of its weights to keep, or "
                 "use the rule 'dense'."
             )
-        model.wiring = wire_(model, rule, density=self.density, skip=skip, share=self.share)  # type: ignore[assignment]
+        budget = {"density": self.density, "mult_adds": self.mult_adds, "share": self.share}
+        model.wiring = wire_(model, rule, skip=skip, scale_weights=self.scale_weights, **budget)  # type: ignore
         return model
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 from torch import nn
 
@@ -47,7 +47,16 @@ class RegisteredModel:
         return wiring.wire(self.build(**groups, **given))
 
 
+class BuiltAs(NamedTuple):
+    """How `get` built a model."""
+
+    name: str
+    options: dict[str, Any]
+    """The options that were given, except for the rule, which the model's wiring knows."""
+
+
 _WIRING = "wiring"
+_BUILT_AS = "_built_as"
 _registry: dict[str, RegisteredModel] = {}
 
 
@@ -133,4 +142,15 @@ def get(name: str, **given: Any) -> nn.Module:
     classes = given.get("classes", 1)
     if not is_int(classes) or classes < 1:
         raise WiringError(f"classes must be an integer of at least 1, got {classes!r}.")
-    return _registry[name](given)
+    model = _registry[name](given)
+    model.__dict__[_BUILT_AS] = BuiltAs(name, {key: value for key, value in given.items() if key != "rule"})
+    return model
+
+
+def built_as(model: nn.Module) -> BuiltAs | None:
+    """Return the name and the options that `get` built a model with; None for any other model.
+
+    >>> built_as(get("resnet18", rule="dnw", density=0.1, width=0.25))
+    BuiltAs(name='resnet18', options={'density': 0.1, 'width': 0.25})
+    """
+    return model.__dict__.get(_BUILT_AS)

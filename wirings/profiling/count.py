@@ -70,9 +70,11 @@ def _run(model: nn.Module, arguments: CallArguments) -> tuple[dict[str, list[Cal
 
     def note(name: str) -> Any:
         def hook(module: nn.Module, args: Any, keywords: Any, out: Any) -> None:
-            shapes = costs.shapes((*args, *keywords.values())), costs.shapes(out)
+            given = (*args, *keywords.values())
             effort = module.effort if isinstance(module, ContinuousGraph) else None
-            calls.setdefault(name, []).append(Call(*shapes, 1 if effort is None else effort.evaluations))
+            often = 1 if effort is None else effort.evaluations
+            call = Call(costs.shapes(given), costs.shapes(out), often, costs.loads(module, given))
+            calls.setdefault(name, []).append(call)
 
         return hook
 

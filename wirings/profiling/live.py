@@ -25,7 +25,8 @@ from torch.utils import _pytree as trees
 from wirings.budgets.mult_adds import Call
 from wirings.errors import WiringError
 from wirings.graph import Graph
-from wirings.profiling.graphs import GraphEdges, channel_dims
+from wirings.graph.work import channel_dims
+from wirings.profiling.graphs import GraphEdges
 from wirings.utils.example_input import CallArguments, tensors_in
 from wirings.utils.layers import CONVOLUTIONS
 from wirings.wire.parametrization import detach

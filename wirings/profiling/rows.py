@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from wirings.budgets import mult_adds as costs
 from wirings.budgets.mult_adds import Call
 from wirings.graph import Graph
 from wirings.graph.base import class_name
 from wirings.graph.nodes import NodeFunction
-from wirings.profiling.graphs import GraphEdges, node_work, passes
+from wirings.graph.work import node_work, passes
+from wirings.profiling.graphs import GraphEdges
 from wirings.profiling.live import CallLiveness, ChannelLiveness
 from wirings.profiling.report import ProfileRow
 from wirings.profiling.weights import Weights, add, count, live_part
@@ -81,11 +82,13 @@ class RowBuilder:
         if not calls:
             self._uncalled(name)
         for number, call in enumerate(calls):
+            found: dict[tuple[nn.Module, str], list[Tensor]] = {}  # by weight, which may be used in several parts
             for use in costs.uses(module, call):
-                weight = self.weights[use.holder, use.attribute]
-                parts = [live_part(module, weight.mask, _at(f, name, number)) for f in (self.near, self.far)]
-                near, far = (int(part[use.rows].count_nonzero()) for part in parts)
-                add(weight, *parts)
+                weight, place = self.weights[use.holder, use.attribute], (use.holder, use.attribute)
+                if place not in found:
+                    found[place] = [live_part(module, weight.mask, _at(f, name, number)) for f in (self.near, self.far)]
+                    add(weight, *found[place])
+                near, far = (int(part[use.rows].count_nonzero()) for part in found[place])
                 dense += use.times * count(weight, use.rows)
                 real, live = real + use.times * near, live + use.times * far
             more = costs.extra(module, call)
@@ -98,12 +101,13 @@ class RowBuilder:
         holders = [module, module.out_proj] if isinstance(module, nn.MultiheadAttention) else [module]
         params = np.zeros(3, np.int64)
         edges = live_edges = 0
+        has_edges = counted
         for holder in holders:
             for attribute, parameter in _own(holder).items():
                 new = id(parameter) not in self._counted
                 self._counted.add(id(parameter))
-                if counted and attribute in wired_by_default(holder):
-                    weight = self.weights[holder, attribute]
+                if (counted and attribute in wired_by_default(holder)) or self.weights.is_sparse(holder, attribute):
+                    weight, has_edges = self.weights[holder, attribute], True
                     near, far = (weight.mask if part is None else part for part in (weight.near, weight.far))
                     sums = [int(part.count_nonzero()) for part in (weight.mask, near, far)]
                     edges, live_edges = edges + sums[0], live_edges + sums[2]
@@ -120,7 +124,7 @@ class RowBuilder:
         nodes = getattr(module, "out_features", getattr(module, "out_channels", None)) if followed else None
         return ProfileRow(
             name, class_name(module), dense, real, live, mult_adds[0], mult_adds[1], mult_adds[2],
-            edges=edges if counted else None, live_edges=live_edges if counted else None, nodes=nodes,
+            edges=edges if has_edges else None, live_edges=live_edges if has_edges else None, nodes=nodes,
             dead_nodes=None if nodes is None else nodes - _living(self.far.get(name), nodes),
             times=max(1, len(calls)), norms=norms,
         )  # fmt: skip

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from wirings.budgets.mult_adds import FREE
 from wirings.profiling.live import ChannelLiveness
-from wirings.utils.layers import CONVOLUTIONS, multiplies, parametrizations_of, sends_first
+from wirings.utils.layers import CONVOLUTIONS, multiplies, parametrizations_of, sends_first, wired_by_default
 from wirings.wire.edges import Edges
 from wirings.wire.parametrization import wired
 
@@ -65,6 +66,20 @@ class Weights:
             mask = (getattr(module, attribute) != 0).cpu()
         params = None if holder is None else sum(p.numel() for p in holder.parameters())
         return _Weight(mask, None, params)
+
+    def is_sparse(self, module: nn.Module, attribute: str) -> bool:
+        """Whether a matrix of a layer that is not known has edges: it is wired, or was before it was finalized.
+
+        Then some of its entries are zero. All entries are zero in parameters that start so, which are no wirings.
+        """
+        if attribute in wired_by_default(module):
+            return False
+        if (holder := parametrizations_of(module).get(attribute)) is not None:
+            return isinstance(holder[0], Edges)
+        if isinstance(module, FREE):  # a row of an embedding may be zero
+            return False
+        parameter = getattr(module, attribute)
+        return parameter.dim() > 1 and 0 < int(torch.count_nonzero(parameter)) < parameter.numel()
 
     def any_zero(self) -> bool:
         """Whether any weight of a layer that multiplies has entries that are not real."""

@@ -9,6 +9,7 @@ from torch import nn
 from wirings.errors import WiringError
 from wirings.graph.nodes.base import After, Node, NodeFunction, NodeRecipe, get
 from wirings.graph.nodes.plain import Plain
+from wirings.utils.text import brief
 
 
 def build(recipe: NodeRecipe | None, nodes: int, where: str, sends: bool = True, receives: bool = True) -> NodeFunction:
@@ -37,4 +38,4 @@ def build(recipe: NodeRecipe | None, nodes: int, where: str, sends: bool = True,
 
 
 def _short(recipe: Any) -> str:
-    return type(recipe).__name__ if isinstance(recipe, nn.Module) else repr(recipe)
+    return type(recipe).__name__ if isinstance(recipe, nn.Module) else brief(recipe)

@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from wirings.errors import WiringError, unknown
 from wirings.graph.nodes.activation import ZERO_AT_ZERO, get_activation
 from wirings.graph.nodes.base import ALL, Node, NodeCost, NodeFunction, register
-from wirings.utils.checks import check_bool, check_int
+from wirings.utils.checks import check_bool, check_int, is_int
+from wirings.utils.text import brief
 
 PARTS = ("norm", "activation", "conv")
 BATCH_MOMENTUM = 0.1  # PyTorch's default
@@ -32,6 +33,8 @@ class Convolutions(NodeFunction):
     states between two passes through the edges are not read, both parts are one chain.
     """
 
+    running_mean: Tensor
+    running_var: Tensor
     counted_parameters = ("kernel",)
     norm_parameters = ("norm_weight", "norm_bias")
 
@@ -142,18 +145,32 @@ class Convolutions(NodeFunction):
 
     def _batch_norm_fused(self, kernels: Any, parts: tuple[str, ...], x: Tensor) -> Tensor:
         self._check(parts, x.transpose(0, 1))
-        lower = torch.is_autocast_enabled("cuda")
-        dtype = torch.get_autocast_dtype("cuda") if lower else x.dtype
+        dtype = _precision(x)
+        out, mean, var = kernels.batch_map(x, *self._arguments(parts), dtype)
+        if self.training:
+            note_statistics([self], [(mean, var)], [x[0].numel()])
+        return out
+
+    def _arguments(self, parts: tuple[str, ...]) -> tuple[Any, ...]:
+        """What `_batch_cuda.batch_map` takes beside the states."""
         relu = "activation" in parts and self.activation is not None
         mean, var = (None, None) if self.training else (self.running_mean, self.running_var)
-        kernel = (self.norm_weight, self.norm_bias, mean, var, self.kernel)
-        out, mean, var = kernels.batch_map(x, *kernel, self.recipe.eps, relu, self.recipe.stride, dtype)
-        if self.training:
-            count = x[0].numel()
-            with torch.no_grad():
-                self.running_mean.lerp_(mean, BATCH_MOMENTUM)  # type: ignore[operator]
-                self.running_var.lerp_(var * (count / (count - 1)), BATCH_MOMENTUM)  # type: ignore[operator]
-        return out
+        return self.norm_weight, self.norm_bias, mean, var, self.kernel, self.recipe.eps, relu, self.recipe.stride
+
+    def block_function(self, part: str, x: Tensor) -> Any:
+        """A part with a batch norm as an argument of `_blocks_cuda.run`; None if our kernels cannot compute it.
+
+        Args:
+            part: ``"before"`` or ``"between"``.
+            x: states like those that it will be applied to, (nodes, batch, …).
+        """
+        parts = self.parts[part]
+        if not self._batch_fused or self._batch_kernels(parts, x) is None:
+            return None
+        from wirings.graph._blocks_cuda import BlockFunction
+
+        gamma, beta, mean, var, kernel, *rest = self._arguments(parts)
+        return BlockFunction(gamma, beta, kernel, mean, var, *rest)
 
     def _norm(self, x: Tensor, nodes: slice) -> Tensor:
         assert self.norm_weight is not None
@@ -166,8 +183,13 @@ class Convolutions(NodeFunction):
         if x.shape[0] == 0:
             return x  # PyTorch's norms reject an empty batch
         if self.recipe.norm == "batch":
-            mean, var = self.running_mean[nodes], self.running_var[nodes]  # type: ignore[index]
+            mean, var = self.running_mean[nodes], self.running_var[nodes]
             return F.batch_norm(x, mean, var, weight, bias, self.training, BATCH_MOMENTUM, self.recipe.eps)
+        if x.shape[2:].numel() == 1:
+            raise WiringError(
+                "ConvNode: an instance norm needs maps of more than one pixel, got one pixel after the convolution. "
+                'Use norm="batch", norm=None or larger maps.'
+            )
         return F.instance_norm(x, weight=weight, bias=bias, eps=self.recipe.eps)
 
     def _convolve(self, x: Tensor, nodes: slice) -> Tensor:
@@ -188,6 +210,28 @@ class Convolutions(NodeFunction):
         out = tuple(-(-side // recipe.stride) for side in size)
         mult_adds, params = np.full(nodes, weights * math.prod(out)), np.full(nodes, weights)
         return NodeCost(mult_adds, params, size if recipe.pad else out)
+
+
+def _precision(x: Tensor) -> torch.dtype:
+    """The dtype of a convolution's result: under autocast it is lowered, unlike that of a norm."""
+    return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+
+
+@torch.no_grad()
+def note_statistics(
+    functions: Sequence[Convolutions], statistics: Sequence[tuple[Tensor, Tensor]], counts: Sequence[int]
+) -> None:
+    """Update the running statistics of batch norms, in few kernels however many there are.
+
+    Args:
+        functions: the functions whose norms these are.
+        statistics: for each, the mean and the biased variance of every node.
+        counts: for each, the number of values of a node.
+    """
+    means, variances = zip(*statistics, strict=True)
+    unbiased = torch._foreach_mul(variances, [count / (count - 1) for count in counts])
+    running = [f.running_mean for f in functions], [f.running_var for f in functions]
+    torch._foreach_lerp_([*running[0], *running[1]], [*means, *unbiased], BATCH_MOMENTUM)
 
 
 def _node_kernels() -> Any:
@@ -243,7 +287,7 @@ class ConvNode(Node):
     eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        if self.norm not in (None, "instance", "batch"):
+        if self.norm is not None and (not isinstance(self.norm, str) or self.norm not in ("instance", "batch")):
             raise unknown("norm", str(self.norm), ("instance", "batch"))
         get_activation(self.activation)
         object.__setattr__(self, "before", _checked(self.before))
@@ -256,12 +300,12 @@ class ConvNode(Node):
         check_bool("ConvNode", "pad", self.pad)
         if self.kernel % 2 == 0:
             raise WiringError(f"ConvNode: kernel must be odd, so that it has a centre, got {self.kernel}.")
-        if self.dims not in MAP_DIMS:
+        if not is_int(self.dims) or self.dims not in MAP_DIMS:
             raise WiringError(
-                f"ConvNode: dims must be 1, 2 or 3, got {self.dims!r}; for single numbers use an ActivationNode."
+                f"ConvNode: dims must be 1, 2 or 3, got {brief(self.dims)}; for single numbers use an ActivationNode."
             )
         if not isinstance(self.eps, (int, float)) or not 0 < self.eps < math.inf:
-            raise WiringError(f"ConvNode: eps must be a positive number, got {self.eps!r}.")
+            raise WiringError(f"ConvNode: eps must be a positive number, got {brief(self.eps)}.")
 
     def build(self, nodes: int, sends: bool = True, receives: bool = True) -> NodeFunction:
         return Convolutions(self, nodes, self.before if sends else (), self.after if receives else ())
@@ -269,9 +313,10 @@ class ConvNode(Node):
 
 def _checked(parts: Sequence[str]) -> tuple[str, ...]:
     if isinstance(parts, str) or not isinstance(parts, Sequence):
-        raise WiringError(f"ConvNode: before= and after= expect lists of parts: write [{parts!r}].")
+        hint = f"write [{parts!r}]" if isinstance(parts, str) else f"got {brief(parts)}"
+        raise WiringError(f"ConvNode: before= and after= expect lists of parts: {hint}.")
     for part in parts:
-        if part not in PARTS:
+        if not isinstance(part, str) or part not in PARTS:
             raise unknown("part", str(part), PARTS)
     if len(set(parts)) < len(parts):
         raise WiringError(f"ConvNode: {list(parts)} names a part twice.")
