@@ -109,4 +109,32 @@ def density() -> str:
     return "\n".join(lines)
 
 
-FIGURES = {"latency": latency, "batches": batches, "resnet": resnet, "steps": steps, "density": density}
+def tokens() -> str:
+    """Latency of transformers, from the record of `benchmarks.latency_tokens`."""
+    found = record("benchmarks/latency_tokens-cpu")
+    about = found["encoder"]
+    lines = [
+        f"| {about['hardware']}, {about['threads']} threads, medians | engine | ONNX Runtime | int8 | PyTorch | |",
+        "|---|---|---|---|---|---|",
+    ]
+    names = {"encoder": "encoder, 128 tokens", "decoder": "GPT, one token"}
+    for part, name in names.items():
+        for row in found[part]["rows"]:
+            times = {side: 1e3 * taken["median_s"] for side, taken in row["times"].items()}
+            onnx = min(value for side, value in times.items() if side.startswith("ONNX") and "int8" not in side)
+            best, own = min(onnx, times["PyTorch"]), times["engine"]
+            lines.append(
+                f"| {name}, {100 * row['density']:g} % | {own:.2f} ms | {onnx:.2f} ms | "
+                f"{times['ONNX Runtime, int8']:.2f} ms | {times['PyTorch']:.2f} ms | {best / own:.1f} times as fast |"
+            )
+    return "\n".join(lines)
+
+
+FIGURES = {
+    "latency": latency,
+    "batches": batches,
+    "resnet": resnet,
+    "steps": steps,
+    "tokens": tokens,
+    "density": density,
+}

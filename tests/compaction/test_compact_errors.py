@@ -62,11 +62,24 @@ class Returns(nn.Module):
         return self.function(x)
 
 
+class Dropping(nn.Module):
+    """A recurrent layer that drops in evaluation, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.LSTM(2, 3, 2, dropout=0.5, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner.train()(x)[0]  # type: ignore[no-any-return]
+
+
 def test_rejects_other_outputs_and_randomness() -> None:
-    with pytest.raises(WiringError, match=r"got dict. Wrap the model"):
-        compact(Returns(lambda x: {"y": x}), torch.randn(1, 2))
-    with pytest.raises(WiringError, match=r"got tuple of \(Tensor, tuple\). Wrap the model"):
-        compact(nn.LSTM(2, 3), torch.randn(1, 2, 2))
+    with pytest.raises(WiringError, match=r"got set. Wrap the model"):
+        compact(Returns(lambda x: {x}), torch.randn(1, 2))
+    with pytest.raises(WiringError, match=r"got tuple of \(Tensor, str\). Wrap the model"):
+        compact(Returns(lambda x: (x, "y")), torch.randn(1, 2))
+    with pytest.raises(WiringError, match=r"draws random numbers in evaluation \(aten::lstm"):
+        compact(Dropping(), torch.randn(1, 2, 2))
     with pytest.raises(
         WiringError, match=r"draws random numbers in evaluation \(aten::(rand|dropout|bernoulli|native)"
     ):
@@ -124,8 +137,10 @@ def test_rejects_invalid_arguments() -> None:
         compact(nn.Linear(2, 2))
     with pytest.raises(WiringError, match=r"Linear failed on example_input of shape \(1, 3\)"):
         compact(nn.Linear(2, 2), torch.randn(1, 3))
-    with pytest.raises(WiringError, match=r"compact expects tensors .* got NoneType for input 1"):
-        compact(nn.Linear(2, 2), (torch.randn(1, 2), None))
+    with pytest.raises(WiringError, match=r"compact expects tensors .* got list for input 1"):
+        compact(nn.Linear(2, 2), (torch.randn(1, 2), []))
+    with pytest.raises(WiringError, match=r"at least one tensor .* got none"):
+        compact(nn.Linear(2, 2), (None,))
     with pytest.raises(WiringError, match="got a tensor without a batch dimension for input 0"):
         compact(nn.Linear(2, 2), torch.tensor(1.0))
     with pytest.raises(WiringError, match="empty batch"):
@@ -192,8 +207,8 @@ def test_keyword_inputs() -> None:
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     with pytest.raises(WiringError, match=r"expected 2 inputs \(mask, x\), got 1, other"):
         small(mask, other=x)
-    with pytest.raises(WiringError, match=r"got float for scale. Wrap the model"):
-        compact(model, {"x": x, "scale": 2.0})
+    with pytest.raises(WiringError, match=r"got list for scale. Wrap the model"):
+        compact(model, {"x": x, "scale": [2.0]})
 
 
 @pytest.mark.parametrize("count", [2, 4])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from wirings import WiringError, compact, load_compact, models
+from wirings import WiringError, compact, load_compact, models, wire_
 from wirings.compaction import CompactModel
 from wirings.compaction import operations as ops
 from wirings.compaction.program import Program
@@ -123,17 +123,95 @@ def every_operation() -> Program:
     return Program({"input": (3, 8, 8)}, operations, ("result", "same", "mean"), {"one_output": False})
 
 
+def every_token_operation() -> Program:
+    torch.manual_seed(0)
+    t = torch.randn
+    mask = t(4, 7, 7).masked_fill(torch.rand(4, 7, 7) < 0.2, -float("inf"))
+    mask[:, :, 0] = 0
+    operations: list[ops.Operation] = [
+        ops.Embedding("embedded", ("ids",), t(11, 6)),
+        ops.MultiplyMap("turned", ("embedded",), t(6, 7)),
+        ops.ChannelNorm("layer_norm", ("turned",), t(6), t(6), 1e-4, True, 9),
+        ops.ChannelNorm("rms_norm", ("layer_norm",), t(6), t(6), 1e-4, False, 6),
+        ops.Conv("queries", ("rms_norm",), t(12, 6, 1), t(12), (1,), (0,), (1,)),
+        ops.Conv("keys", ("rms_norm",), t(6, 6, 1), t(6), (1,), (0,), (1,)),
+        ops.Attention("shared", ("queries", "keys", "keys"), None, (2, 4), (1, 5), 2, 0.5, True),
+        ops.Attention("masked", ("queries", "queries", "queries"), mask, (3,) * 4, (3,) * 4, 1, 0.3),
+        ops.Attention("one_mask", ("keys", "keys", "keys"), mask[:1].clone(), (3, 3), (3, 3), 1, 0.3, True),
+        ops.Arrange("tokens", ("shared",), ((3, 4), (7,)), (0, 3, 2, 1), (-1, 7, 12)),
+    ]
+    notes = {"types": {"ids": "torch.int64"}}
+    return Program({"ids": (7,)}, operations, ("tokens", "masked", "one_mask"), notes)
+
+
+def test_files_of_schema_3_are_read() -> None:
+    """Written from `every_operation` when places were 32-bit integers, with the outputs in its notes."""
+    path = Path(__file__).parent / "old_files" / "schema_3.safetensors"
+    program, made = Program.load(path), every_operation()
+    assert [type(o) for o in program.operations] == [type(o) for o in made.operations]
+    assert int(program.operations[0].tensors()["weight"].count_nonzero()) < 36
+    x = torch.linspace(-1, 1, 2 * 3 * 8 * 8).view(2, 3, 8, 8)
+    for found, expected in zip(program.run(x), program.notes["expected"], strict=True):
+        torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "error", "size"), [("float16", 1e-3, 0.55), ("bfloat16", 1e-2, 0.55), ("int8", 2e-2, 0.3)]
+)
+def test_weights_can_be_rounded_in_a_file(dtype: str, error: float, size: float, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.Flatten())
+    for conv in (model[0], model[3]):
+        conv.weight.data *= torch.rand_like(conv.weight) < 0.8
+    x = torch.randn(4, 3, 8, 8)
+    small = compact(model.eval(), x)
+    exact, rounded = small.save(tmp_path / "exact.safetensors"), small.save(tmp_path / "rounded.safetensors", dtype)
+    assert torch.equal(load_compact(exact)(x), small(x))
+    again = load_compact(rounded)
+    assert {t.dtype for t in again.parameters()} == {torch.float32}
+    difference = float((again(x) - small(x)).abs().max() / small(x).abs().max())
+    assert 0 < difference < error
+    assert rounded.stat().st_size < size * exact.stat().st_size
+    with pytest.raises(WiringError, match=r"dtype='int8' is for .safetensors files, got model.onnx"):
+        small.save("model.onnx", "int8")
+    with pytest.raises(WiringError, match="unknown dtype 'float8'"):
+        small.save(tmp_path / "model.safetensors", "float8")
+
+
+def test_files_take_few_bytes_an_edge(tmp_path: Path) -> None:
+    """The figures in docs/compact.md."""
+    pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    model = models.get("resnet18")
+    wire_(model, "random", density=0.02)
+    x = torch.randn(2, 3, 32, 32)
+    small = compact(model.eval(), x)
+    assert small.report is not None
+    for dtype, most, error in ((None, 5.0, 0), ("float16", 3.0, 1e-3), ("bfloat16", 3.0, 0.01), ("int8", 2.1, 0.01)):
+        path = small.save(tmp_path / "model.safetensors", dtype)
+        assert path.stat().st_size < most * small.report.after.edges
+        assert (load_compact(path)(x) - small(x)).abs().max() <= error * small(x).abs().max()
+        if dtype is None:
+            assert path.stat().st_size == pytest.approx(0.9e6, rel=0.05)
+            assert path.stat().st_size == pytest.approx(small.report.after.bytes, rel=0.02)
+    assert small.save(tmp_path / "model.onnx").stat().st_size == pytest.approx(37e6, rel=0.02)
+
+
 @pytest.mark.parametrize("kind", ["onnx", "pt2", "safetensors"])
 def test_every_operation_can_be_exported(tmp_path: Path, kind: str) -> None:
     pytest.importorskip("onnxruntime")
-    path = CompactModel(every_operation()).save(tmp_path / f"all.{kind}")  # compares the outputs
-    assert path.stat().st_size > 1000
-    assert {type(o) for o in every_operation().operations} == set(ops.OPERATIONS.values()) - {ops.TorchOperator}
-    if kind == "safetensors":
-        program, again = every_operation(), Program.load(path)
-        for (name, one), (same, two) in zip(program.tensors(), again.tensors(), strict=True):
-            assert name == same
-            assert torch.equal(one, two)
+    programs = every_operation(), every_token_operation()
+    kinds = {type(o) for program in programs for o in program.operations}
+    assert kinds == set(ops.OPERATIONS.values()) - {ops.TorchOperator}
+    for program in programs:
+        path = CompactModel(program).save(tmp_path / f"all.{kind}")  # compares the outputs
+        assert path.stat().st_size > 1000
+        if kind == "safetensors":
+            again = Program.load(path)
+            assert str(again) == str(program)
+            for (name, one), (same, two) in zip(program.tensors(), again.tensors(), strict=True):
+                assert name == same
+                assert torch.equal(one, two)
 
 
 @pytest.mark.parametrize("kind", ["onnx", "pt2", "safetensors"])

@@ -324,7 +324,40 @@ def test_attention_and_computed_sizes() -> None:
             return self.last(y.reshape(b * n, c)).view(b, n, 4)
 
     small = compared(Attention(), 5, 6)
-    assert "scaled_dot_product_attention" in str([getattr(o, "target", "") for o in small.program.operations])
+    parts = ["SelectChannels"] * 3
+    assert kinds(small) == ["Arrange", "Conv", *parts, "Attention", "Conv", "Arrange"]
+
+
+class AddsBooleans(nn.Module):
+    """Adds booleans to scores, which counts them as 0 and 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = x.unflatten(-1, (2, 3)).transpose(1, 2)
+        return (q @ q.transpose(-1, -2) * 0.5 + (torch.ones(4, 4).tril() > 0)).softmax(-1) @ q
+
+
+class ByPlaceInBatch(nn.Module):
+    """Multiplies all but the first few examples of a batch by zero."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (torch.arange(x.shape[0]) < 4).float()[:, None, None]
+
+
+@pytest.mark.parametrize("last", [AddsBooleans, ByPlaceInBatch])
+def test_what_looks_like_something_else(last: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(6, 6), last()).eval(), torch.randn(6, 4, 6)
+    small = compact(model, x[:2])
+    torch.testing.assert_close(small(x), model(x).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_empty_parts_and_more_dimensions() -> None:
+    class Parts(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            _, one, two = x.split([0, 2, 4], -1)
+            return torch.cat([two, one, x.expand(3, *x.shape).sum(0)], -1)
+
+    compared(nn.Sequential(nn.Linear(6, 6), Parts()), 4, 6)
 
 
 def test_opaque_operators_only_keep_the_channels_around_them() -> None:

@@ -135,10 +135,10 @@ def test_environment_variable_disables_the_kernels(monkeypatch: pytest.MonkeyPat
 @needs_compiler
 @pytest.mark.slow
 def test_kernels_are_built_once(folder: Path) -> None:
-    library = build.SOURCE.built(compiler.compilers(""), folder)
+    library = build.SOURCE.built(compiler.compilers(""), folder / "engine")
     assert library.parent == folder / "engine"
     written = library.stat().st_mtime_ns
-    assert build.SOURCE.built(compiler.compilers(""), folder) == library
+    assert build.SOURCE.built(compiler.compilers(""), folder / "engine") == library
     assert library.stat().st_mtime_ns == written
     build._declared(ctypes.CDLL(str(library)))
 
@@ -146,7 +146,9 @@ def test_kernels_are_built_once(folder: Path) -> None:
 @needs_compiler
 def test_built_kernels_are_found_without_a_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WIRINGS_CACHE")
-    usual = build.SOURCE.built(compiler.compilers(os.environ.get("CXX", "")), cache_folder())  # is there already
+    usual = build.SOURCE.built(
+        compiler.compilers(os.environ.get("CXX", "")), cache_folder() / "engine"
+    )  # is there already
     monkeypatch.setenv("WIRINGS_CACHE", str(folder))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(folder))
@@ -155,7 +157,7 @@ def test_built_kernels_are_found_without_a_compiler(folder: Path, monkeypatch: p
     assert other != usual.name
     (folder / "engine" / other).write_bytes(b"")
     with pytest.raises(compiler.MissingError, match="There is no C"):
-        build.SOURCE.built_before(folder)
+        build.SOURCE.load_built(folder)
     shutil.copy(usual, folder / "engine")
     build._kernels.cache_clear()
     model, images, expected = network()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import wirings
 from tests.engine.test_kernels import nodes
 from wirings import WiringError, engine
-from wirings.compaction.operations import Activation, Conv, InputRef, TorchOperator
+from wirings.compaction.operations import Activation, Add, Conv, Embedding, InputRef, TorchOperator
 from wirings.compaction.program import Program
 from wirings.engine.execution_plan import ExecutionPlan
 
@@ -221,6 +221,19 @@ def test_integer_inputs_and_a_fixed_batch_size() -> None:
     assert made.report.steps
     with pytest.raises(WiringError, match="batch size of 2, got a batch of 3"):
         made(torch.randn(3, 4))
+
+
+def test_tables_of_different_sizes_for_the_same_tokens() -> None:
+    tables = [Embedding("long", ("words",), torch.randn(9, 4)), Embedding("short", ("words",), torch.randn(5, 4))]
+    for first, second in ((0, 1), (1, 0)):
+        operations = [tables[first], tables[second], Add("sum", ("long", "short"))]
+        program = Program({"words": (6,)}, operations, ("sum",), {"types": {"words": "torch.int64"}})
+        made = engine.compile(program, engine="sparse", threads=1)
+        words = torch.randint(5, (2, 6))
+        close(made(words), program.run(words)[0])
+        if made.compiled:
+            with pytest.raises(WiringError, match="expects tokens from 0 to 4, got 5 to 5"):
+                made(torch.full((1, 6), 5))
 
 
 @needs_kernels

@@ -1,10 +1,13 @@
 """Convert PyTorch's operators into operations of a program.
 
 The functions that do so are defined beside the operations they produce, in `wirings.compaction.operations`, and are
-registered here with `converts`. Each takes the builder, the operator's name (also a hint for the result's name) and the
-operator's arguments by name: tensors of the program (`ProgramTensor`), constant tensors (weights) and plain Python
-values. It returns a tensor of the program, a tuple of them, or None if it cannot express the operator with these
-arguments. Operators that nothing can express become a `TorchOperator`.
+registered here with `converts`. Each takes the builder, the operator's name without its overload (also a hint for the
+result's name) and the operator's arguments by name: tensors of the program (`ProgramTensor`), constant tensors
+(weights) and plain Python values. It returns a tensor of the program, a tuple of them, or None if it cannot express the
+operator with these arguments. Operators that nothing can express become a `TorchOperator`.
+
+Functions that are registered with `converts` take tensors that are stored as the model sees them. Those registered with
+`converts_views` take tensors whose dimensions are in another order, too (`wirings.compaction.axes`).
 """
 
 from __future__ import annotations
@@ -15,20 +18,26 @@ from typing import Any
 
 from torch import Tensor
 
+from wirings.compaction.axes import Axes
 from wirings.compaction.builder import ProgramBuilder
 
 
 @dataclass(frozen=True)
 class ProgramTensor:
-    """A tensor of the program, by name."""
+    """A tensor of the model: a tensor of the program by name, and how it lies there."""
 
     name: str
+    axes: Axes | None = None
+    """None if it is stored as the model sees it."""
 
 
 Arguments = dict[str, Any]
 Converter = Callable[[ProgramBuilder, str, Arguments], Any]
 CONVERTERS: dict[str, Converter] = {}
 """By the operator's name without its overload; all overloads of a name share one function."""
+
+VIEW_CONVERTERS: dict[str, Converter] = {}
+"""The same, for tensors whose dimensions may be in another order."""
 
 CHANNELWISE = {
     "abs", "ceil", "cos", "erf", "exp", "expm1", "floor", "hardshrink", "log1p", "log_sigmoid", "logit",
@@ -48,6 +57,49 @@ def converts(*names: str) -> Callable[[Converter], Converter]:
         return function
 
     return register
+
+
+def converts_views(*names: str) -> Callable[[Converter], Converter]:
+    """Register a function that converts the operators of these names, for tensors with any `Axes`."""
+
+    def register(function: Converter) -> Converter:
+        VIEW_CONVERTERS.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+def view_of(builder: ProgramBuilder, x: Any) -> Axes | None:
+    """The axes of an argument that is a floating-point tensor of the program; None for any other argument."""
+    if not isinstance(x, ProgramTensor) or x.name in builder.loose:
+        return None
+    value = builder.values[x.name]
+    if not isinstance(value, Tensor) or value.dim() < 2 or not value.is_floating_point():
+        return None
+    return Axes.plain(tuple(value.shape)) if x.axes is None else x.axes
+
+
+def viewed(builder: ProgramBuilder, name: str, axes: Axes, channels: int | None = None) -> ProgramTensor:
+    """A stored tensor as the model sees it.
+
+    Args:
+        builder: the program.
+        name: the stored tensor.
+        axes: the axes of a tensor of the same shape, or of one with another number of channels.
+        channels: in the latter case, the dimension that has all channels.
+    """
+    if channels is not None:
+        dims, stored = list(axes.dims), tuple(builder.values[name].shape)
+        dims[channels] = Axes.plain(stored).dims[1]
+        axes = Axes(stored, tuple(dims))
+    return ProgramTensor(name, None if axes.is_plain else axes)
+
+
+@dataclass(frozen=True)
+class BatchConstant:
+    """A constant that the model repeats for every example of a batch: (1, …)."""
+
+    value: Tensor
 
 
 def has_channels(builder: ProgramBuilder, x: Any) -> bool:

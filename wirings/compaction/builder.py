@@ -31,6 +31,10 @@ class ProgramBuilder:
         self.operations: list[Operation] = []
         self.batch: int | None = None
         """The batch size, if the program works for one only."""
+        self.loose: set[str] = set()
+        """Tensors whose dimension 0 is not the batch."""
+        self.arranged: dict[Any, str] = {}
+        """Tensors in another order of dimensions, by name and axes (`wirings.compaction.operations.arrange`)."""
         self._runs = bool(example) or not names
         if not example:
             self.values = dict.fromkeys(names)

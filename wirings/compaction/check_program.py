@@ -19,6 +19,7 @@ from torch import Tensor
 from wirings.compaction.allowed_operators import MAX_INTEGER
 from wirings.compaction.operation import MAX_DIMENSIONS, expect
 from wirings.compaction.operations import OPERATIONS, InputRef, WeightRef
+from wirings.compaction.output_structure import check_structure
 from wirings.compaction.program import TORCH_CONSTANTS, Program
 from wirings.errors import WiringError
 
@@ -78,8 +79,10 @@ def _check_notes(program: Program) -> None:
     found = notes.get("types", {})
     expect(isinstance(found, dict) and set(found) <= set(program.inputs), "types of inputs")
     expect(all(isinstance(TORCH_CONSTANTS.get(x), torch.dtype) for x in found.values()), "types that PyTorch has")
+    if "outputs" in notes:
+        check_structure(notes["outputs"], len(program.outputs))
     one = notes.get("one_output", len(program.outputs) == 1)
-    expect(not one or len(program.outputs) == 1, "one output")
+    expect("outputs" in notes or not one or len(program.outputs) == 1, "one output")
 
 
 # ---- fields ---------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,9 +15,10 @@ from wirings.compaction.compact_model import CompactModel
 from wirings.compaction.compare import TOLERANCE, check_outputs, largest_magnitude, relative_difference
 from wirings.compaction.fold import fold
 from wirings.compaction.lower_graphs import can_lower, lower_discrete, lower_static
+from wirings.compaction.output_structure import flatten_outputs
 from wirings.compaction.program import Program
 from wirings.compaction.prune import prune
-from wirings.compaction.report import CompactionReport, model_size, program_size
+from wirings.compaction.report import CompactionReport, model_size, program_size, uncounted_operators
 from wirings.compaction.trace import LowerModule, trace
 from wirings.errors import WiringError
 from wirings.graph import ContinuousGraph, DiscreteGraph
@@ -52,33 +54,49 @@ def compact(model: nn.Module, example_input: ExampleInput | None = None) -> Comp
     torch.Size([5, 2])
     """
     arguments = _check_arguments(model, example_input)
-    names = list(arguments.kwargs)
-    device = [*arguments.args, *arguments.kwargs.values()][0].device
+    named = [*(("input", x) for x in arguments.args), *arguments.kwargs.items()]
+    tensors = [(name, x.detach().cpu()) for name, x in named if isinstance(x, Tensor)]
+    device = next(x.device for _, x in named if isinstance(x, Tensor))
+    inputs = [x for _, x in tensors]
     plain = plain_copy(model)
-    plain = _WithKeywords(plain, names) if names else plain
-    inputs = [x.detach().cpu() for x in (*arguments.args, *arguments.kwargs.values())]
     try:
         with torch.no_grad():
-            outputs = plain(*(x.clone() for x in inputs))  # the model may change them in place
+            outputs = FlatModel(plain, arguments).call(*(x.clone() for x in inputs))  # it may change them in place
     except WiringError:
         raise
     except Exception as error:
         raise call_error(model, example_input, arguments, error, "compact") from error
-    expected = _as_tuple(outputs)
+    expected, structure, left_out = flatten_outputs(outputs)
     if any(y.numel() and not torch.isfinite(y).any() for y in expected):
         raise WiringError(
             "the model returns no finite number for the example, so the outputs cannot be compared. Use an example "
             "like those the model was trained on, or check whether training diverged."
         )
-    program = lower(plain, inputs, ["input"] * len(arguments.args) + names)
-    program.notes["one_output"] = isinstance(outputs, Tensor)
+    if not isinstance(outputs, Tensor) or len(inputs) < len(named) or arguments.kwargs:
+        plain = FlatModel(plain, arguments)
+    program = lower(plain, inputs, [name for name, _ in tensors])
+    program.notes["outputs"] = structure
+    if left_out:
+        program.notes["left_out"] = left_out
     small = shrink(program)
-    difference = check_outputs(program, small.run(*inputs), inputs, expected, "the compact model")
-    report = CompactionReport(model_size(program, plain), program_size(small), difference)
+    exact = functools.partial(_exact_outputs, plain, program, inputs)
+    difference = check_outputs(program, small.run(*inputs), inputs, expected, "the compact model", exact_outputs=exact)
+    sizes = model_size(program, plain), program_size(small)
+    report = CompactionReport(*sizes, difference, uncounted_operators(program))
     small.notes["report"] = report.as_mapping()
     if not _works_for_any_size(plain, small, inputs):
         small.notes["one_size"] = True
     return CompactModel(small, report).to(device).eval()
+
+
+@torch.no_grad()
+def _exact_outputs(model: nn.Module, program: Program, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The model's outputs in double precision; those of its program if the model only runs in single precision."""
+    wide = [x.double() if x.is_floating_point() else x for x in inputs]
+    try:
+        return flatten_outputs(copy.deepcopy(model).double()(*wide))[0]
+    except Exception:  # a model may make constants in single precision
+        return list(program.to(torch.float64).run(*wide))
 
 
 def plain_copy(model: nn.Module) -> nn.Module:
@@ -89,16 +107,38 @@ def plain_copy(model: nn.Module) -> nn.Module:
     return plain.eval()
 
 
-class _WithKeywords(nn.Module):
-    """A model whose last inputs are passed by keyword."""
+def flat_copy(model: nn.Module, example_input: ExampleInput | None) -> tuple[nn.Module, list[Tensor]]:
+    """A copy of a model as a program calls it, on the CPU and in single precision, and the inputs of an example."""
+    arguments = _check_arguments(model, example_input)
+    given = [*arguments.args, *arguments.kwargs.values()]
+    tensors = [x.detach().cpu() for x in given if isinstance(x, Tensor)]
+    single = [x.float() if x.is_floating_point() else x for x in tensors]
+    return FlatModel(plain_copy(model).float(), arguments), single
 
-    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
+
+class FlatModel(nn.Module):
+    """A model that takes the tensors of its example by position, and returns all of its tensors in a tuple.
+
+    Args:
+        model: the model.
+        arguments: what it is called with; everything but tensors is the same in every call.
+    """
+
+    def __init__(self, model: nn.Module, arguments: CallArguments) -> None:
         super().__init__()
-        self.model, self.names = model, list(names)
+        self.model = model
+        self.fixed = [None if isinstance(x, Tensor) else (x,) for x in (*arguments.args, *arguments.kwargs.values())]
+        self.names = list(arguments.kwargs)
 
-    def forward(self, *inputs: Tensor) -> Any:
-        count = len(inputs) - len(self.names)
-        return self.model(*inputs[:count], **dict(zip(self.names, inputs[count:], strict=True)))
+    def call(self, *inputs: Tensor) -> Any:
+        """What the model returns."""
+        waiting = iter(inputs)
+        given = [next(waiting) if x is None else x[0] for x in self.fixed]
+        count = len(given) - len(self.names)
+        return self.model(*given[:count], **dict(zip(self.names, given[count:], strict=True)))
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(flatten_outputs(self.call(*inputs))[0])
 
 
 def lower(model: nn.Module, inputs: Sequence[Tensor], names: Sequence[str] = ()) -> Program:
@@ -159,7 +199,7 @@ def _works_for_any_size(model: nn.Module, small: Program, inputs: Sequence[Tenso
     if all(x.dim() <= 2 for x in images):
         return True
     try:
-        pairs = list(zip(small.run(*images), _as_tuple(model(*images)), strict=True))
+        pairs = list(zip(small.run(*images), flatten_outputs(model(*images))[0], strict=True))
         return all(relative_difference(one, two, largest_magnitude(two)) <= TOLERANCE for one, two in pairs)
     except Exception:  # the model or the program does not support other sizes
         return False
@@ -171,6 +211,8 @@ def _check_arguments(model: nn.Module, example_input: ExampleInput | None) -> Ca
     arguments = example_arguments(model, example_input, "compact")
     named = [*((f"input {i}", x) for i, x in enumerate(arguments.args)), *arguments.kwargs.items()]
     for name, x in named:
+        if isinstance(x, (bool, int, float, str)) or x is None:
+            continue  # the same in every call
         if not isinstance(x, Tensor) or x.dim() == 0:
             got = "a tensor without a batch dimension" if isinstance(x, Tensor) else type(x).__name__
             raise WiringError(
@@ -179,6 +221,15 @@ def _check_arguments(model: nn.Module, example_input: ExampleInput | None) -> Ca
             )
         if x.shape[0] == 0:
             raise WiringError("example_input is an empty batch. Outputs are compared on at least one example.")
+    sizes = {name: len(x) for name, x in named if isinstance(x, Tensor)}
+    if len(set(sizes.values())) > 1:
+        counts = ", ".join(f"{size} for {name}" for name, size in sizes.items())
+        raise WiringError(
+            f"compact expects the same batch size, in dimension 0, for all inputs of the model, got {counts}. Wrap the "
+            "model in a module that takes inputs with a batch dimension and removes it."
+        )
+    if not any(isinstance(x, Tensor) for _, x in named):
+        raise WiringError("compact expects at least one tensor (batch, …) as an input of the model, got none.")
     for name, x in [*model.named_parameters(), *model.named_buffers()]:
         if is_sharded(x):
             raise WiringError(
@@ -191,17 +242,3 @@ def _check_arguments(model: nn.Module, example_input: ExampleInput | None) -> Ca
                 "convert the compact model."
             )
     return arguments
-
-
-def _as_tuple(outputs: Any) -> tuple[Tensor, ...]:
-    if isinstance(outputs, Tensor):
-        return (outputs,)
-    if isinstance(outputs, (tuple, list)) and outputs and all(isinstance(x, Tensor) for x in outputs):
-        return tuple(outputs)
-    what = type(outputs).__name__
-    if isinstance(outputs, (tuple, list)):
-        what += f" of ({', '.join(type(x).__name__ for x in outputs)})"
-    raise WiringError(
-        f"compaction expects a model that returns a tensor or a tuple of tensors, got {what}. Wrap the model in a "
-        "module that returns the tensors."
-    )

@@ -49,9 +49,20 @@ class CompactModel(ProgramModule):
                 raise WiringError(f"{name}: this compact model expects shape ({expected}), got {tuple(x.shape)}.{why}")
             check_batch(self.notes, x.shape[0])
 
-    def save(self, path: str | Path) -> Path:
-        """Write the model to a ``.safetensors``, ``.onnx`` or ``.pt2`` file; see `wirings.compaction.export`."""
-        return export_program(self.program, path)
+    def save(self, path: str | Path, dtype: str | torch.dtype | None = None) -> Path:
+        """Write the model to a ``.safetensors``, ``.onnx`` or ``.pt2`` file; see `wirings.compaction.export`.
+
+        Args:
+            path: the file.
+            dtype: for a ``.safetensors`` file, what weights are rounded to in it: ``"float16"``, ``"bfloat16"``, or
+                ``"int8"`` with a scale for every row. A loaded model computes in its own type with rounded weights, so
+                its outputs differ a little. Vectors, such as biases and norms, are not rounded. By default, nothing
+                is, and a loaded model is the same bit for bit.
+
+        Returns:
+            The path.
+        """
+        return export_program(self.program, path, dtype)
 
 
 def load_compact(path: str | Path, *, max_bytes: float | None = None) -> CompactModel:

@@ -12,7 +12,9 @@ A file only gets its name once it has been read again and returns the same outpu
 from __future__ import annotations
 
 import importlib.util
+import io
 import math
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -22,25 +24,39 @@ import torch
 from torch import Tensor
 
 from wirings.compaction.compare import check_outputs
+from wirings.compaction.file_format import write_program
 from wirings.compaction.operation import UnsupportedByOnnxError
 from wirings.compaction.program import Program
 from wirings.compaction.program_module import ProgramModule
+from wirings.compaction.tensor_storage import rounded
 from wirings.errors import WiringError
-from wirings.utils.files import whole_file
+from wirings.utils.encoded_tensors import rounding_type
+from wirings.utils.files import check_path, disk_errors, whole_file
 
 
-def export_program(program: Program, path: str | Path) -> Path:
-    """Write a program to a ``.onnx``, ``.pt2`` or ``.safetensors`` file; returns the path."""
-    checked = check_export_path(path)
+def export_program(program: Program, path: str | Path, dtype: str | torch.dtype | None = None) -> Path:
+    """Write a program to a ``.onnx``, ``.pt2`` or ``.safetensors`` file; returns the path.
+
+    Args:
+        program: the program.
+        path: the file.
+        dtype: the type that weights are rounded to in a ``.safetensors`` file.
+    """
+    checked, rounding = check_export_path(path), rounding_type(dtype)
+    if rounding is not None and checked.suffix != ".safetensors":
+        raise WiringError(f"dtype={rounding!r} is for .safetensors files, got {path}. Drop dtype, or change the name.")
     on_cpu = program.to("cpu")
-    with whole_file(checked) as part:
-        _WRITERS[checked.suffix](on_cpu, part)
+    with disk_errors(checked), whole_file(checked) as part:
+        if rounding is None:
+            _WRITERS[checked.suffix](on_cpu, part)
+        else:
+            _write_safetensors(on_cpu, part, rounding)
     return checked
 
 
 def check_export_path(path: str | Path) -> Path:
     """Raise unless the suffix is known and the folder exists, before any work is done."""
-    checked = Path(path)
+    checked = check_path(path)
     if checked.suffix not in _WRITERS:
         raise WiringError(f"expected a file name that ends in {', '.join(_WRITERS)}, got {path}.")
     if not checked.parent.is_dir():
@@ -58,19 +74,32 @@ def _compare(program: Program, what: str, call: Callable[..., Any]) -> None:
             check_outputs(program, found, images, program.run(*images), what)
 
 
-def _write_safetensors(program: Program, path: Path) -> None:
-    program.save(path)
-    _compare(Program.load(path, math.inf), "the file", program.run)
+def _write_safetensors(program: Program, path: Path, dtype: str | None = None) -> None:
+    write_program(program, path, dtype)
+    stored = program if dtype is None else program.map_tensors(lambda x: rounded(x, dtype))
+    _compare(Program.load(path, math.inf), "the file", stored.run)
+
+
+def _with_flat_outputs(program: Program) -> Program:
+    """The program, with a tuple of all tensors instead of nested outputs and dictionaries, which traces cannot have."""
+    structure = program.notes.get("outputs", 0)
+    parts = structure if isinstance(structure, int) else structure.get("tuple") or structure.get("list")
+    if isinstance(parts, int) or (parts and all(isinstance(part, int) for part in parts)):
+        return program
+    notes = {key: value for key, value in program.notes.items() if key != "outputs"}
+    return Program(program.inputs, program.operations, program.outputs, notes)
 
 
 def _write_exported_program(program: Program, path: Path) -> None:
+    program = _with_flat_outputs(program)
     example = tuple(program.example(2))
     batches = tuple({} if "batch" in program.notes else {0: torch.export.Dim.AUTO} for _ in example)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch warns about its own internals
         exported = torch.export.export(ProgramModule(program).eval(), example, dynamic_shapes=(batches,), strict=False)
-        with path.open("wb") as file:  # a path would have to end in .pt2, and this is still the temporary file
-            torch.export.save(exported, file)
+        contents = io.BytesIO()  # PyTorch's writer aborts the process if the disk is full
+        torch.export.save(exported, contents)
+        path.write_bytes(contents.getbuffer())
         with path.open("rb") as file:
             again = torch.export.load(file).module()
         with torch.no_grad():
@@ -108,6 +137,7 @@ def _write_onnx_with_torch(program: Program, path: Path, unsupported: str) -> No
             f"exporting {unsupported} to ONNX requires PyTorch's exporter, which needs the package onnxscript: pip "
             "install onnxscript. Or save the model as .pt2."
         )
+    program = _with_flat_outputs(program)
     example = tuple(program.example(2))
     batches = None if "batch" in program.notes else (tuple({0: torch.export.Dim.AUTO} for _ in example),)
     try:
@@ -116,13 +146,21 @@ def _write_onnx_with_torch(program: Program, path: Path, unsupported: str) -> No
             made = torch.onnx.export(ProgramModule(program).eval(), example, dynamic_shapes=batches, dynamo=True,
                                      verbose=False)  # fmt: skip
         assert made is not None
-        path.write_bytes(made.model_proto.SerializeToString())
+        contents = made.model_proto.SerializeToString()
     except Exception as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise WiringError(
-            f"the model has {unsupported}, which cannot be exported to ONNX: {' '.join(lines[:2])[:300]} Save the "
-            "model as .pt2 or .safetensors."
+            f"the model has {unsupported}, which cannot be exported to ONNX ({_reason(error)}). Save the model as .pt2 "
+            "or .safetensors."
         ) from error
+    path.write_bytes(contents)
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what caused an error of PyTorch's exporter, without colors."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = re.sub(r"\x1b\[\d*m", "", str(error)).strip()
+    return text.splitlines()[0].rstrip(".")[:150] if text else type(error).__name__
 
 
 def _require(package: str) -> None:

@@ -33,7 +33,9 @@ def _simplify(rewriter: ProgramRewriter, o: Operation) -> bool:
 def fold_affine_back(rewriter: ProgramRewriter, o: Operation) -> bool:
     """Fold an affine operation into what precedes it."""
     before = rewriter.sole_producer(o.inputs[0]) if isinstance(o, Affine) else None
-    return before is not None and isinstance(o, Affine) and before.absorb_affine(rewriter, o)
+    if before is None or not isinstance(o, Affine) or rewriter.is_tied(before):
+        return False
+    return before.absorb_affine(rewriter, o)
 
 
 def fold_affine_forward(rewriter: ProgramRewriter, o: Operation) -> bool:
@@ -41,6 +43,8 @@ def fold_affine_forward(rewriter: ProgramRewriter, o: Operation) -> bool:
     if not isinstance(o, Affine) or not (readers := rewriter.readers(o.output)):
         return False
     sums = [reader for reader in readers if isinstance(reader, WeightedSum)]
+    if any(map(rewriter.is_tied, sums)):
+        return False
     if len(sums) == len(readers):
         for reader in sums:
             reader.absorb_affine_before(rewriter, o)

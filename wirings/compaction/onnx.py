@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from wirings.compaction.operation import Operation
-from wirings.compaction.program import Program
+from wirings.compaction.program import TORCH_CONSTANTS, Program
 
 OPSET = 17
 IR_VERSION = 8
@@ -28,8 +28,9 @@ def onnx_model(program: Program) -> Any:
     writer = OnnxWriter(shapes)
     for operation in program.operations:
         operation.to_onnx(writer)
+    kinds = {name: _element_type(text) for name, text in program.notes.get("types", {}).items()}
     inputs = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", *shape])
+        helper.make_tensor_value_info(name, kinds.get(name, TensorProto.FLOAT), ["batch", *shape])
         for name, shape in program.inputs.items()
     ]
     outputs = []
@@ -41,6 +42,13 @@ def onnx_model(program: Program) -> Any:
     model.ir_version = IR_VERSION
     onnx.checker.check_model(model)
     return model
+
+
+def _element_type(name: str) -> int:
+    """The ONNX type of an input of integers or booleans."""
+    from onnx import helper
+
+    return int(helper.np_dtype_to_tensor_dtype(torch.zeros(0, dtype=TORCH_CONSTANTS[name]).numpy().dtype))
 
 
 class OnnxWriter:

@@ -117,8 +117,13 @@ class Operation(ABC):
         """Whether it is only valid for images of the size that the program was made for."""
         return False
 
-    def counts(self, shape: Shape) -> OperationCounts:
-        """What it contributes to a report, for an output of ``shape`` (without the batch dimension)."""
+    @property
+    def index_limit(self) -> int | None:
+        """If its input are integers, the number of different ones: from 0 to one less."""
+        return None
+
+    def counts(self, shape: Shape, inputs: Sequence[Shape]) -> OperationCounts:
+        """What it contributes to a report, for an output and inputs of these shapes (without the batch dimension)."""
         return OperationCounts()
 
     # ---- files ------------------------------------------------------------------------------------------------------

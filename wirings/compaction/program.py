@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from wirings.compaction.operation import Operation
+from wirings.compaction.output_structure import restore_outputs
 from wirings.errors import WiringError
 
 TORCH_CONSTANTS = {str(x): x for x in (
@@ -76,17 +77,34 @@ class Program:
             for name, shape in self.inputs.items()
         ]
 
+    def packed(self, results: Sequence[Tensor]) -> Any:
+        """The outputs as the model returns them: a tensor, or tuples, lists and dictionaries of tensors."""
+        return pack_outputs(self.notes, results)
+
     def example(self, batch: int) -> list[Tensor]:
-        """A reproducible batch of random numbers for each input; zeros for integer inputs.
+        """A reproducible batch of random numbers for each input; zeros for integer inputs that are not tokens.
 
         Args:
             batch: the batch size, unless the program works for one batch size only.
         """
         generator = torch.Generator().manual_seed(0)
-        images = self.zeros(self.notes.get("batch", batch))
-        return [
-            torch.randn(x.shape, generator=generator, dtype=x.dtype) if x.is_floating_point() else x for x in images
-        ]
+        made = []
+        limits = self.index_limits()
+        for name, x in zip(self.inputs, self.zeros(self.notes.get("batch", batch)), strict=True):
+            if x.is_floating_point():
+                x = torch.randn(x.shape, generator=generator, dtype=x.dtype)
+            elif name in limits:
+                x = torch.randint(limits[name], x.shape, generator=generator, dtype=x.dtype)
+            made.append(x)
+        return made
+
+    def index_limits(self) -> dict[str, int]:
+        """For every input of tokens, the number of rows in the smallest table that it is looked up in."""
+        limits: dict[str, int] = {}
+        for o in self.operations:
+            if o.index_limit is not None:
+                limits[o.inputs[0]] = min(o.index_limit, limits.get(o.inputs[0], o.index_limit))
+        return limits
 
     def users(self) -> dict[str, list[Operation]]:
         """The operations that read each tensor; an operation that reads it twice is listed twice."""
@@ -133,11 +151,11 @@ class Program:
 
     # ---- files ------------------------------------------------------------------------------------------------------
 
-    def save(self, path: str | Path) -> None:
-        """Write the program to one safetensors file; see `wirings.compaction.file_format`."""
+    def save(self, path: str | Path, dtype: str | torch.dtype | None = None) -> None:
+        """Write the program to one safetensors file; see `wirings.compaction.file_format.save`."""
         from wirings.compaction.file_format import save
 
-        save(self, path)
+        save(self, path, dtype)
 
     @classmethod
     def load(cls, path: str | Path, max_bytes: float | None = None) -> Program:
@@ -150,6 +168,14 @@ class Program:
         from wirings.compaction.file_format import load
 
         return load(path, max_bytes)
+
+
+def pack_outputs(notes: dict[str, Any], results: Sequence[Tensor]) -> Any:
+    """The outputs of a program with these notes, as the model returns them."""
+    if "outputs" in notes:
+        return restore_outputs(notes["outputs"], results)
+    one = notes.get("one_output", len(results) == 1)  # in files of earlier versions
+    return results[0] if one else tuple(results)
 
 
 def bind_inputs(names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from wirings.compaction.operation import Operation
-from wirings.compaction.program import Program
+from wirings.compaction.program import Program, pack_outputs
 
 
 class OperationModule(nn.Module):
@@ -61,5 +61,4 @@ class ProgramModule(nn.Module):
         for step in self._steps():
             taken = [values[name] for name in step.operation.inputs]
             values[step.operation.output] = step(*taken)
-        results = tuple(values[name] for name in self._outputs)
-        return results[0] if self.notes.get("one_output", True) else results
+        return pack_outputs(self.notes, [values[name] for name in self._outputs])

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
+from wirings.compaction.operation import Operation, OperationCounts, Shape
+from wirings.compaction.operations.torch_operator import TorchOperator
 from wirings.compaction.program import Program
-from wirings.compaction.tensor_storage import stored_parts
+from wirings.compaction.tensor_storage import equal_tensors, is_constant, stored_parts
 from wirings.errors import WiringError
 from wirings.utils.tables import text_table
 
@@ -29,17 +33,22 @@ class ProgramSize:
     dense_mult_adds: int
     """Multiply-adds with all weights, zeros included."""
     bytes: int
-    """Bytes of all tensors in a file, where mostly zero tensors are stored as places and values."""
+    """Bytes of all tensors in a file, where only the edges of tensors with zeros are stored."""
     dense_bytes: int
     """Bytes of all tensors, zeros included."""
+
+
+def operation_counts(operation: Operation, shapes: Mapping[str, Shape]) -> OperationCounts:
+    """What an operation contributes, given the shapes of all tensors."""
+    return operation.counts(shapes.get(operation.output, ()), [shapes.get(name, ()) for name in operation.inputs])
 
 
 def program_size(program: Program) -> ProgramSize:
     """The size of a program."""
     shapes = program.shapes()
-    counts = [o.counts(shapes.get(o.output, ())) for o in program.operations]
+    counts = [operation_counts(o, shapes) for o in program.operations]
     nodes = sum(shape[0] if shape else 1 for shape in program.inputs.values())
-    tensors = [x for _, x in program.tensors()]
+    tensors = dict(program.tensors())
     return ProgramSize(
         nodes + sum(c.nodes for c in counts),
         sum(c.edges for c in counts),
@@ -50,22 +59,37 @@ def program_size(program: Program) -> ProgramSize:
     )
 
 
+def uncounted_operators(program: Program) -> tuple[str, ...]:
+    """The operators of a program that multiply, but are not counted, and how many there are of each."""
+    found = Counter(o.target for o in program.operations if isinstance(o, TorchOperator) and o.multiplies)
+    return tuple(f"{name} × {count}" for name, count in found.items())
+
+
 def model_size(program: Program, model: nn.Module) -> ProgramSize:
     """The size of a model: that of its program, but with the parameters and bytes of the model itself."""
-    size, dense = _count_bytes(list(model.state_dict().values()))
-    parameters = _count_parameters(list(model.parameters()))
+    size, dense = _count_bytes(dict(model.state_dict()))
+    parameters = _count_parameters(dict(model.named_parameters()))
     return dataclasses.replace(program_size(program), parameters=parameters, bytes=size, dense_bytes=dense)
 
 
-def _count_parameters(tensors: list[Tensor]) -> int:
-    """Nonzero entries; repeated rows and columns of maps count once."""
-    floating = [stored_parts(x.detach()) for x in tensors if x.is_floating_point()]
-    return sum(int(parts[key].count_nonzero()) for parts in floating for key in ("", "few", "values") if key in parts)
+def _parts(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """What a file stores of each tensor; of equal ones, such as tied weights, only the first."""
+    equal = equal_tensors(tensors.items())
+    for name, x in tensors.items():
+        if name not in equal:
+            yield stored_parts(x.detach(), None, is_constant(name))[0]
 
 
-def _count_bytes(tensors: list[Tensor]) -> tuple[int, int]:
-    stored = sum(part.numel() * part.element_size() for x in tensors for part in stored_parts(x.detach()).values())
-    return stored, sum(x.numel() * x.element_size() for x in tensors)
+def _count_parameters(tensors: Mapping[str, Tensor]) -> int:
+    """Nonzero entries; repeated rows, columns and numbers of maps count once."""
+    floating = {name: x for name, x in tensors.items() if x.is_floating_point()}
+    kinds = ("", "few", "values", "table")
+    return sum(int(parts[key].count_nonzero()) for parts in _parts(floating) for key in kinds if key in parts)
+
+
+def _count_bytes(tensors: Mapping[str, Tensor]) -> tuple[int, int]:
+    stored = sum(part.numel() * part.element_size() for parts in _parts(tensors) for part in parts.values())
+    return stored, sum(x.numel() * x.element_size() for x in tensors.values())
 
 
 @dataclass(frozen=True)
@@ -76,20 +100,24 @@ class CompactionReport:
     after: ProgramSize
     difference: float
     """The largest difference between the outputs for the example, as a share of the largest output."""
+    uncounted: tuple[str, ...] = ()
+    """Operators that run on PyTorch and whose multiply-adds are in neither size."""
 
     def as_mapping(self) -> dict[str, Any]:
         """The report as plain Python values, for JSON."""
-        return dataclasses.asdict(self)
+        return {**dataclasses.asdict(self), "uncounted": list(self.uncounted)}
 
     @classmethod
     def from_mapping(cls, mapping: dict[str, Any]) -> CompactionReport:
         """The report from `as_mapping`; raises if a number is missing or has another type."""
         before, after = (ProgramSize(**mapping[key]) for key in ("before", "after"))
         numbers = [*dataclasses.astuple(before), *dataclasses.astuple(after)]
-        difference = mapping["difference"]
+        difference, uncounted = mapping["difference"], tuple(mapping.get("uncounted", ()))
         if not all(type(x) is int for x in numbers) or not isinstance(difference, float):
             raise WiringError("expected a report of numbers")
-        return cls(before, after, difference)
+        if not all(isinstance(name, str) for name in uncounted):
+            raise WiringError("expected names of operators")
+        return cls(before, after, difference, uncounted)
 
     def __str__(self) -> str:
         names = {
@@ -101,4 +129,6 @@ class CompactionReport:
             before, after = getattr(self.before, name), getattr(self.after, name)
             rows.append([shown, before, after, f"{100 * after / before:.3g} %" if before else ""])
         lines = text_table(["", "before", "after", ""], rows, align="lrrr", rule=False)
+        if self.uncounted:
+            lines.append(f"multiply-adds that are not counted, since PyTorch runs them: {', '.join(self.uncounted)}")
         return "\n".join([*lines, f"largest difference of the outputs: {self.difference:.1e} of the largest output"])

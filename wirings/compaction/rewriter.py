@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from wirings.compaction.operation import Operation
 from wirings.compaction.program import Program
 
@@ -47,6 +49,12 @@ class ProgramRewriter:
         if len(self._readers[name]) != 1 or name in self.outputs:
             return None
         return self.operations.get(name)
+
+    def is_tied(self, operation: Operation) -> bool:
+        """Whether its weights are also an embedding's, so that changing them would take another copy."""
+        weight = operation.tensors().get("weight")
+        tables = [o.tensors()["weight"] for o in self.operations.values() if o.index_limit is not None]
+        return weight is not None and any(x is not None and torch.equal(x, weight.flatten(1)) for x in tables)
 
     def readers(self, name: str) -> list[Operation]:
         """The operations that read a tensor; none if it is an output, too."""

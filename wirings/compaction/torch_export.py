@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from wirings.errors import WiringError
 
@@ -26,6 +26,9 @@ ADVICE = (
 )
 OPERATOR = "wirings::untraced"
 """The operator that stands for a module that is not traced into."""
+
+_LOGGERS = ("export._trace", "_export.non_strict_utils", "fx.experimental.symbolic_shapes")
+"""PyTorch's loggers that print during a trace."""
 
 _untraced: list[Callable[[tuple[int, ...]], tuple[int, ...]]] = []
 """For each module that the current trace does not enter: which shape it returns for a shape, without the batch."""
@@ -107,7 +110,7 @@ def _export(module: nn.Module, example: tuple[Tensor, ...]) -> torch.export.Expo
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Silence PyTorch, which warns about its internals and prints whole traces on failure."""
-    loggers = [logging.getLogger(f"torch.{name}") for name in ("export._trace", "fx.experimental.symbolic_shapes")]
+    loggers = [logging.getLogger(f"torch.{name}") for name in _LOGGERS]
     before = [logger.disabled for logger in loggers]
     try:
         for logger in loggers:
@@ -148,3 +151,30 @@ def _untraceable(module: nn.Module, error: Exception) -> WiringError:
         f"{type(module).__name__} cannot be traced by torch.export{where}: {type(error).__name__}: "
         f"{' '.join(lines[:2])[:400]} {ADVICE}"
     )
+
+
+# ---- operators of a trace ------------------------------------------------------------------------------------------
+
+
+def is_random(target: Any, arguments: list[Any], options: dict[str, Any]) -> bool:
+    """Whether an operator draws random numbers; attention and recurrent layers only do with dropout."""
+    if torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ()):
+        return False
+    names = [argument.name for argument in target._schema.arguments]
+    given = dict(zip(names, arguments, strict=False)) | options
+    if {"dropout", "train"} <= set(names):  # recurrent layers
+        return bool(given["dropout"] and given["train"])
+    return "dropout_p" not in names or given.get("dropout_p", 0.0) != 0.0
+
+
+def check_sizes(node: fx.Node, name: str) -> None:
+    """Raise if the size of an operator's result depends on the values of tensors."""
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols  # imports SymPy, which takes 0.3 s
+
+    value = node.meta.get("val")
+    values = value if isinstance(value, (list, tuple)) else [value]
+    if not any(isinstance(x, Tensor) and free_unbacked_symbols(x) for x in values):
+        return
+    frames = re.findall(r'File "(.+)", line (\d+)', node.meta.get("stack_trace") or "")
+    where = f" at {frames[-1][0]}:{frames[-1][1]}" if frames else ""
+    raise WiringError(f"the operator {name}{where} returns a tensor whose size depends on values. {ADVICE}")

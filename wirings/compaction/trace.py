@@ -5,7 +5,6 @@ Neural graphs inside the module are not traced; `wirings.compaction.lower_graphs
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,11 +12,15 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export.graph_signature import OutputKind
 
+from wirings.compaction import convert_parts, convert_views  # noqa: F401 (they register their functions)
 from wirings.compaction.allowed_operators import PYTHON_OPERATORS
-from wirings.compaction.aten import CHANNELWISE, CONVERTERS, ProgramTensor
+from wirings.compaction.aten import CHANNELWISE, CONVERTERS, VIEW_CONVERTERS, BatchConstant, ProgramTensor
+from wirings.compaction.batch_value import BatchValue
 from wirings.compaction.builder import ProgramBuilder
-from wirings.compaction.operations import InputRef, SelectChannels, TorchOperator, WeightRef
-from wirings.compaction.torch_export import ADVICE, OPERATOR, export_module
+from wirings.compaction.operations import InputRef, TorchOperator, WeightRef
+from wirings.compaction.operations.arrange import arrange
+from wirings.compaction.recognize import recognize
+from wirings.compaction.torch_export import OPERATOR, check_sizes, export_module, is_random
 from wirings.errors import WiringError
 
 LowerModule = Callable[[ProgramBuilder, nn.Module, str, str], str]
@@ -30,8 +33,12 @@ _REPLACEMENTS = {
     "aten::empty_like": "aten::zeros_like",  # files must not contain uninitialized memory
     "aten::new_empty": "aten::new_zeros",
 }
-_PERMUTATIONS = ("aten::reshape", "aten::transpose.int", "aten::permute")
-"""Operators that only move numbers, so that a sequence of them may be a permutation of channels."""
+_ELEMENTWISE = CHANNELWISE & {
+    "abs", "ceil", "cos", "erf", "exp", "expm1", "floor", "hardshrink", "log1p", "log_sigmoid", "logit", "pow",
+    "reciprocal", "round", "rsqrt", "selu", "celu", "sign", "sin", "softshrink", "softsign", "sqrt", "square",
+    "threshold", "trunc",
+}  # fmt: skip
+"""Operators on single numbers, for which it does not matter how a tensor is stored."""
 
 
 def trace(
@@ -64,7 +71,6 @@ class _TraceConverter:
         self.inputs = list(inputs)
         self.batch: str | None = None  # the size of dimension 0; a symbol if any batch size works
         self.found: dict[fx.Node, Any] = {}  # what each node of the trace is in the program
-        self.moved: dict[str, tuple[str, Tensor]] = {}  # see _as_permutation
         self.origin: dict[fx.Node, str] = {}  # the names of weights in the model
 
     def run(self) -> list[str]:
@@ -97,7 +103,7 @@ class _TraceConverter:
         kinds = [spec.kind for spec in self.exported.graph_signature.output_specs]
         given = [x for x, kind in zip(results, kinds, strict=True) if kind is OutputKind.USER_OUTPUT]
         self._check_buffers(given)
-        results = [self._resolve(x) for x in given]
+        results = [self._plain(self._resolve(x)) for x in given]
         spec = str(self.exported.call_spec.out_spec)
         names = []
         for x in results:
@@ -142,29 +148,109 @@ class _TraceConverter:
         options = {name: self._resolve(x) for name, x in node.kwargs.items()}
         target: Any = node.target
         name = _operator_name(target)
-        if _is_random(target, arguments, options):
+        if is_random(target, arguments, options):
             raise WiringError(
                 f"the model draws random numbers in evaluation ({name}), so its outputs cannot be compared. Make it "
                 "deterministic in eval()."
             )
-        _check_sizes(node, name)
+        check_sizes(node, name)
         if not _depends_on_input([*arguments, *options.values()]):  # computed once, now
             return target(*arguments, **options)
         if name == "getitem" and isinstance(arguments[0], tuple):
             return arguments[0][arguments[1]]
         if name == OPERATOR:
             leaf, lower = self.leaves[arguments[1]]
-            return ProgramTensor(lower(self.builder, leaf, self._hint(node, "graph"), arguments[0].name))
+            source = self._plain(arguments[0])
+            return ProgramTensor(lower(self.builder, leaf, self._hint(node, "graph"), source.name))
         short = name.removeprefix("aten::").partition(".")[0]
+        given = [*arguments, *options.values()]
+        if not _tensors_in(given) or (short == "sym_size" and arguments[1:] == [0]):
+            return self._batch_value(node, target, name, arguments, options).simplified()
+        result = self._recognized(node)
+        result = self._convert(node, target, short, arguments, options) if result is None else result
+        if result is None:
+            moved = any(x.axes is not None for x in _tensors_in(given))
+            arguments = [self._plain(x) for x in arguments]
+            options = {key: self._plain(x) for key, x in options.items()}
+            result = self._convert(node, target, short, arguments, options) if moved else None
+        if result is not None:
+            return self._named_by_weights(node, result)
         batch_first = all(self._batch_first(x) for x in node.all_input_nodes)
-        if short in CONVERTERS and batch_first and isinstance(target, torch._ops.OpOverload):
-            named = dict(zip((a.name for a in target._schema.arguments), arguments, strict=False)) | options
-            if "out" not in named:
-                named["out"] = self._shape(node)
-            result = CONVERTERS[short](self.builder, short, named)
-            if result is not None:
-                return self._named_by_weights(node, result)
         return self._torch_operator(node, name, arguments, options, batch_first and short in CHANNELWISE)
+
+    def _recognized(self, node: fx.Node) -> Any:
+        """The result of a function that the model spells out in several operators, if this is the last of them."""
+        found = recognize(node)
+        if found is None:
+            return None
+        operator, arguments = found
+        named = {name: self._resolve(x) for name, x in arguments.items()}
+        return VIEW_CONVERTERS[operator](self.builder, operator, named)
+
+    def _convert(self, node: fx.Node, target: Any, short: str, arguments: list[Any], options: dict[str, Any]) -> Any:
+        """Express an operator by operations of the program; None if that is not possible."""
+        if not isinstance(target, torch._ops.OpOverload):
+            return None
+        named = dict(zip((a.name for a in target._schema.arguments), arguments, strict=False)) | options
+        if "out" not in named:
+            named["out"] = self._shape(node)
+        named["sizes"] = _example_sizes(node)
+        given = _tensors_in([*arguments, *options.values()])
+        plain = all(x.axes is None for x in given) and all(self._batch_first(x) for x in node.all_input_nodes)
+        result = CONVERTERS[short](self.builder, short, named) if plain and short in CONVERTERS else None
+        if result is None and short in VIEW_CONVERTERS:
+            result = VIEW_CONVERTERS[short](self.builder, short, named)
+        if result is not None:
+            return result
+        if short in _ELEMENTWISE and len(given) == 1 and given[0].axes is not None:
+            stored = [ProgramTensor(x.name) if isinstance(x, ProgramTensor) else x for x in arguments]
+            if not any(isinstance(x, (Tensor, BatchConstant)) for x in [*stored, *options.values()]):
+                made = self._torch_operator(node, _operator_name(target), stored, options, channelwise=True)
+                return ProgramTensor(made.name, given[0].axes)
+        return None
+
+    def _batch_value(
+        self, node: fx.Node, target: Any, name: str, arguments: list[Any], options: dict[str, Any]
+    ) -> BatchValue:
+        """The result of an operator that depends on the batch size only."""
+
+        def at(x: Any, batch: int) -> Any:
+            if isinstance(x, (tuple, list)):
+                return [at(item, batch) for item in x]
+            if isinstance(x, BatchConstant):
+                return x.value.expand(batch, *x.value.shape[1:])
+            return x.call(batch) if isinstance(x, BatchValue) else x
+
+        def call(batch: int) -> Any:
+            if name == "aten::sym_size.int" and isinstance(arguments[0], ProgramTensor):
+                return batch
+            return target(*(at(x, batch) for x in arguments), **{key: at(x, batch) for key, x in options.items()})
+
+        def emit() -> Any:
+            plain = {key: self._plain(x) for key, x in options.items()}
+            return self._torch_operator(node, name, [self._plain(x) for x in arguments], plain, channelwise=False)
+
+        return BatchValue(call, emit)
+
+    def _plain(self, x: Any) -> Any:
+        """Tensors as the model sees them, and constants for every example, inside of an argument."""
+        if isinstance(x, (tuple, list)):
+            return tuple(self._plain(item) for item in x)
+        if isinstance(x, BatchValue):
+            return x.emit()
+        if isinstance(x, BatchConstant):
+            size = self.builder.add(
+                TorchOperator, self.inputs[:1], "batch", target="aten::sym_size.int", arguments=(InputRef(0), 0)
+            )
+            sizes = (InputRef(0), *x.value.shape[1:])
+            fields = {"target": "aten::expand", "arguments": (WeightRef(0), sizes), "held": (x.value,)}
+            return ProgramTensor(self.builder.add(TorchOperator, (size,), "constant", **fields))
+        if not isinstance(x, ProgramTensor) or x.axes is None:
+            return x
+        name = arrange(self.builder, x.name, x.axes, f"{x.name}.arranged")
+        if not x.axes.batch_first:
+            self.builder.loose.add(name)
+        return ProgramTensor(name)
 
     def _batch_first(self, node: fx.Node) -> bool:
         """Whether a tensor that depends on the input has its batch in dimension 0, and other dimensions are fixed."""
@@ -190,7 +276,7 @@ class _TraceConverter:
         last = self.builder.operations[-1] if self.builder.operations else None
         if last is None or last.output != first.name:
             return result
-        new = ProgramTensor(self.builder.rename(first.name, weights[0].rpartition(".")[0]))
+        new = ProgramTensor(self.builder.rename(first.name, weights[0].rpartition(".")[0]), first.axes)
         return (new, *result[1:]) if isinstance(result, tuple) else new
 
     def _torch_operator(
@@ -211,7 +297,7 @@ class _TraceConverter:
 
         references = tuple(reference(x) for x in arguments)
         named_references = tuple((key, reference(x)) for key, x in options.items())
-        first, result = self.builder.values[taken[0]], node.meta.get("val")
+        first, result = self.builder.values[taken[0]] if taken else None, node.meta.get("val")
         tensors = isinstance(first, Tensor) and isinstance(result, Tensor) and min(first.dim(), result.dim()) >= 2
         name = _REPLACEMENTS.get(name, name)
         settings: dict[str, Any] = {
@@ -223,26 +309,9 @@ class _TraceConverter:
             ),
         }  # fmt: skip
         made = self.builder.add(TorchOperator, taken, node.name, held=tuple(held), **settings)
-        return self._as_permutation(node, made, taken[0]) if name in _PERMUTATIONS else ProgramTensor(made)
-
-    def _as_permutation(self, node: fx.Node, made: str, source: str) -> ProgramTensor:
-        """Replace operators that only move numbers by a selection of channels, if they amount to one.
-
-        To find out, a tensor that contains the number of each of its entries is moved along with the tensor.
-        """
-        values = self.builder.values
-        if source not in self.moved:
-            self.moved[source] = source, _entry_numbers(values[source].shape)
-        root, numbers = self.moved[source]
-        operation = self.builder.operations[-1]
-        moved = operation.run(numbers, *(values[x] for x in operation.inputs[1:]))
-        self.moved[made] = root, moved
-        if self._shape(node) is None or moved.shape != values[root].shape or not moved.numel():
-            return ProgramTensor(made)
-        index = moved[0].reshape(moved.shape[1], -1)[:, 0] // moved[0, 0].numel()
-        if int(index.max()) >= moved.shape[1] or not torch.equal(_entry_numbers(moved.shape)[:, index], moved):
-            return ProgramTensor(made)
-        return ProgramTensor(self.builder.add(SelectChannels, (root,), node.name, index=index))
+        if isinstance(result, Tensor) and (not result.dim() or str(result.shape[0]) != self.batch):
+            self.builder.loose.add(made)
+        return ProgramTensor(made)
 
     def _hint(self, node: fx.Node, otherwise: str) -> str:
         stack = node.meta.get("nn_module_stack") or {}
@@ -250,36 +319,26 @@ class _TraceConverter:
         return path.removeprefix("model").removeprefix(".") or otherwise
 
 
-def _entry_numbers(shape: torch.Size) -> Tensor:
-    return torch.arange(shape.numel()).view(shape)
-
-
-def _is_random(target: Any, arguments: list[Any], options: dict[str, Any]) -> bool:
-    """Whether an operator draws random numbers; attention only does with dropout."""
-    if torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ()):
-        return False
-    names = [argument.name for argument in target._schema.arguments]
-    given = dict(zip(names, arguments, strict=False)) | options
-    return "dropout_p" not in names or given.get("dropout_p", 0.0) != 0.0
-
-
-def _check_sizes(node: fx.Node, name: str) -> None:
-    """Raise if the size of an operator's result depends on the values of tensors."""
-    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols  # imports SymPy, which takes 0.3 s
-
+def _example_sizes(node: fx.Node) -> tuple[int, ...] | None:
+    """The sizes of a result for the example."""
     value = node.meta.get("val")
-    values = value if isinstance(value, (list, tuple)) else [value]
-    if not any(isinstance(x, Tensor) and free_unbacked_symbols(x) for x in values):
-        return
-    frames = re.findall(r'File "(.+)", line (\d+)', node.meta.get("stack_trace") or "")
-    where = f" at {frames[-1][0]}:{frames[-1][1]}" if frames else ""
-    raise WiringError(f"the operator {name}{where} returns a tensor whose size depends on values. {ADVICE}")
+    if not isinstance(value, Tensor):
+        return None
+    sizes = [n if isinstance(n, int) else n.node.hint for n in value.shape]
+    return tuple(sizes) if all(isinstance(n, int) for n in sizes) else None
+
+
+def _tensors_in(x: Any) -> list[ProgramTensor]:
+    """The tensors of the program inside of arguments."""
+    if isinstance(x, (list, tuple)):
+        return [found for item in x for found in _tensors_in(item)]
+    return [x] if isinstance(x, ProgramTensor) else []
 
 
 def _depends_on_input(x: Any) -> bool:
     if isinstance(x, (list, tuple)):
         return any(_depends_on_input(item) for item in x)
-    return isinstance(x, ProgramTensor)
+    return isinstance(x, (ProgramTensor, BatchValue, BatchConstant))
 
 
 def _operator_name(target: Any) -> str:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from wirings.compaction import CompactModel, compact
+from wirings.compaction.compact import flat_copy
 from wirings.compaction.file_format import file_errors
 from wirings.compaction.program import Program
 from wirings.engine.build import kernels
@@ -43,8 +44,9 @@ def compile(
     Args:
         model: a compact model or its program. Any other model is compacted first (see `wirings.compact`).
         example_input: for a model that is not compact, in any form that `wirings.compact` takes.
-        engine: ``"auto"`` measures for every layer whether sparse or dense is faster on this machine; ``"sparse"`` and
-            ``"dense"`` use one for all layers; ``"torch"`` runs plain PyTorch.
+        engine: ``"auto"`` measures for every layer whether sparse or dense is faster on this machine, and uses the
+            model itself, in PyTorch, if that is faster for a batch like the example; ``"sparse"`` and ``"dense"`` use
+            one for all layers; ``"torch"`` runs plain PyTorch.
         threads: the number of threads; by default, as many as PyTorch uses (`torch.get_num_threads`).
 
     Returns:
@@ -55,7 +57,11 @@ def compile(
     if not isinstance(model, (Program, CompactModel)):
         if not isinstance(model, nn.Module):
             raise WiringError(f"compile expects a model, a compact model or a program, got {type(model).__name__}.")
-        model = compact(model, example_input)
+        original = model
+        fast = EngineModel(compact(model, example_input).program, engine, threads)
+        if engine == "auto" and fast.compiled:
+            fast.use_torch_if_faster(*flat_copy(original, example_input))
+        return fast
     program = model if isinstance(model, Program) else model.program
     return EngineModel(program, engine, threads)
 

@@ -7,14 +7,16 @@ crash the process.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from wirings.engine.kernel_step import MAPS, MEANS, StepKind
-from wirings.engine.lowering import Lowering
 from wirings.engine.memory_layout import LINE
 from wirings.errors import WiringError
+
+if TYPE_CHECKING:
+    from wirings.engine.lowering import Lowering
 
 MAX_INT32 = 2**31 - 1
 """The largest number that the fields and offsets of the kernels can represent."""
@@ -54,26 +56,26 @@ def check(name: str, numbers: dict[str, Any], lanes: int, lowering: Lowering) ->
         length = _whole(numbers["length"], lanes)
         flag = numbers["flag"]
         given = length if flag == MAPS else 1 if flag == MEANS else _extent(numbers, "out_")
-        _inside(name, numbers["records"][:, 0], length, floats)
-        _inside(name, _real(numbers["out"]), given, floats)
+        expect_inside(name, numbers["records"][:, 0], length, floats)
+        expect_inside(name, _real(numbers["out"]), given, floats)
     elif kind == StepKind.SPARSE_LINEAR:
-        _inside(name, numbers["records"].reshape(-1, 2, lanes)[:, 0], 1, floats)
-        _inside(name, _real(numbers["out"]), 1, floats)
+        expect_inside(name, numbers["records"].reshape(-1, 2, lanes)[:, 0], 1, floats)
+        expect_inside(name, _real(numbers["out"]), 1, floats)
     elif kind == StepKind.LINEAR:
-        _inside(name, numbers["in_"], 1, floats)
-        _inside(name, numbers["out"][:1], numbers["channels"], floats)
+        expect_inside(name, numbers["in_"], 1, floats)
+        expect_inside(name, numbers["out"][:1], numbers["channels"], floats)
     elif kind == StepKind.GIVE:
-        _inside(name, numbers["in_"], taken, floats)
+        expect_inside(name, numbers["in_"], taken, floats)
         shape = lowering.shapes[lowering.program.outputs[numbers["source"]]]
         size = len(numbers["in_"]) * numbers["height"] * numbers["width"]
-        _inside(name, np.zeros(1, int), size, math.prod(shape))
+        expect_inside(name, np.zeros(1, int), size, math.prod(shape))
     else:
         source = numbers["source"]
         size = floats if source < 0 else math.prod(list(lowering.program.inputs.values())[source])
-        _inside(name, numbers["in_"], taken, size)
+        expect_inside(name, numbers["in_"], taken, size)
         if "in2" in numbers:
-            _inside(name, numbers["in2"], 1 if numbers["flag"] else taken, floats)
-        _inside(name, numbers["out"], _extent(numbers, "out_"), floats)
+            expect_inside(name, numbers["in2"], 1 if numbers["flag"] else taken, floats)
+        expect_inside(name, numbers["out"], _extent(numbers, "out_"), floats)
     return None
 
 
@@ -92,14 +94,14 @@ def _check_nodes(name: str, numbers: dict[str, Any], lanes: int, lowering: Lower
         phases = numbers["inputs"] * numbers["dilate_y"] * numbers["dilate_x"]
         size, margin = phases * numbers["flag"] + LINE, numbers["length"]
     read = _whole((bottom - 1 - origin) * pitch + numbers["width"] - start, lanes)
-    _inside(name, places, int((start + read).max()), size, int(start.min()) + margin)
+    expect_inside(name, places, int((start + read).max()), size, int(start.min()) + margin)
     out = _real(numbers["out"])
     write = (last - 1 - out_origin) * numbers["out_pitch"] + numbers["out_width"]
-    _inside(name, out, int(write.max()), floats, int(((first - out_origin) * numbers["out_pitch"]).min()))
-    _inside(name, np.concatenate([band, out_band]), 1, lowering.bands)
+    expect_inside(name, out, int(write.max()), floats, int(((first - out_origin) * numbers["out_pitch"]).min()))
+    expect_inside(name, np.concatenate([band, out_band]), 1, lowering.bands)
     if isinstance(numbers["kept"], np.ndarray):
         rows = int((numbers["kept"][:, 1] - numbers["kept"][:, 0]).max())
-        _inside(name, out, (rows - 1) * numbers["out_pitch"] + numbers["out_width"], floats)
+        expect_inside(name, out, (rows - 1) * numbers["out_pitch"] + numbers["out_width"], floats)
 
 
 def _extent(numbers: dict[str, Any], side: str) -> int:
@@ -119,7 +121,7 @@ def _real(out: np.ndarray) -> np.ndarray:
     return out[out != -1]
 
 
-def _inside(name: str, places: np.ndarray, extent: int, size: int, before: int = 0) -> None:
+def expect_inside(name: str, places: np.ndarray, extent: int, size: int, before: int = 0) -> None:
     """Raise unless ``extent`` floats from every place are within ``size``, and at most ``before`` below 0."""
     if not places.size:
         return

@@ -14,6 +14,7 @@ from ctypes import POINTER, c_double, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 
 from wirings.engine.kernel_step import KernelStep
+from wirings.engine.token_steps import structs
 from wirings.utils.cache import cache_folder
 from wirings.utils.compiler import MissingError, Source
 
@@ -21,6 +22,15 @@ SOURCE = Source("engine", Path(__file__).parent / "source", "engine.cpp")
 SWITCH = "WIRINGS_ENGINE"
 """An environment variable; "torch" disables the compiled kernels."""
 _lock = threading.Lock()
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)  # a thread that held it does not exist there
 
 
 def kernels() -> ctypes.CDLL | None:
@@ -34,7 +44,7 @@ def _kernels(switch: str, compiler: str, folder: str) -> ctypes.CDLL | None:
     if switch == "torch":
         return None
     try:
-        return _declared(SOURCE.load(compiler, Path(folder)))
+        return SOURCE.load(compiler, Path(folder), _declared)
     except (MissingError, OSError) as error:
         warnings.warn(
             f"wirings.engine: no compiled kernels on this machine, so networks run on PyTorch. {error}",
@@ -48,16 +58,19 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     pointers = POINTER(c_void_p)
     library.wirings_tile.argtypes = [c_int]
     library.wirings_step_bytes.restype = c_int64
+    library.wirings_own_bytes.argtypes, library.wirings_own_bytes.restype = [c_int], c_int64
     library.wirings_scratch.argtypes, library.wirings_scratch.restype = [POINTER(KernelStep)], c_int64
     library.wirings_memory.argtypes, library.wirings_memory.restype = [c_int64], POINTER(c_float)
     library.wirings_free.argtypes, library.wirings_free.restype = [POINTER(c_float)], None
     library.wirings_pool.argtypes, library.wirings_pool.restype = [c_int], c_void_p
+    library.wirings_free_pool.argtypes, library.wirings_free_pool.restype = [c_void_p], None
     sizes = POINTER(c_int64)
     library.wirings_run.argtypes = [
         c_void_p, POINTER(KernelStep), c_int, pointers, pointers,
         pointers, sizes, c_int, pointers, sizes, c_int, c_int64, c_int, POINTER(c_double),
     ]  # fmt: skip
     library.wirings_run.restype = c_int
-    if library.wirings_step_bytes() != ctypes.sizeof(KernelStep):
+    own = all(library.wirings_own_bytes(kind) == ctypes.sizeof(struct) for kind, struct in structs.items())
+    if not own or library.wirings_step_bytes() != ctypes.sizeof(KernelStep):
         raise MissingError("The compiler lays steps out differently from ctypes.")
     return library

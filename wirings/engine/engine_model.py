@@ -7,30 +7,37 @@ import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from wirings.compaction import check_export_path, check_outputs
-from wirings.compaction.operations import Operation
+from wirings.compaction.operations import Embedding, Operation
 from wirings.compaction.program import Program, bind_inputs, check_batch
+from wirings.compaction.report import operation_counts
 from wirings.engine.build import kernels
 from wirings.engine.execution_plan import ExecutionPlan
+from wirings.engine.export import export_network
 from wirings.engine.pack_steps import StepChoice
 from wirings.engine.report import EngineReport, StepReport
 from wirings.engine.segments import ProgramSegment, split_program
-from wirings.engine.tune import step_seconds, tune
+from wirings.engine.tune import fastest_of, step_seconds, tune
 from wirings.errors import WiringError, unknown
 from wirings.utils.checks import is_int
 from wirings.utils.compiler import processor
+
+if TYPE_CHECKING:
+    from wirings.engine.generation import TokenGenerator
 
 ENGINES = ("auto", "sparse", "dense", "torch")
 TOLERANCE = 1e-3
 """A larger difference from PyTorch's outputs, as a share of the largest output, cannot be explained by rounding."""
 MAX_THREADS = 1024
 """More than any machine has cores. Each thread takes memory of its own."""
+SLOWER = 0.9
+"""PyTorch is used if it takes less than this share of the kernels' time; anything closer may be noise."""
 REPORT_RUNS = 31
 """Runs of which a report shows the median."""
 
@@ -54,6 +61,8 @@ class EngineModel(nn.Module):
         self._shapes, self._like = self.program.shapes(), self.program.zeros(0)
         self._segments = self._make_segments(library)
         self._report: EngineReport | None = None
+        self._original: list[nn.Module] = []  # the network in PyTorch if it is used; in a list, it is no submodule
+        self._seconds: tuple[float, float] | None = None
         if library is not None:
             self._choose(choices)
             self._verify()
@@ -73,7 +82,10 @@ class EngineModel(nn.Module):
             given = [o.output for o in operations if o.output in later]
             segment = ProgramSegment(operations, taken, given)
             if native and library is not None and given:
-                own = Program({name: self._shapes[name] for name in taken}, operations, tuple(given))
+                integers = {name for o in operations if isinstance(o, Embedding) for name in o.inputs}
+                integers |= set(program.notes.get("types", ())) & set(taken)  # of constants, for their batch size
+                types = dict.fromkeys(integers, "torch.int64")
+                own = Program({name: self._shapes[name] for name in taken}, operations, tuple(given), {"types": types})
                 plan = ExecutionPlan(library, own, self._shapes, self.threads)
                 if not plan.too_large:
                     segment.plan = plan
@@ -101,7 +113,7 @@ class EngineModel(nn.Module):
             return
         for plan in plans:
             images = 1 if plan.together else self.threads
-            tune(plan, [torch.zeros(images, *shape) for shape in plan.program.inputs.values()])
+            tune(plan, plan.program.zeros(images))
 
     def _verify(self) -> None:
         """Raise unless the kernels compute what PyTorch does, with one image per thread and with one on all threads.
@@ -109,9 +121,25 @@ class EngineModel(nn.Module):
         This finds bugs. The tolerance is wide, since sums in another order are rounded differently.
         """
         images = self.program.example(self.threads + 1)
-        found = self(*images)
-        found = found if isinstance(found, tuple) else (found,)
+        found = self._run(images)
         check_outputs(self.program, found, images, self.program.run(*images), "the compiled network", TOLERANCE)
+
+    def use_torch_if_faster(self, model: nn.Module, inputs: Sequence[Tensor]) -> None:
+        """Use the network in PyTorch instead if it is faster for a batch like ``inputs``, with PyTorch's own threads.
+
+        Args:
+            model: the network in PyTorch, which takes the program's inputs and returns its outputs in a tuple.
+            inputs: an example.
+        """
+        own, other = fastest_of(lambda: self._run(inputs), torch.no_grad()(lambda: model(*inputs)))
+        self._seconds = own, other
+        if other < SLOWER * own:
+            self._original = [model]
+
+    @property
+    def uses_torch(self) -> bool:
+        """Whether the network runs on PyTorch: since there are no kernels, or because PyTorch was faster."""
+        return bool(self._original) or not any(segment.plan for segment in self._segments)
 
     def _about(self) -> dict[str, Any]:
         return {"engine": self.engine, "threads": self.threads, "processor": processor()}
@@ -122,11 +150,17 @@ class EngineModel(nn.Module):
         """The outputs for a batch. Inputs may be given by keyword, by the names in ``program.inputs``."""
         inputs = bind_inputs(list(self.program.inputs), args, kwargs)
         self._check(inputs)
+        return self.program.packed(self._run(inputs))
+
+    def _run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The outputs in the program's order."""
+        if self._original:
+            with torch.no_grad():
+                return list(self._original[0](*inputs))
         values: dict[str, Tensor] = dict(zip(self.program.inputs, inputs, strict=True))
         for segment in self._segments:
             segment.run(values, self.threads)
-        results = tuple(values[name] for name in self.program.outputs)
-        return results[0] if self.program.notes.get("one_output", len(results) == 1) else results
+        return [values[name] for name in self.program.outputs]
 
     def _check(self, inputs: Sequence[Tensor]) -> None:
         shapes = self.program.inputs
@@ -147,6 +181,16 @@ class EngineModel(nn.Module):
             counts = ", ".join(f"{len(x)} for {name}" for name, x in zip(shapes, inputs, strict=True))
             raise WiringError(f"a compiled network expects the same batch size for all inputs, got {counts}.")
 
+    def generator(self) -> TokenGenerator:
+        """What generates tokens one at a time, with the keys and values of earlier ones kept.
+
+        Raises:
+            WiringError: if the network is no causal language model.
+        """
+        from wirings.engine.generation import TokenGenerator
+
+        return TokenGenerator(self)
+
     # ---- reports and files ------------------------------------------------------------------------------------------
 
     @property
@@ -158,7 +202,7 @@ class EngineModel(nn.Module):
             for segment in self._segments:
                 steps += self._time_segment(segment, values)
                 segment.run(values, self.threads)
-            self._report = EngineReport(self.engine if self.compiled else "torch", self.threads, steps)
+            self._report = EngineReport(self.engine if self.compiled else "torch", self.threads, steps, self._seconds)
         return self._report
 
     def _time_segment(self, segment: ProgramSegment, values: dict[str, Tensor]) -> list[StepReport]:
@@ -180,7 +224,7 @@ class EngineModel(nn.Module):
             start = time.perf_counter()
             values[operation.output] = operation.run(*(values[name] for name in operation.inputs))
             taken.append(time.perf_counter() - start)
-        work = operation.counts(self._shapes.get(operation.output, ())).mult_adds
+        work = operation_counts(operation, self._shapes).mult_adds
         kind = re.sub(r"(?<!^)(?=[A-Z])", " ", type(operation).__name__).lower()
         return StepReport(operation.output, kind, "torch", 1, work, float(np.median(taken)))
 
@@ -206,6 +250,29 @@ class EngineModel(nn.Module):
         notes = {**self.program.notes, "engine": self.choices}
         Program(self.program.inputs, self.program.operations, self.program.outputs, notes).save(checked)
         return checked
+
+    def export(self, folder: str | Path, *, name: str = "network", target: str | None = None) -> Path:
+        """Write the network as C++ source code with a C interface, for programs without Python.
+
+        The folder gets ``network.cpp`` (the kernels and the weights, C++17 without dependencies), ``network.h``,
+        ``example.cpp`` and a ``README.md`` with the command that builds the example. On this machine, with the same
+        compiler and number of threads, the outputs equal those of this module bit for bit.
+
+        Args:
+            folder: where to write; it is created if necessary, and earlier exports are overwritten.
+            name: the name of the file and the prefix of all C functions, so that a program can have several networks.
+            target: the vector instructions of the processor that will run it: ``"avx512"``, ``"avx2"``, ``"sse"`` or
+                ``"neon"``; by default those of this machine.
+
+        Raises:
+            WiringError: if an operator runs on PyTorch, or an argument is invalid.
+        """
+        if not self.compiled:
+            raise WiringError(
+                "this network runs on PyTorch, so there are no kernels to export. Compile it with another engine than "
+                '"torch", on a machine with g++ or clang++.'
+            )
+        return export_network(self.program, self._segments, self._shapes, folder, name, target)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Raise, since weights are packed for this machine; otherwise, an empty dictionary would be saved."""

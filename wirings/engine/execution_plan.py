@@ -19,31 +19,16 @@ from wirings.engine.kernel_step import MAPS, KernelStep, StepKind
 from wirings.engine.lowering import Lowering
 from wirings.engine.operations import lower
 from wirings.engine.pack_steps import KernelSizes, PackedStep, StepChoice
+from wirings.engine.thread_pool import ThreadPool, reset_in_children, shared_pool
 from wirings.errors import WiringError
 
 L1_BYTES = 24 * 1024
 """Bytes of maps between the sums and the convolution of nodes that stay in the level-1 cache."""
-RARE, EVEN, COMMON = 0.1, 0.35, 0.7
+RARE, EVEN, COMMON = 0.15, 0.35, 0.7
 """Densities: below the first, dense is never faster; above the last, sparse is never faster; at the second, both are
 about equally fast."""
 MAX_FLOATS = 2**31 - 2**16
 """The most floats of maps, and words of the weights of one step, that the kernels can address."""
-_pools: dict[int, int] = {}
-_pools_lock = threading.Lock()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pools.clear)  # a forked process does not have the threads
-
-
-def pool(library: ctypes.CDLL, threads: int) -> int:
-    """The thread pool that all networks with this number of threads share."""
-    found = _pools.get(threads)
-    if found is None:
-        with _pools_lock:
-            found = _pools.get(threads) or library.wirings_pool(threads)
-            if not found:
-                raise MemoryError(f"not enough memory for {threads:,} threads")
-            _pools[threads] = found
-    return found
 
 
 def installed_memory() -> int:
@@ -104,9 +89,16 @@ class ExecutionPlan:
         self._arenas: list[KernelMemory] = []
         self._scratch: list[KernelMemory] = []
         self._lock = threading.Lock()
+        self._pool: ThreadPool | None = None
+        reset_in_children(self)
         # Arguments of a call, allocated once.
         self._inputs, self._outputs = (c_void_p * len(program.inputs))(), (c_void_p * len(program.outputs))()
-        self._input_sizes = _sizes(program.inputs.values())
+        integers = program.notes.get("types", {})  # twice as large as floats
+        self._input_sizes = _sizes(
+            ((2, *shape) if name in integers else shape) for name, shape in program.inputs.items()
+        )
+        numbers = {name: number for number, name in enumerate(program.inputs)}
+        self._limits = {numbers[name]: limit for name, limit in program.index_limits().items()}
         self._output_sizes = _sizes(self.output_shapes)
         self.choices: list[StepChoice] = []
 
@@ -168,7 +160,7 @@ class ExecutionPlan:
                 counts += [least * n for n in (1, 2, 4, 8, 16) if least * n <= max(fused.height // 3, least)]
             elif step.fields["flag"] == MAPS:
                 vectors = fused.height * fused.width // self.machine.lanes
-                counts += [self.threads * n for n in (1, 2, 4) if self.threads * n <= vectors // 4]
+                counts += [self.threads * n for n in (1, 2, 4) if self.threads * n <= vectors // 2]
             found += [StepChoice(way, count) for way in ways for count in counts]
         return list(dict.fromkeys(found))
 
@@ -198,15 +190,20 @@ class ExecutionPlan:
 
     # ---- running ----------------------------------------------------------------------------------------------------
 
+    def reset_after_fork(self) -> None:
+        """In a forked process, forget what other threads were doing: they may have held the lock or written maps."""
+        self._lock, self._pool, self._arenas = threading.Lock(), None, []
+
     def _allocate(self) -> None:
         """Allocate the memory for maps, on the first call."""
+        arenas = []
         for _ in range(1 if self.together else self.threads):
             arena = KernelMemory(self.library, self.lowering.floats * self.lowering.bands)
             for buffer in self.lowering.memory.buffers:
                 for place, row in buffer.constants(self.lowering.floats):
                     arena.values[place : place + len(row)] = row
-            self._arenas.append(arena)
-        self._memories = _pointers(self._arenas)
+            arenas.append(arena)
+        self._memories, self._arenas = _pointers(arenas), arenas
 
     @property
     def bytes(self) -> int:
@@ -224,15 +221,21 @@ class ExecutionPlan:
         outputs = [torch.empty(batch, *shape) for shape in self.output_shapes]
         if batch == 0:
             return outputs
+        for number, limit in self._limits.items():
+            low, high = (int(x) for x in inputs[number].aminmax())
+            if low < 0 or high >= limit:
+                raise WiringError(f"this network expects tokens from 0 to {limit - 1:,}, got {low:,} to {high:,}.")
         with self._lock:
             if not self._arenas:
                 self._allocate()
+            if self._pool is None:
+                self._pool = shared_pool(self.library, self.threads)
             for i, x in enumerate(inputs):
                 self._inputs[i] = x.data_ptr()
             for i, x in enumerate(outputs):
                 self._outputs[i] = x.data_ptr()
             full = self.library.wirings_run(
-                pool(self.library, self.threads),
+                self._pool.pointer,
                 self._steps,
                 len(self._steps),
                 self._memories,

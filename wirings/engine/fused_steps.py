@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from wirings.engine.kernel_step import StepKind
 from wirings.engine.memory_layout import LINE, FeatureMaps
+
+if TYPE_CHECKING:
+    from wirings.engine.token_steps import OwnStep
 
 INFINITY = math.inf
 
@@ -117,6 +120,8 @@ class LoweredStep:
     """Fields of `wirings.engine.kernel_step.KernelStep`; arrays are passed as pointers."""
     work: int = 0
     """Multiply-adds."""
+    own: OwnStep | None = None
+    """For kinds that have a struct of their own."""
 
     @property
     def words(self) -> int:
@@ -128,6 +133,8 @@ class LoweredStep:
         return 0 if sums is None else 9 * sums.edges
 
     def reads(self) -> list[FeatureMaps]:
+        if self.own is not None:
+            return self.own.reads()
         found = [x for x in (self.source, self.fields.get("second")) if x is not None]
         if isinstance(self.fused, EdgeSum):
             found += self.fused.sources()

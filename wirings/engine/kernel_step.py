@@ -21,6 +21,11 @@ class StepKind(enum.IntEnum):
     INSTANCE_NORM = 8
     MULTIPLY = 9
     GIVE = 10
+    NORM = 11
+    ATTENTION = 12
+    EMBEDDING = 13
+    GATHER = 14
+    CACHED_ATTENTION = 15
 
 
 FUNCTIONS = (
@@ -47,7 +52,7 @@ class KernelStep(ctypes.Structure):
     _fields_ = [
         *((name, c_void_p) for name in (
             "starts", "records", "bias", "out", "mask", "chunks", "kernels", "kernel_bias", "strip", "kept",
-            "in_", "in2", "weights", "weights2",
+            "in_", "in2", "weights", "weights2", "own",
         )),
         ("activation", ClampRange),
         ("activation2", ClampRange),

@@ -28,8 +28,9 @@ from wirings.engine.fused_steps import (
 from wirings.engine.kernel_step import MAPS, PHASES, StepKind
 from wirings.engine.memory_layout import EMPTY, FeatureMaps, MapMemory
 from wirings.engine.row_bands import cut_into_bands
+from wirings.engine.token_steps import GatherStep
 
-LowerOperation = Callable[["Lowering", Operation], FusedStep | FeatureMaps]
+LowerOperation = Callable[["Lowering", Operation], "FusedStep | FeatureMaps | GatherStep"]
 
 
 class Lowering:
@@ -45,7 +46,7 @@ class Lowering:
     def __init__(self, program: Program, shapes: dict[str, tuple[int, ...]], bands: int, lower: LowerOperation) -> None:
         self.program, self.shapes, self.bands = program, shapes, bands
         self.memory, self.steps = MapMemory(), list[LoweredStep]()
-        self.values: dict[str, FeatureMaps | FusedStep] = {}
+        self.values: dict[str, FeatureMaps | FusedStep | GatherStep] = {}
         """Tensors that a step has computed, and steps that are still open."""
         self.users = {name: len(users) for name, users in program.users().items()}
         for name in program.outputs:
@@ -54,6 +55,10 @@ class Lowering:
         for operation in program.operations:
             self.values[operation.output] = lower(self, operation)
         for number, name in enumerate(program.outputs):
+            value = self.values.get(name)
+            if isinstance(value, GatherStep):
+                self.emit(LoweredStep(name, StepKind.GATHER, None, own=value))
+                continue
             maps = self.solid(self.ready(name))
             self.emit(LoweredStep(name, StepKind.GIVE, None, maps, fields={"source": number, **height_and_width(maps)}))
         for number, step in enumerate(self.steps):
@@ -66,9 +71,14 @@ class Lowering:
         """The size of the memory for all maps, or for those of one band."""
 
     def shape(self, name: str) -> tuple[int, int, int]:
-        """Channels, height and width of a tensor; single numbers are maps of one pixel."""
-        shape = self.shapes[name]
-        return (shape[0], 1, 1) if len(shape) == 1 else (shape[0], shape[1], shape[2])
+        """Channels, height and width of a tensor; single numbers are maps of one pixel, tokens are maps of one row."""
+        channels, *maps = self.shapes[name]
+        height, width = [*[1] * (2 - len(maps)), *maps]
+        return channels, height, width
+
+    def new_like(self, name: str) -> FeatureMaps:
+        """New memory for a tensor."""
+        return self.memory.new(*self.shape(name), packed=len(self.shapes[name]) == 1)
 
     # ---- inputs of an operation -------------------------------------------------------------------------------------
 
@@ -77,6 +87,7 @@ class Lowering:
         if name not in self.values:
             self.values[name] = self._copy_input(name)
         value = self.values[name]
+        assert not isinstance(value, GatherStep)  # nothing reads what is copied to the caller
         if not isinstance(value, FeatureMaps):
             value = self.values[name] = self._close(value)
         return value
@@ -84,7 +95,7 @@ class Lowering:
     def fusible(self, name: str) -> FusedStep | None:
         """The open step that computes a tensor, if it may be fused with the only operation that reads it."""
         value = self.values.get(name)
-        if value is None or isinstance(value, FeatureMaps) or self.users[name] != 1:
+        if value is None or isinstance(value, (FeatureMaps, GatherStep)) or self.users[name] != 1:
             return None
         return value if value.open else None
 
@@ -106,6 +117,29 @@ class Lowering:
         filled = replace(maps, buffers=np.where(empty, zeros.buffers[0], maps.buffers))
         self.memory.join(filled)
         return filled
+
+    def as_row(self, name: str) -> FeatureMaps:
+        """A tensor of single numbers as a map of one row."""
+        numbers = self.solid(self.ready(name))
+        buffers, count = numbers.buffers, len(numbers)
+        packed = self.memory.buffers[buffers[0]].packed
+        along, fixed = (numbers.channels, numbers.x) if packed else (numbers.x, numbers.channels)
+        together = (buffers == buffers[0]).all() and (fixed == fixed[0]).all() and not numbers.y.any()
+        if together and np.array_equal(along, along[0] + np.arange(count)):
+            first = (part[:1] for part in (buffers, numbers.channels, numbers.y, numbers.x))
+            return FeatureMaps(1, count, *first)
+        row = self.memory.new(1, 1, count)
+        self.emit(
+            LoweredStep(f"{name} together", StepKind.GATHER, row, own=GatherStep(np.arange(count)[None], numbers, row))
+        )
+        return row
+
+    @staticmethod
+    def as_numbers(row: FeatureMaps) -> FeatureMaps:
+        """A map of one row as a tensor of single numbers."""
+        count = row.width
+        buffers, channels, y = (np.repeat(part, count) for part in (row.buffers, row.channels, row.y))
+        return FeatureMaps(1, 1, buffers, channels, y, row.x[0] + np.arange(count))
 
     def _copy_input(self, name: str) -> FeatureMaps:
         packed = len(self.shapes[name]) == 1
@@ -185,7 +219,9 @@ class Lowering:
     def _only_strided(self, name: str, stride: tuple[int, int]) -> bool:
         """Whether only convolutions of this stride read a tensor, so that it is needed in no other form."""
         users = self.program.users()[name]
-        strided = all(isinstance(o, Conv) and o.stride == stride and not is_node_convolution(o) for o in users)
+        strided = all(
+            isinstance(o, Conv) and in_two_dimensions(o).stride == stride and not is_node_convolution(o) for o in users
+        )
         return strided and name not in self.program.outputs
 
     def read_from_caller(self, sums: EdgeSum) -> CallerInput | None:
@@ -201,8 +237,16 @@ class Lowering:
 
 def is_node_convolution(o: Conv) -> bool:
     """Whether the kernel for nodes can compute a convolution: depthwise, 3 × 3, with a padding of one pixel."""
-    square = o.weight.shape[2:] == (3, 3) and o.padding == (1, 1) and o.dilation == (1, 1)
+    square = tuple(o.weight.shape[2:]) == (3, 3) and o.padding == (1, 1) and o.dilation == (1, 1)
     return o.depthwise and square and o.stride in ((1, 1), (2, 2))
+
+
+def in_two_dimensions(o: Conv) -> Conv:
+    """A convolution of rows as one of maps."""
+    if len(o.stride) == 2:
+        return o
+    sizes = {"stride": (1, *o.stride), "padding": (0, *o.padding), "dilation": (1, *o.dilation)}
+    return replace(o, weight=o.weight.unsqueeze(2), **sizes)  # type: ignore[arg-type]
 
 
 def height_and_width(maps: FeatureMaps) -> dict[str, int]:

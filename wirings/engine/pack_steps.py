@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from wirings.engine.lowering import Lowering
 from wirings.engine.memory_layout import LINE, FeatureMaps
 from wirings.engine.pack_weights import filled, grouped, sliced
 from wirings.engine.row_bands import rows_of
+from wirings.engine.token_steps import OwnStep, StepContext
 
 SPEED = 30_000
 """The approximate number of multiply-adds per microsecond and thread, which determines how finely work is divided."""
@@ -64,6 +66,9 @@ class PackedStep:
         self.bands, self.floats = lowering.bands, lowering.floats
         self.step = KernelStep()
         self.arrays: list[np.ndarray] = []
+        if lowered.own is not None:
+            self._pack_own(lowered.own, lowering)
+            return
         numbers: dict[str, Any] = {"kind": int(lowered.kind), "strips": choice.strips, "block": 1, "source": -1}
         numbers |= {name: value for name, value in lowered.fields.items() if name not in ("second", "low", "high")}
         if lowered.source is not None:
@@ -104,6 +109,16 @@ class PackedStep:
         numbers |= self._chunks(numbers)
         check(lowered.name, numbers, machine.lanes, lowering)
         self._set(numbers)
+
+    def _pack_own(self, own: OwnStep, lowering: Lowering) -> None:
+        """Pack a step that has a struct of its own."""
+        program = lowering.program
+        inputs = tuple(math.prod(shape) for shape in program.inputs.values())
+        outputs = tuple(math.prod(lowering.shapes[name]) for name in program.outputs)
+        context = StepContext(self.memory, lowering.floats, self.machine.lanes, self.threads, inputs, outputs)
+        self.own, tasks, self.arrays = own.pack(self.lowered.name, context)
+        self.step.kind, self.step.strips, self.step.chunk_count = int(own.kind), 1, tasks
+        self.step.own = ctypes.addressof(self.own)
 
     def _set(self, numbers: dict[str, Any]) -> None:
         for name, value in numbers.items():

@@ -37,6 +37,8 @@ class EngineReport:
     engine: str
     threads: int
     steps: list[StepReport]
+    against_torch: tuple[float, float] | None = None
+    """Seconds of the whole network in the kernels and in PyTorch, if they were compared."""
 
     @property
     def seconds(self) -> float:
@@ -55,7 +57,11 @@ class EngineReport:
         total = ["total", "", "", None, *_measured(sum(step.mult_adds for step in self.steps), self.seconds)]
         header = ["step", "kind", "way", "strips", "multiply-adds", "µs", "G/s"]
         lines = text_table(header, rows, align="lllrrrr", footer=[total])
-        return "\n".join([*lines, f"engine {self.engine}, {self.threads} threads"])
+        lines.append(f"engine {self.engine}, {self.threads} threads")
+        if self.against_torch is not None:
+            own, other = (f"{1e3 * seconds:.3g} ms" for seconds in self.against_torch)
+            lines.append(f"the whole network: {own}, in PyTorch {other}")
+        return "\n".join(lines)
 
 
 def _measured(work: int, seconds: float) -> tuple[int | None, str, str]:

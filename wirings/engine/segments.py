@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wirings.compaction.operations import Operation
+from wirings.compaction.operations import Attention, Operation
 from wirings.compaction.program import Program
 from wirings.engine.execution_plan import ExecutionPlan
 from wirings.engine.operations import supports
@@ -16,17 +16,30 @@ from wirings.errors import WiringError
 
 
 def split_program(program: Program, shapes: dict[str, tuple[int, ...]]) -> Iterator[tuple[bool, list[Operation]]]:
-    """The operations of a program in runs, each with whether the kernels support it."""
-    run: list[Operation] = []
-    native = True
-    for operation in program.operations:
-        if supports(operation, shapes) != native:
-            if run:
-                yield native, run
-            run, native = [], not native
-        run.append(operation)
-    if run:
-        yield native, run
+    """The operations of a program in runs, each with whether the kernels support it.
+
+    Operations are moved so that there are few runs: a run has everything of its kind that can be computed by then.
+    """
+    waiting, made = list(program.operations), set(program.inputs)
+    native = not any(not supports(o, shapes) and made.issuperset(o.inputs) for o in waiting)
+    while waiting:
+        run: list[Operation] = []
+        own: set[str] = set()
+        left = []
+        for o in waiting:
+            # The bias of an attention has to be one of the caller's tensors.
+            outside = not (isinstance(o, Attention) and own & set(o.inputs[3:]))
+            if supports(o, shapes) == native and outside and made.issuperset(o.inputs):
+                run.append(o)
+                made.add(o.output)
+                own.add(o.output)
+            else:
+                left.append(o)
+        waiting = left
+        if run:
+            yield native, run
+        if not run or not any(supports(o, shapes) == native and made.issuperset(o.inputs) for o in waiting):
+            native = not native
 
 
 @dataclass(eq=False)
@@ -46,9 +59,14 @@ class ProgramSegment:
         if self.plan is None:
             with torch.no_grad():
                 for operation in self.operations:
+                    _check_tokens(operation, values)
                     values[operation.output] = operation.run(*(values[name] for name in operation.inputs))
             return
-        taken = [self._checked(values[name], shape) for name, shape in self.plan.program.inputs.items()]
+        types = self.plan.program.notes["types"]
+        taken = [
+            self._checked(values[name], shape, torch.int64 if name in types else torch.float32)
+            for name, shape in self.plan.program.inputs.items()
+        ]
         batch = taken[0].shape[0]
         if any(len(x) != batch for x in taken):
             raise WiringError("the kernels expect tensors of one batch size, but this network mixes several.")
@@ -63,12 +81,24 @@ class ProgramSegment:
         values.update(zip(self.outputs, results, strict=True))
 
     @staticmethod
-    def _checked(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    def _checked(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A tensor as the kernels read it. They do not check its size, which an operator of PyTorch may get wrong."""
-        if x.shape[1:] != shape or x.dtype != torch.float32:
+        if dtype == torch.int64 and not x.is_floating_point():
+            x = x.long()
+        if x.shape[1:] != shape or x.dtype != dtype:
             expected = ", ".join(map(str, ("batch", *shape)))
             raise WiringError(
-                f"a part of this compiled network expects float32 ({expected}), got {x.dtype} {tuple(x.shape)}. "
+                f"a part of this compiled network expects {dtype} ({expected}), got {x.dtype} {tuple(x.shape)}. "
                 "Compile the network for this batch size."
             )
         return x.contiguous()
+
+
+def _check_tokens(operation: Operation, values: dict[str, Tensor]) -> None:
+    """Raise if an embedding that PyTorch computes has no row for a token, as for those that the kernels compute."""
+    if operation.index_limit is None or not (tokens := values[operation.inputs[0]]).numel():
+        return
+    low, high = int(tokens.min()), int(tokens.max())
+    if low < 0 or high >= operation.index_limit:
+        last = operation.index_limit - 1
+        raise WiringError(f"this network expects tokens from 0 to {last:,}, got {low:,} to {high:,}.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from torch import Tensor
@@ -45,6 +45,20 @@ def step_seconds(plan: ExecutionPlan, inputs: Sequence[Tensor]) -> np.ndarray:
     times = np.zeros(len(plan.steps))
     plan.run(inputs, times)
     return times
+
+
+def fastest_of(*calls: Callable[[], object], seconds: float = 0.5) -> list[float]:
+    """The seconds of the fastest run of each call; they take turns."""
+    best = [np.inf] * len(calls)
+    start, rounds = time.perf_counter(), 0
+    while rounds < 1 or (rounds < 100 and time.perf_counter() - start < (seconds if rounds > 2 else 4 * seconds)):
+        for number, call in enumerate(calls):
+            for _ in range(2):  # the second run has warm caches
+                began = time.perf_counter()
+                call()
+                best[number] = min(best[number], time.perf_counter() - began)
+        rounds += 1
+    return best
 
 
 def _typical(taken: list[float]) -> float:

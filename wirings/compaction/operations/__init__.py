@@ -8,15 +8,20 @@ from wirings.compaction.operations.activation import ACTIVATIONS, Activation
 from wirings.compaction.operations.add import Add
 from wirings.compaction.operations.add_map import AddMap
 from wirings.compaction.operations.affine import Affine
+from wirings.compaction.operations.arrange import Arrange
+from wirings.compaction.operations.attention import Attention
+from wirings.compaction.operations.channel_norm import ChannelNorm
 from wirings.compaction.operations.concat import Concat
 from wirings.compaction.operations.constant import Constant
 from wirings.compaction.operations.conv import Conv
 from wirings.compaction.operations.crop import Crop
+from wirings.compaction.operations.embedding import Embedding
 from wirings.compaction.operations.flatten import Flatten
 from wirings.compaction.operations.instance_norm import InstanceNorm
 from wirings.compaction.operations.linear import Linear
 from wirings.compaction.operations.mean import Mean
 from wirings.compaction.operations.multiply import Multiply
+from wirings.compaction.operations.multiply_map import MultiplyMap
 from wirings.compaction.operations.pad import Pad
 from wirings.compaction.operations.pooling import Pooling
 from wirings.compaction.operations.reshape import Reshape
@@ -32,16 +37,21 @@ __all__ = [
     "Add",
     "AddMap",
     "Affine",
+    "Arrange",
+    "Attention",
+    "ChannelNorm",
     "Concat",
     "Constant",
     "Conv",
     "Crop",
+    "Embedding",
     "Flatten",
     "InputRef",
     "InstanceNorm",
     "Linear",
     "Mean",
     "Multiply",
+    "MultiplyMap",
     "Operation",
     "Pad",
     "Pooling",
@@ -57,7 +67,8 @@ OPERATIONS: dict[str, type[Operation]] = {
     kind.__name__: kind
     for kind in (
         Conv, Linear, Affine, InstanceNorm, Activation, Add, Multiply, AddMap, Concat, SelectChannels, ScatterChannels,
-        Pooling, Mean, Crop, Pad, Flatten, Reshape, Constant, TorchOperator,
+        Pooling, Mean, Crop, Pad, Flatten, Reshape, Constant, Arrange, ChannelNorm, Attention, Embedding, MultiplyMap,
+        TorchOperator,
     )
 }  # fmt: skip
 """All operations by name."""

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from wirings.compaction.aten import Arguments, ProgramTensor, converts, has_channels
+from wirings.compaction.aten import (
+    Arguments,
+    ProgramTensor,
+    converts,
+    converts_views,
+    has_channels,
+    view_of,
+    viewed,
+)
 from wirings.compaction.builder import ProgramBuilder
 from wirings.compaction.channel_constants import ChannelConstants
 from wirings.compaction.operation import Operation, Shape, Tensors, by_channel, expect_size
@@ -136,4 +144,18 @@ def batch_norm(builder: ProgramBuilder, hint: str, a: Arguments) -> Any:
         return None
     scale, shift = norm_as_affine(mean, var, a.get("weight"), a.get("bias"), a["eps"])
     result = ProgramTensor(builder.add(Affine, (x.name,), hint, scale=scale, shift=shift))
+    return result if "training" in a else (result, None, None)
+
+
+@converts_views("_native_batch_norm_legit_no_training", "batch_norm")
+def _batch_norm_of_view(builder: ProgramBuilder, hint: str, a: Arguments) -> Any:
+    """A norm of the channels of all tokens, as of (batch · tokens, channels)."""
+    x: Any = a["input"]
+    axes = view_of(builder, x)
+    if axes is None or not axes.is_channels(1):
+        return None
+    made = batch_norm(builder, hint, {**a, "input": ProgramTensor(x.name)})
+    if made is None:
+        return None
+    result = viewed(builder, (made if "training" in a else made[0]).name, axes)
     return result if "training" in a else (result, None, None)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from wirings.compaction.allowed_operators import MAX_WINDOW
-from wirings.compaction.aten import Arguments, ProgramTensor, converts, has_channels
+from wirings.compaction.aten import Arguments, ProgramTensor, converts, converts_views, has_channels
 from wirings.compaction.builder import ProgramBuilder
 from wirings.compaction.operation import Operation, Shape, Tensors, expect
 
@@ -52,3 +52,9 @@ def _pad(builder: ProgramBuilder, hint: str, a: Arguments) -> Any:
     sides += [0] * (2 * dims - len(sides))
     before, after = tuple(sides[::2][::-1]), tuple(sides[1::2][::-1])
     return ProgramTensor(builder.add(Pad, (x.name,), hint, before=before, after=after))
+
+
+@converts_views("pad", "constant_pad_nd")
+def _pad_nothing(builder: ProgramBuilder, hint: str, a: Arguments) -> Any:
+    """A padding of zero on all sides, which models compute for other image sizes."""
+    return a["self"] if not any(a["pad"]) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -16,8 +16,18 @@ from wirings.compaction.allowed_operators import (
     check_operator_arguments,
     python_operator,
 )
-from wirings.compaction.operation import Operation, Tensors, expect
+from wirings.compaction.operation import Operation, Tensors, UnsupportedByOnnxError, expect
 from wirings.errors import WiringError
+
+if TYPE_CHECKING:
+    from wirings.compaction.onnx import OnnxWriter
+
+
+_PRODUCTS = {
+    "linear", "matmul", "mm", "bmm", "mv", "dot", "addmm", "baddbmm", "addbmm", "addmv", "einsum", "bilinear", "lstm",
+    "gru", "rnn_tanh", "rnn_relu", "scaled_dot_product_attention", "grouped_mm", "_grouped_mm",
+}  # fmt: skip
+"""Operators with multiply-adds that a report does not count, besides convolutions."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +88,12 @@ class TorchOperator(Operation):
         return dataclasses.replace(self, arguments=changed(self.arguments), options=changed(self.options))
 
     @property
+    def multiplies(self) -> bool:
+        """Whether it is a product of matrices, a convolution, attention or a recurrent layer."""
+        name = self.target.removeprefix("aten::").partition(".")[0]
+        return name in _PRODUCTS or name.startswith(("conv", "_convolution"))
+
+    @property
     def opaque(self) -> bool:
         return not self.channelwise
 
@@ -87,6 +103,9 @@ class TorchOperator(Operation):
 
     def pruned_weights(self, wanted: Tensor) -> dict[str, Any]:
         return {}
+
+    def to_onnx(self, writer: OnnxWriter) -> None:
+        raise UnsupportedByOnnxError(f"the operator {self.target}")
 
     # ---- files ------------------------------------------------------------------------------------------------------
 

@@ -45,7 +45,7 @@ class WeightedSum(Operation):
         """Whether every output channel sees one input channel, with a kernel of its own."""
         return False
 
-    def counts(self, shape: Shape) -> OperationCounts:
+    def counts(self, shape: Shape, inputs: Sequence[Shape]) -> OperationCounts:
         pixels, edges = math.prod(shape[1:]), int(self.weight.count_nonzero())
         mult_adds = edges * pixels, self.weight.numel() * pixels
         return OperationCounts(0, 0, *mult_adds) if self.depthwise else OperationCounts(shape[0], edges, *mult_adds)

@@ -4,7 +4,7 @@
 without an entry run on PyTorch. To add a kernel: write it in ``source/``, and register a pair here with `kernel_for`.
 """
 
-from wirings.engine.operations import channels, conv, elementwise, linear, maps  # noqa: F401 - they register kernels
+from wirings.engine.operations import channels, conv, elementwise, linear, maps, tokens  # noqa: F401 - they register kernels
 from wirings.engine.operations.registry import KERNELS, kernel_for, lower, supports
 
 __all__ = ["KERNELS", "kernel_for", "lower", "supports"]

@@ -8,7 +8,7 @@ import numpy as np
 
 from wirings.compaction.operations import Conv
 from wirings.engine.fused_steps import EdgeSum, EdgeTerm, NodeConvolution
-from wirings.engine.lowering import Lowering, as_array, is_node_convolution
+from wirings.engine.lowering import Lowering, as_array, in_two_dimensions, is_node_convolution
 from wirings.engine.memory_layout import EMPTY
 from wirings.engine.operations.registry import Shape, is_maps, kernel_for
 
@@ -16,12 +16,13 @@ MAX_STRIDE = 16  # as in source/stride_phases.h
 
 
 def _supports(o: Conv, shapes: Sequence[Shape]) -> bool:
-    return is_maps(*shapes) and len(o.stride) == 2 and max(o.stride) <= MAX_STRIDE
+    return is_maps(*shapes) and len(o.stride) == len(shapes[0]) - 1 and max(o.stride) <= MAX_STRIDE
 
 
 @kernel_for(Conv, _supports)
 def lower_conv(lowering: Lowering, o: Conv) -> EdgeSum | NodeConvolution:
     """A convolution as a sum over edges, or fused with the sum before it if it is that of a node."""
+    o = in_two_dimensions(o)
     weight, bias = as_array(o.weight), as_array(o.bias, len(o.weight))
     if is_node_convolution(o):
         return fuse_node_convolution(lowering, o, weight.reshape(-1, 9), bias)

@@ -9,7 +9,7 @@ import numpy as np
 
 from wirings.compaction.operations import Activation, Add, AddMap, Affine, InstanceNorm, Multiply
 from wirings.engine.fused_steps import INFINITY, EdgeSum, EdgeTerm, FusedStep, LoweredStep, NodeConvolution
-from wirings.engine.kernel_step import FUNCTIONS, StepKind
+from wirings.engine.kernel_step import FUNCTIONS, MAPS, StepKind
 from wirings.engine.lowering import Lowering, as_array, height_and_width
 from wirings.engine.memory_layout import FeatureMaps
 from wirings.engine.operations.registry import Shape, is_maps, kernel_for
@@ -34,7 +34,7 @@ def lower_affine(lowering: Lowering, o: Affine) -> FusedStep:
 
 def _supports_activation(o: Activation, shapes: Sequence[Shape]) -> bool:
     """The kernels have these functions with their usual parameters."""
-    if len(shapes[0]) not in (1, 3):
+    if len(shapes[0]) not in (1, 2, 3):
         return False
     if o.kind == "softplus":
         return o.values in ((), (1.0,), (1.0, 20.0))
@@ -49,21 +49,24 @@ def lower_activation(lowering: Lowering, o: Activation) -> FusedStep | FeatureMa
         before = lowering.fusible(o.inputs[0])
         if before is not None:
             return replace(before, name=o.output, low=low, high=high)
-        if len(lowering.shapes[o.output]) == 3:
+        if len(lowering.shapes[o.output]) > 1:
             channels, height, width = lowering.shape(o.output)
             bias = np.zeros(channels, np.float32)
             return EdgeSum(o.output, height, width, [lowering.identity(o.inputs[0])], bias, low=low, high=high)
-    source = lowering.solid(lowering.ready(o.inputs[0]))
-    out = lowering.memory.new(*lowering.shape(o.output), packed=len(lowering.shapes[o.output]) == 1)
+    single = len(lowering.shapes[o.output]) == 1
+    source = lowering.as_row(o.inputs[0]) if single else lowering.solid(lowering.ready(o.inputs[0]))
+    out = lowering.memory.new(len(source), source.height, source.width)
     kind = "clamp" if limits is not None else o.kind
     scale = o.values[0] if o.values and limits is None else 1.0
     fields = {"flag": FUNCTIONS.index(kind), "scale": scale, "low": low, "high": high, **height_and_width(source)}
     lowering.emit(LoweredStep(o.output, StepKind.FUNCTION, out, source, fields=fields))
-    return out
+    return lowering.as_numbers(out) if single else out
 
 
-@kernel_for(Add, lambda o, shapes: is_maps(*shapes))
-def lower_add(lowering: Lowering, o: Add) -> FusedStep:
+@kernel_for(Add, lambda o, shapes: all(len(shape) in (1, 2, 3) for shape in shapes))
+def lower_add(lowering: Lowering, o: Add) -> FusedStep | FeatureMaps:
+    if len(lowering.shapes[o.output]) == 1:
+        return _add_rows(lowering, o)
     terms: list[EdgeTerm] = []
     channels, height, width = lowering.shape(o.output)
     bias = np.zeros(channels, np.float32)
@@ -77,9 +80,20 @@ def lower_add(lowering: Lowering, o: Add) -> FusedStep:
     return EdgeSum(o.output, height, width, terms, bias)
 
 
+def _add_rows(lowering: Lowering, o: Add) -> FeatureMaps:
+    """The sum of tensors of single numbers, each of which is one row."""
+    one, zero = np.ones(1, np.float32), np.zeros(1, int)
+    terms = [EdgeTerm(lowering.as_row(name), zero, zero, one, zero, zero, 1) for name in o.inputs]
+    count = lowering.shapes[o.output][0]
+    out = lowering.memory.new(1, 1, count)
+    lowering.memory.join(*(term.source for term in terms), out)
+    lowering.emit_sums(EdgeSum(o.output, 1, count, terms, np.zeros(1, np.float32)), out, {"flag": MAPS})
+    return lowering.as_numbers(out)
+
+
 @kernel_for(AddMap, lambda o, shapes: is_maps(*shapes) and tuple(o.map.shape) == shapes[0])
 def lower_add_map(lowering: Lowering, o: AddMap) -> FusedStep:
-    added = as_array(o.map)
+    added = as_array(o.map).reshape(lowering.shape(o.output))
     before = lowering.fusible(o.inputs[0])
     if not isinstance(before, EdgeSum):
         _, height, width = lowering.shape(o.output)
@@ -128,16 +142,20 @@ def lower_instance_norm(lowering: Lowering, o: InstanceNorm) -> FeatureMaps:
 
 
 def _supports_multiply(o: Multiply, shapes: Sequence[Shape]) -> bool:
-    return is_maps(*shapes) and (shapes[0] == shapes[1] or shapes[1][1:] == (1, 1))
+    if len(shapes[0]) == 1:
+        return shapes[0] == shapes[1]
+    return is_maps(*shapes) and (shapes[0] == shapes[1] or set(shapes[1][1:]) == {1})
 
 
 @kernel_for(Multiply, _supports_multiply)
 def lower_multiply(lowering: Lowering, o: Multiply) -> FeatureMaps:
-    source, second = (lowering.solid(lowering.ready(name)) for name in o.inputs)
-    one = lowering.shape(o.inputs[1])[1:] == (1, 1)
+    single = len(lowering.shapes[o.output]) == 1
+    read = lowering.as_row if single else lambda name: lowering.solid(lowering.ready(name))
+    source, second = (read(name) for name in o.inputs)
+    one = not single and lowering.shape(o.inputs[1])[1:] == (1, 1)
     if not one:
         lowering.memory.join(source, second)
-    out = lowering.memory.new(*lowering.shape(o.output))
+    out = lowering.memory.new(len(source), source.height, source.width)
     fields = {"second": second, "flag": int(one), **height_and_width(source)}
     lowering.emit(LoweredStep(o.output, StepKind.MULTIPLY, out, source, fields=fields))
-    return out
+    return lowering.as_numbers(out) if single else out

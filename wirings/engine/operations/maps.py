@@ -28,7 +28,7 @@ def lower_mean(lowering: Lowering, o: Mean) -> FeatureMaps:
     return out
 
 
-@kernel_for(Pooling, lambda o, shapes: is_maps(*shapes) and len(o.kernel) == 2)
+@kernel_for(Pooling, lambda o, shapes: len(shapes[0]) == 3 and len(o.kernel) == 2)
 def lower_pooling(lowering: Lowering, o: Pooling) -> FeatureMaps:
     source = lowering.solid(lowering.ready(o.inputs[0]))
     out = lowering.memory.new(*lowering.shape(o.output))
@@ -44,12 +44,13 @@ def lower_pooling(lowering: Lowering, o: Pooling) -> FeatureMaps:
     return out
 
 
-@kernel_for(Crop, lambda o, shapes: is_maps(*shapes) and set(o.steps) == {1} and len(o.steps) == 2)
+@kernel_for(Crop, lambda o, shapes: is_maps(*shapes) and set(o.steps) == {1})
 def lower_crop(lowering: Lowering, o: Crop) -> FeatureMaps:
     maps = lowering.solid(lowering.ready(o.inputs[0]))
     _, height, width = lowering.shape(o.output)
     size = (maps.height, maps.width)
-    top, left = (slice(a, b).indices(n)[0] for a, b, n in zip(o.starts, o.stops, size, strict=True))
+    starts, stops = ((*[fill] * (2 - len(own)), *own) for own, fill in ((o.starts, 0), (o.stops, 1)))
+    top, left = (slice(a, b).indices(n)[0] for a, b, n in zip(starts, stops, size, strict=True))
     part = FeatureMaps(height, width, maps.buffers, maps.channels, maps.y + top, maps.x + left)
     out = lowering.memory.new(len(maps), height, width)
     lowering.emit_copy(o.output, part, out)
@@ -57,7 +58,7 @@ def lower_crop(lowering: Lowering, o: Crop) -> FeatureMaps:
 
 
 def _supports_pad(o: Pad, shapes: Sequence[Shape]) -> bool:
-    return is_maps(*shapes) and min(*o.before, *o.after) >= 0 and len(o.before) == 2
+    return is_maps(*shapes) and min(*o.before, *o.after) >= 0
 
 
 @kernel_for(Pad, _supports_pad)
@@ -65,6 +66,7 @@ def lower_pad(lowering: Lowering, o: Pad) -> FeatureMaps:
     maps = lowering.solid(lowering.ready(o.inputs[0]))
     out = lowering.memory.new(*lowering.shape(o.output))
     lowering.memory.buffers[out.buffers[0]].own = True
-    inner = FeatureMaps(maps.height, maps.width, out.buffers, out.channels, out.y + o.before[0], out.x + o.before[1])
+    top, left = (*[0] * (2 - len(o.before)), *o.before)
+    inner = FeatureMaps(maps.height, maps.width, out.buffers, out.channels, out.y + top, out.x + left)
     lowering.emit_copy(o.output, maps, inner)
     return out

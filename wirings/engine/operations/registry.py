@@ -10,12 +10,13 @@ from wirings.compaction.operations import Operation
 from wirings.engine.fused_steps import FusedStep
 from wirings.engine.lowering import Lowering
 from wirings.engine.memory_layout import FeatureMaps
+from wirings.engine.token_steps import GatherStep
 
 Shape = tuple[int, ...]
 OperationT = TypeVar("OperationT", bound=Operation)
 Supports = Callable[[Any, Sequence[Shape]], bool]
 """Takes an operation and the shapes of its inputs, without the batch dimension."""
-Lower = Callable[[Lowering, Any], FusedStep | FeatureMaps]
+Lower = Callable[[Lowering, Any], FusedStep | FeatureMaps | GatherStep]
 """Adds an operation to a lowering; returns where its result is, or a step that following operations may fuse with."""
 
 
@@ -41,8 +42,8 @@ def kernel_for(kind: type[Operation], supports: Supports) -> Callable[[Lower], L
 
 
 def is_maps(*shapes: Shape) -> bool:
-    """Whether all shapes are those of maps: (channels, height, width)."""
-    return all(len(shape) == 3 for shape in shapes)
+    """Whether all shapes are those of maps, (channels, height, width), or of tokens, (channels, tokens)."""
+    return all(len(shape) in (2, 3) for shape in shapes)
 
 
 def supports(operation: Operation, shapes: dict[str, Shape]) -> bool:
@@ -59,6 +60,6 @@ def supports(operation: Operation, shapes: dict[str, Shape]) -> bool:
     return kernel.supports(operation, [shapes[name] for name in operation.inputs])
 
 
-def lower(lowering: Lowering, operation: Operation) -> FusedStep | FeatureMaps:
+def lower(lowering: Lowering, operation: Operation) -> FusedStep | FeatureMaps | GatherStep:
     """Add an operation that the kernels support to a lowering."""
     return KERNELS[type(operation)].lower(lowering, operation)

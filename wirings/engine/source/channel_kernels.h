@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "edge_sums.h"
+#include "vector_functions.h"
 
 // Copy maps to another layout. With strides, pixels (y, x) with equal remainders form a map of their own, so that a
 // strided convolution reads maps without a stride.
@@ -146,30 +147,55 @@ enum Function {
 
 static inline float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
 
-static inline float function_of(int kind, float x, float a, const ClampRange &range) {
+// Functions that are rare, number by number.
+template <class Of>
+static inline V each(V x, Of &&of) {
+    for (int i = 0; i < LANES; i++) x[i] = of(x[i]);
+    return x;
+}
+
+static inline V function_of(int kind, V x, float a, const ClampRange &range) {
+    const V zero = V{}, one = all(1.0f);
     switch (kind) {
-        case LEAKY_RELU: return x > 0 ? x : a * x;
-        case ELU: return x > 0 ? x : a * std::expm1(x);
-        case TANH: return std::tanh(x);
-        case SIGMOID: return 1 / (1 + std::exp(-x));
-        case SILU: return x / (1 + std::exp(-x));
-        case GELU: return 0.5f * x * (1 + std::erf(x * 0.70710678118654752f));
-        case GELU_TANH: return 0.5f * x * (1 + std::tanh(0.79788456080286536f * (x + 0.044715f * x * x * x)));
-        case HARDSWISH: return x <= -3 ? 0 : x >= 3 ? x : x * (x + 3) / 6;
-        case HARDSIGMOID: return x <= -3 ? 0 : x >= 3 ? 1 : (x + 3) / 6;
-        case SOFTPLUS: return softplus(x);
-        case MISH: return x * std::tanh(softplus(x));
-        default: return x < range.low ? range.low : x > range.high ? range.high : x;
+        case LEAKY_RELU: return blend(x > zero, x, all(a) * x);
+        case ELU: return each(x, [&](float v) { return v > 0 ? v : a * std::expm1(v); });
+        case TANH: return tanh_of(x);
+        case SIGMOID: return sigmoid_of(x);
+        case SILU: return x * sigmoid_of(x);
+        case GELU: return all(0.5f) * x * (one + erf_of(x * all(0.70710678118654752f)));
+        case GELU_TANH: return all(0.5f) * x * (one + tanh_of(all(0.79788456080286536f) * (x + all(0.044715f) * x * x * x)));
+        case HARDSWISH: return each(x, [](float v) { return v <= -3 ? 0 : v >= 3 ? v : v * (v + 3) / 6; });
+        case HARDSIGMOID: return each(x, [](float v) { return v <= -3 ? 0 : v >= 3 ? 1 : (v + 3) / 6; });
+        case SOFTPLUS: return each(x, softplus);
+        case MISH: return x * tanh_of(each(x, softplus));
+        default: return limited(x, range);
+    }
+}
+
+template <int KIND>
+static void apply_function(const KernelStep &step, float *memory, int64_t c) {
+    for (int y = 0; y < step.height; y++) {
+        const float *row = memory + at(step.in[c], y, step.pitch);
+        float *out = memory + at(step.out[c], y, step.out_pitch);
+        int x = 0;
+        for (; x + LANES <= step.width; x += LANES)
+            store(out + x, function_of(KIND, load(row + x), step.scale, step.activation));
+        if (x < step.width) {
+            V v = V{};
+            for (int i = 0; i < step.width - x; i++) v[i] = row[x + i];
+            store_part(out + x, function_of(KIND, v, step.scale, step.activation), step.width - x);
+        }
     }
 }
 
 static void run_function(const KernelStep &step, float *memory, float *, int task, const CallerTensors &) {
-    for (int c = step.chunks[task]; c < step.chunks[task + 1]; c++)
-        for (int y = 0; y < step.height; y++) {
-            const float *row = memory + at(step.in[c], y, step.pitch);
-            float *out = memory + at(step.out[c], y, step.out_pitch);
-            for (int x = 0; x < step.width; x++) out[x] = function_of(step.flag, row[x], step.scale, step.activation);
-        }
+    typedef void (*Apply)(const KernelStep &, float *, int64_t);
+    static const Apply functions[] = {
+        apply_function<LEAKY_RELU>, apply_function<ELU>, apply_function<TANH>, apply_function<SIGMOID>,
+        apply_function<SILU>, apply_function<GELU>, apply_function<GELU_TANH>, apply_function<HARDSWISH>,
+        apply_function<HARDSIGMOID>, apply_function<SOFTPLUS>, apply_function<MISH>, apply_function<CLAMP>,
+    };
+    for (int64_t c = step.chunks[task]; c < step.chunks[task + 1]; c++) functions[step.flag](step, memory, c);
 }
 
 static void run_instance_norm(const KernelStep &step, float *memory, float *, int task, const CallerTensors &) {
@@ -203,6 +229,9 @@ static void run_multiply(const KernelStep &step, float *memory, float *, int tas
             const float *a = memory + at(step.in[c], y, step.pitch);
             const float *b = memory + (step.flag ? step.in2[c] : at(step.in2[c], y, step.pitch));
             float *out = memory + at(step.out[c], y, step.out_pitch);
-            for (int x = 0; x < step.width; x++) out[x] = a[x] * b[step.flag ? 0 : x];
+            if (step.flag)
+                for (int x = 0; x < step.width; x++) out[x] = a[x] * b[0];
+            else
+                for (int x = 0; x < step.width; x++) out[x] = a[x] * b[x];
         }
 }

@@ -160,7 +160,7 @@ static inline float mean_of(const KernelStep &step, const float *map) {
 // scratch memory.
 enum { MAPS, MEANS, PHASES };
 
-static void run_sums(const KernelStep &step, float *memory, float *scratch, int task) {
+static void run_sums(const KernelStep &step, float *memory, float *scratch, int task, const CallerTensors &) {
     const int strip = task / step.chunk_count, chunk = task % step.chunk_count;
     const int64_t vectors = ceil_div(step.length, LANES), phases = step.stride_y * step.stride_x;
     const int64_t first = cut(vectors, strip, step.strips), last = cut(vectors, strip + 1, step.strips);

@@ -9,23 +9,19 @@
 #include "fused_node_convolution.h"
 #include "channel_kernels.h"
 #include "thread_pool.h"
+#include "token_kernels.h"
 
 namespace {
 
+typedef void (*Run)(const KernelStep &, float *memory, float *scratch, int task, const CallerTensors &);
+
+// By kind of step.
+const Run KERNELS[] = {run_sums, run_nodes, run_copy, run_pool, run_mean, run_linear, run_sparse_linear, run_function,
+                       run_instance_norm, run_multiply, run_give, run_norm, run_attention, run_embedding, run_gather,
+                       run_cached_attention};
+
 void run_task(const KernelStep &step, float *memory, float *scratch, int task, const CallerTensors &callers) {
-    switch (step.kind) {
-        case SUMS: return run_sums(step, memory, scratch, task);
-        case NODES: return run_nodes(step, memory, scratch, task, callers);
-        case COPY: return run_copy(step, memory, scratch, task, callers);
-        case POOL: return run_pool(step, memory, scratch, task, callers);
-        case MEAN: return run_mean(step, memory, scratch, task, callers);
-        case LINEAR: return run_linear(step, memory, scratch, task, callers);
-        case SPARSE_LINEAR: return run_sparse_linear(step, memory, scratch, task, callers);
-        case FUNCTION: return run_function(step, memory, scratch, task, callers);
-        case INSTANCE_NORM: return run_instance_norm(step, memory, scratch, task, callers);
-        case MULTIPLY: return run_multiply(step, memory, scratch, task, callers);
-        case GIVE: return run_give(step, memory, scratch, task, callers);
-    }
+    KERNELS[step.kind](step, memory, scratch, task, callers);
 }
 
 double seconds() {
@@ -127,9 +123,23 @@ int wirings_tile(int block) { return block == 1 ? TILE : DENSE_TILE; }
 int wirings_panel() { return PANEL * LANES; }
 int64_t wirings_step_bytes() { return sizeof(KernelStep); }
 
+// The size of the struct of a kind of step; 0 if it has none.
+int64_t wirings_own_bytes(int kind) {
+    switch (kind) {
+        case NORM: return sizeof(NormStep);
+        case ATTENTION: return sizeof(AttentionStep);
+        case EMBEDDING: return sizeof(EmbeddingStep);
+        case GATHER: return sizeof(GatherStep);
+        case CACHED_ATTENTION: return sizeof(CachedAttentionStep);
+        default: return 0;
+    }
+}
+
 int64_t wirings_scratch(const KernelStep *step) {
     if (step->kind == NODES) return scratch_of(*step);
     if (step->kind == SUMS && step->flag) return step->block * ceil_div(step->length, LANES) * LANES;
+    if (step->kind == ATTENTION) return int64_t{static_cast<const AttentionStep *>(step->own)->others} * ATTENTION_TILE * LANES;
+    if (step->kind == CACHED_ATTENTION) return static_cast<const CachedAttentionStep *>(step->own)->capacity;
     return step->kind == LINEAR ? step->inputs : 0;
 }
 
@@ -156,7 +166,9 @@ ThreadPool *wirings_pool(int threads) {
     }
 }
 
-enum { IMAGES = 1024 };  // images that are scheduled at a time, since each takes memory for its tasks
+void wirings_free_pool(ThreadPool *pool) { delete pool; }
+
+constexpr int IMAGES = 1024;  // images that are scheduled at a time, since each takes memory for its tasks
 
 // Run one image after the other on all threads, with one memory, or each image on one thread, with a memory per thread.
 // If `times` is not null, the seconds of each step are added to it. Returns 0, or 1 if there is not enough memory.

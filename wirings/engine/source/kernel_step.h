@@ -8,7 +8,8 @@
 
 #include "vectors.h"
 
-enum StepKind { SUMS, NODES, COPY, POOL, MEAN, LINEAR, SPARSE_LINEAR, FUNCTION, INSTANCE_NORM, MULTIPLY, GIVE };
+enum StepKind { SUMS, NODES, COPY, POOL, MEAN, LINEAR, SPARSE_LINEAR, FUNCTION, INSTANCE_NORM, MULTIPLY, GIVE,
+                NORM, ATTENTION, EMBEDDING, GATHER, CACHED_ATTENTION };
 
 // Maps may be cut into bands of rows, one for each thread, in separate memory, so that what a thread works on stays in
 // its cache. A band also holds the few rows of its neighbours that the next step reads.
@@ -37,6 +38,8 @@ struct KernelStep {
     const int32_t *in2;
     const float *weights;
     const float *weights2;
+
+    const void *own;         // the struct of kinds that have one; see token_kernels.h
 
     ClampRange activation, activation2;
     int32_t kind, block, tile, chunk_count, strips;

@@ -8,9 +8,9 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -108,6 +108,8 @@ class ThreadPool {
     std::atomic<int> asleep{0};
     std::mutex door;
     std::condition_variable waking;
+    bool stopping = false;  // guarded by the door
+    std::vector<std::thread> members;
 
     void serve(int number) {
         uint32_t seen = 0;
@@ -123,6 +125,7 @@ class ThreadPool {
             std::shared_ptr<PoolWork> now;
             {
                 std::lock_guard<std::mutex> lock(door);
+                if (stopping) return;
                 seen = call.load();
                 now = work;
             }
@@ -136,13 +139,24 @@ public:
     const int threads;
     std::mutex using_it;
 
-    // It is never destroyed: networks share it, and it sleeps while they are idle.
     explicit ThreadPool(int count) : seats(count), threads(count) {
+        members.reserve(count);
         try {
-            for (int i = 1; i < count; i++) std::thread([this, i] { serve(i); }).detach();
-        } catch (const std::system_error &) {
-            // The system provides no more threads: the existing ones do all the work.
+            for (int i = 1; i < count; i++) members.emplace_back([this, i] { serve(i); });
+        } catch (const std::exception &) {
+            // The system provides no more threads, or no memory for them: the existing ones do all the work.
         }
+    }
+
+    // Nobody may be running work. Not in a forked process, which has none of the threads.
+    ~ThreadPool() {
+        {
+            std::lock_guard<std::mutex> lock(door);
+            stopping = true;
+            call.fetch_add(1);
+        }
+        waking.notify_all();
+        for (std::thread &member : members) member.join();
     }
 
     // Run work on all threads, with the caller as number 0; returns when the caller's share is done.

@@ -9,13 +9,13 @@
 #endif
 
 #if defined(__AVX512F__)
-enum { LANES = 16, REGISTERS = 32 };
+constexpr int LANES = 16, REGISTERS = 32;
 #elif defined(__AVX__)
-enum { LANES = 8, REGISTERS = 16 };
+constexpr int LANES = 8, REGISTERS = 16;
 #elif defined(__aarch64__)
-enum { LANES = 4, REGISTERS = 32 };
+constexpr int LANES = 4, REGISTERS = 32;
 #else
-enum { LANES = 4, REGISTERS = 16 };
+constexpr int LANES = 4, REGISTERS = 16;
 #endif
 
 #if defined(__clang__)
@@ -24,7 +24,7 @@ enum { LANES = 4, REGISTERS = 16 };
 #define UNROLLED _Pragma("GCC unroll 32")
 #endif
 
-enum { LINE = 16 };  // floats in a cache line, to which every channel is aligned
+constexpr int LINE = 16;  // floats in a cache line, to which every channel is aligned
 
 typedef float V __attribute__((vector_size(4 * LANES)));
 typedef int32_t I __attribute__((vector_size(4 * LANES)));

@@ -1,0 +1,288 @@
+"""Convert PyTorch's operators on tensors whose channels are not in dimension 1, such as a transformer's tokens.
+
+Views only change how a tensor lies in the program (`wirings.compaction.axes`). Everything else is expressed on the
+tensor as it is stored, with its channels in dimension 1. The functions are registered in `wirings.compaction.aten`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wirings.compaction.aten import (
+    CONVERTERS,
+    Arguments,
+    BatchConstant,
+    ProgramTensor,
+    converts_views,
+    view_of,
+    viewed,
+)
+from wirings.compaction.axes import Axes, Factor
+from wirings.compaction.builder import ProgramBuilder
+from wirings.compaction.operations.add import Add
+from wirings.compaction.operations.add_map import AddMap
+from wirings.compaction.operations.affine import add_affine
+from wirings.compaction.operations.arrange import arrange, stored_with_channels
+from wirings.compaction.operations.conv import Conv
+from wirings.compaction.operations.linear import Linear
+from wirings.compaction.operations.mean import Mean
+from wirings.compaction.operations.multiply import Multiply
+from wirings.compaction.operations.multiply_map import MultiplyMap
+from wirings.compaction.operations.select_channels import SelectChannels
+
+# ---- views ----------------------------------------------------------------------------------------------------------
+
+
+def changed_axes(x: ProgramTensor, axes: Axes | None) -> ProgramTensor | None:
+    """The same stored tensor with other axes."""
+    return None if axes is None else ProgramTensor(x.name, None if axes.is_plain else axes)
+
+
+@converts_views("permute", "transpose", "t", "swapaxes", "movedim")
+def _permute(builder: ProgramBuilder, operator: str, a: Arguments) -> Any:
+    x: Any = a["self"]
+    axes = view_of(builder, x)
+    if axes is None:
+        return None
+    count = len(axes.dims)
+    order = list(range(count))
+    if operator == "permute":
+        order = [d % count for d in a["dims"]]
+    elif operator == "movedim":
+        source, target = a["source"], a["destination"]
+        order = _order_of(count, source, target)
+    else:
+        names = ("axis0", "axis1") if operator == "swapaxes" else ("dim0", "dim1")
+        one, two = (0, 1) if operator == "t" else (a[name] % count for name in names)
+        order[one], order[two] = order[two], order[one]
+    return changed_axes(x, axes.permuted(order))
+
+
+def _order_of(count: int, source: Any, target: Any) -> list[int]:
+    numbered = torch.empty([d + 1 for d in range(count)]).movedim(source, target)
+    return [size - 1 for size in numbered.shape]
+
+
+@converts_views("view", "reshape", "_unsafe_view", "flatten", "squeeze", "unsqueeze", "unflatten", "expand")
+def _reshape(builder: ProgramBuilder, operator: str, a: Arguments) -> Any:
+    x, sizes = a["self"], a["sizes"]
+    axes = view_of(builder, x)
+    if isinstance(x, ProgramTensor) and x.axes is None and x.name not in builder.loose:
+        value = builder.values[x.name]
+        if isinstance(value, Tensor) and tuple(value.shape) == sizes:
+            return x
+    if operator == "expand" and axes is not None and sizes is not None:
+        return _repeat_channels(builder, x, axes, sizes)
+    if axes is None or sizes is None:
+        return None
+    return changed_axes(x, axes.reshaped(sizes))
+
+
+def _repeat_channels(builder: ProgramBuilder, x: ProgramTensor, axes: Axes, sizes: tuple[int, ...]) -> Any:
+    """Repeat a dimension of size 1 that is right after a factor of the channels, such as shared heads of keys."""
+    if len(sizes) != len(axes.dims):
+        return None
+    changed = [d for d, (old, new) in enumerate(zip(axes.shape, sizes, strict=True)) if old != new]
+    if len(changed) != 1 or changed[0] == 0:
+        return None if changed else x
+    (dim,) = changed
+    before = axes.dims[dim - 1]
+    if len(before) != 1 or before[0].dim != 1 or axes.shape[dim] != 1:
+        return None
+    count, inner = sizes[dim], before[0].stride
+    index = torch.arange(axes.stored[1]).view(-1, 1, inner).expand(-1, count, -1).flatten()
+    made = builder.add(SelectChannels, (x.name,), "expand", index=index)
+
+    def moved(f: Factor) -> Factor:
+        return f._replace(stride=f.stride * count) if f.dim == 1 and f.stride >= inner else f
+
+    dims = [tuple(map(moved, own)) for own in axes.dims]
+    dims[dim] = (Factor(1, count, inner),)
+    stored = (axes.stored[0], axes.stored[1] * count, *axes.stored[2:])
+    return viewed(builder, made, Axes(stored, tuple(dims)))
+
+
+@converts_views("clone", "contiguous", "alias", "detach", "dropout", "feature_dropout", "_to_copy", "to")
+def _identity(builder: ProgramBuilder, operator: str, a: Arguments) -> Any:
+    x: Any = next(iter(a.values()))
+    axes = view_of(builder, x)
+    if axes is None or a.get("train") or a.get("dtype") not in (None, builder.values[x.name].dtype):
+        return None
+    return x
+
+
+# ---- pixel by pixel -------------------------------------------------------------------------------------------------
+
+
+@converts_views(
+    "relu", "tanh", "sigmoid", "silu", "hardswish", "hardsigmoid", "mish", "gelu", "hardtanh", "relu6", "clamp",
+    "clamp_min", "clamp_max", "leaky_relu", "elu", "softplus",
+)  # fmt: skip
+def _activation(builder: ProgramBuilder, operator: str, a: Arguments) -> Any:
+    first = next(iter(a))
+    axes = view_of(builder, a[first])
+    if axes is None:
+        return None
+    made = CONVERTERS[operator](builder, operator, {**a, first: ProgramTensor(a[first].name)})
+    return None if made is None else viewed(builder, made.name, axes)
+
+
+def stored_alike(builder: ProgramBuilder, x: ProgramTensor, y: ProgramTensor) -> tuple[str, str, Axes] | None:
+    """Two tensors of one shape, stored in the same way: their names and their axes."""
+    one, two = view_of(builder, x), view_of(builder, y)
+    if one is None or two is None or one.shape != two.shape:
+        return None
+    if one == two:
+        return x.name, y.name, one
+    if x.axes is None and y.axes is not None:
+        found = stored_alike(builder, y, x)
+        return None if found is None else (found[1], found[0], found[2])
+    if not one.batch_first or not two.batch_first:
+        return None
+    parts = [f for dim in one.dims for f in dim]
+    split = two.reshaped([f.size for f in parts])
+    if split is None:
+        return None
+    order = sorted(range(len(parts)), key=lambda i: (parts[i].dim, -parts[i].stride))
+    moved = split.permuted(order).reshaped(one.stored)
+    if moved is None:
+        return None
+    return x.name, arrange(builder, y.name, moved, "arranged"), one
+
+
+@converts_views("add", "sub", "rsub")
+def _sum(builder: ProgramBuilder, operator: str, a: Arguments) -> Any:
+    x, y, alpha = a["self"], a["other"], a.get("alpha", 1)
+    if operator == "rsub":
+        x, y = y, x
+    sign = 1.0 if operator == "add" else -1.0
+    if alpha != 1:
+        return None
+    if isinstance(x, ProgramTensor) and isinstance(y, ProgramTensor):
+        found = stored_alike(builder, x, y)
+        if found is None:
+            return None
+        one, two, alike = found
+        if sign < 0:
+            two = _affine(builder, operator, two, torch.tensor(-1.0), torch.tensor(0.0))
+        return viewed(builder, builder.add(Add, (one, two), operator), alike)
+    if not isinstance(x, ProgramTensor):
+        x, y, factor, sign = y, x, sign, 1.0
+    else:
+        factor = 1.0
+    axes, constant = view_of(builder, x), _stored_constant(builder, x, y)
+    if axes is None or constant is None:
+        return None
+    name = x.name
+    scale = torch.tensor(factor, dtype=constant.dtype)
+    if constant.dim() == 1:
+        return viewed(builder, _affine(builder, operator, name, scale, sign * constant), axes)
+    if factor != 1:
+        name = _affine(builder, operator, name, scale, torch.zeros_like(scale))
+    return viewed(builder, builder.add(AddMap, (name,), operator, map=sign * constant), axes)
+
+
+@converts_views("mul", "div", "neg")
+def _product(builder: ProgramBuilder, operator: str, a: Arguments) -> Any:
+    x, y = a["self"], a.get("other", -1.0)
+    if a.get("rounding_mode") is not None:
+        return None
+    if isinstance(x, ProgramTensor) and isinstance(y, ProgramTensor):
+        found = stored_alike(builder, x, y) if operator == "mul" else None
+        return None if found is None else viewed(builder, builder.add(Multiply, found[:2], operator), found[2])
+    if not isinstance(x, ProgramTensor):
+        if operator == "div":
+            return None
+        x, y = y, x
+    axes, constant = view_of(builder, x), _stored_constant(builder, x, y)
+    if axes is None or constant is None:
+        return None
+    constant = 1 / constant if operator == "div" else constant
+    if constant.dim() == 1:
+        made = _affine(builder, operator, x.name, constant, torch.zeros_like(constant))
+    else:
+        made = builder.add(MultiplyMap, (x.name,), operator, map=constant)
+    return viewed(builder, made, axes)
+
+
+def _affine(builder: ProgramBuilder, operator: str, name: str, scale: Tensor, shift: Tensor) -> str:
+    return add_affine(builder, operator, ProgramTensor(name), scale, shift).name
+
+
+def _stored_constant(builder: ProgramBuilder, x: Any, constant: Any) -> Tensor | None:
+    """A constant operand of x as it would be stored: one number per channel, or maps; None if it is neither."""
+    axes = view_of(builder, x)
+    if isinstance(constant, BatchConstant):
+        constant = constant.value
+    if axes is None or not isinstance(constant, (int, float, Tensor)):
+        return None
+    dtype = builder.values[x.name].dtype
+    if isinstance(constant, Tensor) and not torch.can_cast(constant.dtype, dtype):
+        return None
+    stored = axes.to_stored(torch.as_tensor(constant, dtype=dtype))
+    if stored is None:
+        return None
+    flat = stored.reshape(len(stored), -1)
+    return flat[:, 0].clone() if torch.equal(flat, flat[:, :1].expand_as(flat)) else stored.contiguous()
+
+
+# ---- sums over channels ---------------------------------------------------------------------------------------------
+
+
+@converts_views("linear")
+def _linear(builder: ProgramBuilder, operator: str, a: Arguments) -> Any:
+    x, weight, bias = a["input"], a["weight"], a.get("bias")
+    axes = view_of(builder, x)
+    if axes is None or not isinstance(weight, Tensor) or weight.dim() != 2 or isinstance(bias, ProgramTensor):
+        return None
+    found = stored_with_channels(builder, x.name, axes, -1, operator)
+    if found is None:
+        return None
+    name, axes = found
+    maps = len(axes.stored) - 2
+    if maps > 3:
+        return None
+    if maps == 0:
+        made = builder.add(Linear, (name,), operator, weight=weight, bias=bias)
+    else:
+        sizes = {"stride": (1,) * maps, "padding": (0,) * maps, "dilation": (1,) * maps}
+        made = builder.add(Conv, (name,), operator, weight=weight.view(*weight.shape, *[1] * maps), bias=bias, **sizes)
+    return viewed(builder, made, axes, channels=-1)
+
+
+@converts_views("mm", "matmul")
+def _matrix_product(builder: ProgramBuilder, operator: str, a: Arguments) -> Any:
+    x, weight = list(a.values())[:2]
+    if not isinstance(weight, Tensor) or weight.dim() != 2:
+        return None
+    return _linear(builder, operator, {"input": x, "weight": weight.t().contiguous()})
+
+
+@converts_views("addmm")
+def _product_and_bias(builder: ProgramBuilder, operator: str, a: Arguments) -> Any:
+    weight, bias = a["mat2"], a["self"]
+    if not isinstance(weight, Tensor) or not isinstance(bias, Tensor) or {a.get("alpha", 1), a.get("beta", 1)} != {1}:
+        return None
+    if bias.dim() > 1:
+        return None
+    bias = bias.expand(weight.shape[1]).clone()
+    return _linear(builder, operator, {"input": a["mat1"], "weight": weight.t().contiguous(), "bias": bias})
+
+
+@converts_views("mean")
+def _mean(builder: ProgramBuilder, operator: str, a: Arguments) -> Any:
+    x, dims = a["self"], a.get("dim")
+    axes = view_of(builder, x)
+    if axes is None or not dims or a.get("dtype") is not None or not axes.batch_first:
+        return None
+    reduced = {d % len(axes.dims) for d in dims}
+    pixels = {f for d in reduced for f in axes.dims[d]}
+    left = [own for d, own in enumerate(axes.dims) if d not in reduced]
+    if any(f.dim < 2 for f in pixels) or any(f.dim >= 2 for own in left for f in own) or len(axes.stored) < 3:
+        return None
+    name = builder.add(Mean, (x.name,), operator)
+    kept = [() if d in reduced else own for d, own in enumerate(axes.dims) if d not in reduced or a.get("keepdim")]
+    return viewed(builder, name, Axes(axes.stored[:2], tuple(kept)))
