@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
 
+import wirings
 from benchmarks import readme
 from benchmarks.seen import histories, moment
 from wirings import draw, models
@@ -27,7 +29,9 @@ ROOT = Path(__file__).parents[1]
 IMAGES, PAGES = ROOT / "docs" / "images", ROOT / "docs" / "pages"
 EXAMPLE = "digits/static-dnw"
 """The history that is drawn in every kind of picture."""
-SHOTS = {  # name: width, height, scale, dark mode, script to run before the screenshot
+Shot = tuple[int, int, int, bool, str]
+"""Width, height, scale, dark mode, and a script to run before the screenshot."""
+SHOTS: dict[str, Shot] = {
     "desktop": (1280, 760, 1, False, ""),
     "dark": (1280, 760, 1, True, "wirings.select({node})"),
     "phone": (390, 844, 2, False, ""),
@@ -55,8 +59,8 @@ def of_state(name: str, history: History, title: str) -> None:
         draw.save(IMAGES / f"{name}-{picture}.png", getattr(draw, picture), history, size=size, title=title)
 
 
-def screenshots(page: Path, name: str, record: int, node: int) -> None:
-    """Take screenshots of the page on a desktop, in dark mode with a selected node, and on a phone."""
+def screenshots(page: Path, name: str, record: int, node: int, shots: dict[str, Shot] = SHOTS) -> None:
+    """Take screenshots of the page: on a desktop, in dark mode with a selected node, and on a phone."""
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if found is None:
         print("Chromium not found: skipped the screenshots")
@@ -65,14 +69,14 @@ def screenshots(page: Path, name: str, record: int, node: int) -> None:
 
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        for shot, (width, height, scale, dark, act) in SHOTS.items():
+        for shot, (width, height, scale, dark, act) in shots.items():
             size = {"width": width, "height": height}
             scheme = "dark" if dark else "light"
             tab = browser.new_page(viewport=size, device_scale_factor=scale, color_scheme=scheme)
             tab.goto(page.as_uri())
             tab.wait_for_function("() => window.wirings && window.wirings.drawn")
             tab.evaluate(f"wirings.seek({record}); {act.format(node=node)}")
-            tab.wait_for_function("() => wirings.resting")
+            tab.wait_for_function("() => wirings.resting ?? true")
             tab.wait_for_timeout(200)
             tab.screenshot(path=str(IMAGES / f"{name}-{shot}.png"))
         browser.close()
@@ -90,6 +94,7 @@ def others() -> None:
     residual = snapshot_of(models.get("resnet18", rule="dnw", density=0.1))
     title = "ResNet-18, 10 % of the weights, before training"
     draw.save(IMAGES / "resnet-layers.png", draw.layers, residual, size=(8, 5.5), title=title)
+    transformer()
     large = models.get("mobilenetv1_dnw", rule="dnw")
     draw.save(IMAGES / "large-blocks.png", draw.blocks, large, size=(9, 5), title="MobileNetV1-DNW, 5,984 nodes")
     points = []
@@ -100,6 +105,32 @@ def others() -> None:
             points.append(draw.Point(paper["mult_adds"], paper["accuracy"], line))
     title = "ImageNet, Table 3, as the paper reports it"
     draw.save(IMAGES / "table3-paper.png", draw.accuracy_against_mult_adds, points, size=(8, 5), title=title)
+
+
+def transformer() -> None:
+    """The page and the grid of a transformer whose weights do a random walk and in which four heads are made to die."""
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(64, 8, 256, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
+    budget = wirings.CubicSchedule(start=0.5, end=0.1, steps=20)
+    wiring = wirings.wire_(model, "dnw", density=budget, share="global")
+    recorder = wirings.Recorder(wiring, every=1, about={"rule": "dnw"})
+    weights = {layer.name: layer.weight for layer in wiring.layers}
+    for i in range(1, 31):
+        with torch.no_grad():
+            for depth, weight in enumerate(weights.values()):
+                weight.add_(torch.randn_like(weight) * weight.abs().mean() * 0.1 * (1 + depth / 12))
+            if i > 15:
+                weights["layers.2.self_attn.in_proj_weight"][136:144] = 0  # values of head 1
+                weights["layers.4.self_attn.out_proj.weight"][:, 24:32] = 0  # what is read from head 3
+                weights["layers.5.self_attn.in_proj_weight"][:16] = 0  # queries of heads 0 and 1
+        wiring.step()
+        recorder.step(i, loss=3 / i**0.5)
+    history, title = recorder.history(), "an encoder of six blocks"
+    draw.save(IMAGES / "transformer-grid.png", draw.transformer, history, size=(11, 3.4), title=title)
+    with tempfile.TemporaryDirectory() as folder:
+        page = draw.write_page(history, Path(folder) / "page.html", title)
+        screenshots(page, "transformer", len(history) - 1, 0, {"page": (1400, 800, 1, False, "")})
 
 
 def shrink(path: Path) -> None:

@@ -67,8 +67,9 @@ def measure(
     inside: list[float] = []
     tried = 0
     with tempfile.TemporaryDirectory() as folder:
-        run, path = Run(name, settings, Path(folder), start(device), Log()), Path(folder) / HISTORY
-        recorder = Timed(run.step, settings, path, name)
+        context, path = start(device), Path(folder) / HISTORY
+        run = Run(name, settings, Path(folder), context, Log())
+        recorder = Timed(run.step, settings, path, name, context)
         recorder.start(run.progress, run.total_steps, print)
         sides = {"without": run.recording, "with": recorder}  # the first is not started, so it records nothing
         assert recorder.recorder is not None

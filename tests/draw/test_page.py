@@ -16,7 +16,7 @@ from histories import drifting, edges_of, five, small
 import wirings
 from wirings import WiringError
 from wirings.draw.coarsen import coarsen
-from wirings.draw.html import SCRIPTS
+from wirings.draw.html import SCRIPTS, TRANSFORMER_SCRIPTS
 from wirings.draw.html import page as page_of
 from wirings.history import History, snapshot_of
 
@@ -343,6 +343,23 @@ def test_large_graphs_are_coarsened_with_a_note(open_page: Open) -> None:
     assert not whole.locator("#note").is_visible()
 
 
+def test_swapped_edges_are_counted_in_large_networks(open_page: Open) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(400, 400), torch.nn.Linear(400, 300))
+    recorder = wirings.Recorder(wirings.wire_(model, density=0.25), every=1)
+    for _ in range(2):
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.add_(torch.randn_like(weight) * weight.abs().mean() * 0.1)
+        recorder.step(loss=1.0, bits=2.0)
+    history = recorder.history()
+    page = open_page(history)
+    assert "each dot stands for" in page.locator("#note").inner_text()
+    assert page.evaluate("[...wirings.replay.births]") == history.births.tolist()
+    assert history.births[0] == 70_000
+    assert history.births[1] > 100
+    assert page.evaluate("wirings.replay.curves()") == history.curves() == ["loss", "bits"]
+
+
 def test_names_are_not_interpreted_as_markup(open_page: Open) -> None:
     evil = "</script><img src=x onerror=alert(1)><b>"
     model = torch.nn.Module()
@@ -359,7 +376,7 @@ def test_names_are_not_interpreted_as_markup(open_page: Open) -> None:
 
 def test_the_page_contains_every_script() -> None:
     folder = Path(wirings.__file__).parent / "draw" / "page"
-    assert sorted(SCRIPTS) == sorted(path.name for path in folder.glob("*.js"))
+    assert {*SCRIPTS, *TRANSFORMER_SCRIPTS} == {path.name for path in folder.glob("*.js")}
     html = page_of(five(), "five")
     assert all((folder / name).read_text(encoding="utf-8") in html for name in SCRIPTS)
 

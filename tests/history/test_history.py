@@ -1,6 +1,9 @@
 """Histories: records match the wiring, damaged files are detected, and recording has no side effects."""
 
 import copy
+import struct
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +205,7 @@ def test_every_rule_can_be_recorded(rule: str) -> None:
     torch.manual_seed(0)
     convolutions = [nn.Conv2d(4, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=2, padding=1)]
     model = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(128, 12), nn.Tanh(), nn.Linear(12, 4))
-    wiring = wirings.wire_(model, rule, **({} if rule in ("dense", "nm") else {"density": 0.3}))
+    wiring = wirings.wire_(model, rule, **({} if wirings.rules.get(rule).own_budget else {"density": 0.3}))
     wiring.plan(6)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     recorder, masks = Recorder(wiring, every=1), [flat_masks(wiring)]
@@ -365,6 +368,71 @@ def test_rejects_other_files(tmp_path: Path) -> None:
         recorded(1).save(tmp_path / "x" / "history.wirings")
     with pytest.raises(WiringError, match="record 9 is out of range: this history has 2 records"):
         recorded(2).history().state(9)
+
+
+def crafted(path: Path, change: Callable[[Any], object], *more: file_format.Chunk) -> Path:
+    """A file with valid checksums whose structure was changed."""
+    history = recorded(4).history()
+    head = {"structure": history.structure.to_json(), "about": {}}
+    change(head["structure"])
+    chunks = [file_format.pack_json(file_format.HEAD, head), *history.chunks, *more]
+    path.write_bytes(file_format.MAGIC + b"".join(chunk.framed() for chunk in chunks))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda s: s.update(nodes=10**9), "expected at most 16,777,216 nodes"),
+        (lambda s: s.update(nodes=-1), "nodes"),
+        (lambda s: s["groups"].pop(), "the groups do not contain all nodes"),
+        (lambda s: s["groups"][0].__setitem__(2, 10**12), "do not follow one another"),
+        (lambda s: s["layers"].clear(), "the layers have no edges"),
+        (lambda s: s["layers"][0].__setitem__(3, [10**6, 10**6]), "a layer has another size"),
+        (lambda s: s["layers"][0].__setitem__(1, 3), "the layers do not follow one another"),
+        (lambda s: s["tiles"].clear(), "the first edges are in no tile"),
+        (lambda s: s["tiles"][0].update(targets=10**6), "a tile"),
+        (lambda s: s["tiles"][0].update(cols=0), "the tiles of edges do not follow one another"),
+        (lambda s: s["tiles"][0].update(inner=0), "a tile has an invalid size"),
+        (lambda s: s.update(inputs=[10**6]), "a node does not exist"),
+        (lambda s: s.update(outputs=[-1]), "a node does not exist"),
+        (lambda s: s.update(outputs=[[0]]), "expected a list of nodes"),
+        (lambda s: s.update(kernels=[[[0], 0, [3, 3]]]), "the kernels do not follow the edges"),
+        (lambda s: s.update(layout="spiral"), "unknown layout"),
+        (lambda s: s.update(walk=[10**9, True, True]), "too many time steps"),
+        (lambda s: s.update(walk=["5", True, True]), "too many time steps"),
+        (lambda s: s.update(heads={"0.weight": 0}), "a layer has no heads"),
+    ],
+)
+def test_rejects_inconsistent_structures(change: Callable[[Any], object], why: str, tmp_path: Path) -> None:
+    with pytest.raises(WiringError, match=f"crafted.wirings is damaged and cannot be read: .*{why}.* Restore it"):
+        History.load(crafted(tmp_path / "crafted.wirings", change))
+
+
+def test_small_files_do_not_fill_the_memory(tmp_path: Path) -> None:
+    """A record of 1 MB can unpack to 1 GB, which stood for 4 GB of edges."""
+    size = 2**33
+
+    def enlarge(structure: Any) -> None:
+        structure.update(nodes=4, groups=[["a", 0, 4]], layers=[["a", 0, size, [size]]])
+        structure.update(inputs=[], outputs=[], kernels=[])
+        structure["tiles"] = [
+            {"start": 0, "targets": 0, "rows": 1, "sources": 0, "cols": 1, "inner": size, "flip": False}
+        ]
+
+    new = 2 * 10**8
+    record = zlib.compressobj(1)
+    content = record.compress(struct.pack("<III", 9, 0, new))
+    content += b"".join(record.compress(bytes([1]) * 10**6) for _ in range(5)) + record.flush()
+    path = crafted(tmp_path / "crafted.wirings", enlarge)
+    history = History.load(path)
+    large = History(history.structure, {}, [file_format.Chunk(file_format.STEP, content)])
+    with pytest.raises(WiringError, match=r"it has 200,000,000 edges, more than a file of this size"):
+        large.state()
+    assert large.sound(100)[1] is not None
+    text = file_format.pack(file_format.NOTE, b"[9, {" + b" " * 2**24 + b"}]")
+    with pytest.raises(WiringError, match="the content is truncated or too long"):
+        History.load(crafted(tmp_path / "crafted.wirings", lambda s: None, text))
 
 
 def test_detects_records_that_do_not_follow_each_other() -> None:

@@ -1,8 +1,9 @@
 """Pictures of wirings (they need matplotlib: ``pip install "wirings[demo]"``), and an HTML page that plays a history.
 
-Every picture is a function that takes a matplotlib Axes (`layers`: a Figure) and what to draw: a `WiringState`, a
-`History` or a model. `save` writes one to a PNG or SVG file, `save_pictures` writes all that suit a history.
-`write_page` writes the HTML page, and `summary` returns a summary for the terminal; neither needs matplotlib.
+Every picture is a function that takes a matplotlib Axes (those with several charts: a Figure) and what to draw: a
+`WiringState`, a `History` or a model. `save` writes one to a PNG or SVG file, `save_pictures` writes all that suit a
+history, and `figures` returns them, such as for TensorBoard. `write_page` writes the HTML page, and `summary` returns a
+summary for the terminal; neither needs matplotlib.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,10 +13,12 @@ from wirings.draw.html import page, write_page
 from wirings.draw.terminal import summary
 
 if TYPE_CHECKING:
+    from wirings.draw.before_after import gains
+    from wirings.draw.by_block import density_over_time, transformer
     from wirings.draw.by_layer import density, layers
     from wirings.draw.columns import layered
     from wirings.draw.curves import Point, accuracy_against_mult_adds, births_and_deaths, degrees, progress
-    from wirings.draw.gallery import save_pictures
+    from wirings.draw.gallery import figures, save_pictures
     from wirings.draw.nodes import adjacency, blocks, circle, spring
 
 __all__ = [
@@ -27,6 +30,9 @@ __all__ = [
     "circle",
     "degrees",
     "density",
+    "density_over_time",
+    "figures",
+    "gains",
     "layered",
     "layers",
     "page",
@@ -35,15 +41,18 @@ __all__ = [
     "save_pictures",
     "spring",
     "summary",
+    "transformer",
     "write_page",
 ]
 
 _MODULES = {
-    "gallery": ("save_pictures",),
+    "gallery": ("figures", "save_pictures"),
     "curves": ("Point", "accuracy_against_mult_adds", "births_and_deaths", "degrees", "progress"),
     "columns": ("layered",),
+    "before_after": ("gains",),
     "by_layer": ("density", "layers"),
     "nodes": ("adjacency", "blocks", "circle", "spring"),
+    "by_block": ("density_over_time", "transformer"),
 }
 
 

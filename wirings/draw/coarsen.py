@@ -76,6 +76,7 @@ def coarsen(history: History, dots: int = DOTS) -> History:
     bins = NodeBins(history.structure, dots)
     about = {**history.about, "note": bins.note(), "grouped": bins.names, "nodes": history.structure.nodes}
     about["edges"] = [len(history.state()), history.structure.edges]
+    about["births"] = history.births.tolist()  # of edges; a line remains while any of its edges is real
     chunks, before = [], np.zeros(bins.structure.size, np.int8)
     for state in history.states():
         after = bins.codes(state)

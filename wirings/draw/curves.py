@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from wirings.draw.common import BORN, DIED, NEGATIVE, POSITIVE, Drawable, add_title, history_of, state_of
+from wirings.draw.common import BORN, DIED, NEGATIVE, POSITIVE, Drawable, add_title, as_label, history_of, state_of
 from wirings.errors import WiringError
 from wirings.history import History
 
@@ -105,7 +105,7 @@ def progress(ax: Axes, what: History, title: str = "", of: str = "accuracy") -> 
     ax.plot(steps, values, color=POSITIVE if of == "accuracy" else NEGATIVE, linewidth=1.6)
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     ax.set_xlabel("optimizer step")
-    ax.set_ylabel("accuracy, %" if of == "accuracy" else of)
+    ax.set_ylabel("accuracy, %" if of == "accuracy" else as_label(of))
     ax.spines[["top", "right"]].set_visible(False)
     add_title(ax, title)
 

@@ -17,6 +17,7 @@ from string import Template
 
 import numpy as np
 
+from wirings.draw.block_data import block_data
 from wirings.draw.coarsen import coarsen, too_large
 from wirings.draw.common import check_has_records
 from wirings.errors import WiringError
@@ -25,6 +26,7 @@ from wirings.utils.files import whole_file
 
 SCRIPTS = (
     "dom.js",
+    "notes.js",
     "replay.js",
     "node_positions.js",
     "edge_raster.js",
@@ -39,10 +41,22 @@ SCRIPTS = (
     "timeline.js",
     "filters.js",
     "search.js",
+    "player.js",
     "controls.js",
     "main.js",
 )
 """The files of the page's script, in order: those with methods of `View` come after view.js, and main.js starts it."""
+TRANSFORMER_SCRIPTS = (
+    "dom.js",
+    "notes.js",
+    "line_chart.js",
+    "density_charts.js",
+    "block_grid.js",
+    "timeline.js",
+    "player.js",
+    "transformer.js",
+)
+"""The files of the script of a transformer's page, in order; transformer.js starts it."""
 
 
 def page(history: History, title: str, whole: bool = False) -> str:
@@ -51,23 +65,32 @@ def page(history: History, title: str, whole: bool = False) -> str:
     Args:
         history: a history with at least one record.
         title: shown at the top of the page; plain text.
-        whole: whether to draw every node and edge even if there are many. By default, each dot of a page with more than
-            3,000 nodes or 60,000 edges stands for several nodes, and the page says so.
+        whole: whether to draw every node and edge even if there are many. By default, the page of a transformer shows
+            its layers by block and its heads, and each dot of another page with more than 3,000 nodes or 60,000 edges
+            stands for several nodes, and the page says so.
     """
     check_has_records(history)
+    if not whole and history.structure.transformer is not None:
+        data = zlib.compress(json.dumps(block_data(history)).encode(), 9)
+        return _assemble("transformer.html", ("style.css", "transformer.css"), TRANSFORMER_SCRIPTS, title, data)
     if not whole and too_large(history.state()):
         history = coarsen(history)
+    return _assemble("page.html", ("style.css",), SCRIPTS, title, _page_data(history))
+
+
+def _assemble(template: str, styles: tuple[str, ...], scripts: tuple[str, ...], title: str, data: bytes) -> str:
+    """Put a page together from its files and its compressed data."""
     folder = files("wirings.draw") / "page"
-    style = (folder / "style.css").read_text(encoding="utf-8")
-    parts = "".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    style = "".join((folder / name).read_text(encoding="utf-8") for name in styles)
+    parts = "".join((folder / name).read_text(encoding="utf-8") for name in scripts)
     script = f'(() => {{\n"use strict";\n{parts}}})();\n'
-    return Template((folder / "page.html").read_text(encoding="utf-8")).substitute(
+    return Template((folder / template).read_text(encoding="utf-8")).substitute(
         title=html.escape(title),
         style=style,
         script=script,
         style_hash=_hash(style),
         script_hash=_hash(script),
-        data=base64.b64encode(_page_data(history)).decode(),
+        data=base64.b64encode(data).decode(),
     )
 
 

@@ -34,7 +34,9 @@ MAGIC = b"WIRINGS" + bytes([VERSION])
 HEAD, STEP, NOTE = b"HEAD", b"STEP", b"NOTE"
 _CHUNK, _RECORD = struct.Struct("<4sII"), struct.Struct("<III")
 MAX_CHUNK_BYTES = 1 << 30
-"""The largest uncompressed size of a chunk: a damaged file must not fill the memory."""
+"""The largest uncompressed size of a record: a damaged file must not fill the memory."""
+MAX_JSON_BYTES, MAX_RATIO = 1 << 24, 32
+"""The largest size of JSON, beyond which it may be `MAX_RATIO` times as large as it is compressed."""
 
 
 class Chunk(NamedTuple):
@@ -53,18 +55,18 @@ def pack(kind: bytes, content: bytes) -> Chunk:
     return Chunk(kind, zlib.compress(content, 6))
 
 
-def unpack(chunk: Chunk) -> bytes:
-    """Decompress a chunk's content.
+def unpack(chunk: Chunk, limit: int = MAX_CHUNK_BYTES) -> bytes:
+    """Decompress a chunk's content, of ``limit`` bytes at most.
 
     Raises:
-        ValueError: the content is damaged.
+        ValueError: the content is damaged, or longer.
     """
     decompressor = zlib.decompressobj()
     try:
-        content = decompressor.decompress(chunk.content, MAX_CHUNK_BYTES)
+        content = decompressor.decompress(chunk.content, limit + 1)
     except zlib.error as error:
         raise ValueError(str(error)) from error
-    if not decompressor.eof:
+    if not decompressor.eof or len(content) > limit:
         raise ValueError("the content is truncated or too long")
     return content
 
@@ -76,7 +78,7 @@ def pack_json(kind: bytes, value: Any) -> Chunk:
 
 def unpack_json(chunk: Chunk) -> Any:
     """Read the JSON value of a chunk."""
-    return json.loads(unpack(chunk))
+    return json.loads(unpack(chunk, max(MAX_JSON_BYTES, MAX_RATIO * len(chunk.content))))
 
 
 def pack_record(step: int, before: np.ndarray, after: np.ndarray) -> Chunk:
@@ -110,26 +112,39 @@ class RecordDelta(NamedTuple):
 
 def step_of(chunk: Chunk) -> int:
     """The step of a record, without decompressing all of it."""
+    return _record_head(chunk)[0]
+
+
+def _record_head(chunk: Chunk) -> tuple[int, int, int]:
+    """The step of a record, the number of edges before it, and that of its new edges."""
     try:
         start = zlib.decompressobj().decompress(chunk.content, _RECORD.size)
     except zlib.error as error:
         raise ValueError(str(error)) from error
     if len(start) < _RECORD.size:
         raise ValueError("the record is truncated")
-    return int(_RECORD.unpack(start)[0])
+    step, was, new = _RECORD.unpack(start)
+    return step, was, new
 
 
-def unpack_record(chunk: Chunk) -> RecordDelta:
+def unpack_record(chunk: Chunk, before: int | None = None, limit: int | None = None) -> RecordDelta:
     """Read a record.
+
+    Args:
+        chunk: the record.
+        before: the number of edges that were real before it, checked before memory is taken.
+        limit: the most edges that there may be after it.
 
     Raises:
         ValueError: the record is damaged.
     """
-    content = unpack(chunk)
-    if len(content) < _RECORD.size:
-        raise ValueError("the record is truncated")
-    step, was, new = _RECORD.unpack_from(content)
+    step, was, new = _record_head(chunk)
+    if before is not None and was != before:
+        raise ValueError(f"it changes {was} edges, but {before} were real before it")
+    if limit is not None and was + new > limit:
+        raise ValueError(f"it has {was + new:,} edges, more than a file of this size or structure can have")
     at = _RECORD.size
+    content = unpack(chunk, min(MAX_CHUNK_BYTES, at + was + 5 * new))
     if len(content) != at + was + 5 * new:
         raise ValueError(f"expected {at + was + 5 * new} bytes, got {len(content)}")
     delta = np.frombuffer(content, np.uint8, was, at)

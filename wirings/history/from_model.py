@@ -3,11 +3,13 @@
 A layer does not know where its inputs come from. If it has as many inputs as the previous layer has outputs (or a
 multiple, as after flattening maps), the two are taken to be the same nodes. That is right for layers in a row and a
 guess for models with branches: `WiringStructure.paths_known` is then False, and paths across layers must not be used to
-conclude that a node is dead.
+conclude that a node is dead. In the blocks of a transformer, queries, keys and values read the same nodes, and the
+output projection reads the values.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,9 +17,22 @@ import numpy as np
 from torch import Tensor, nn
 
 from wirings.errors import WiringError
-from wirings.history.structure import DiscreteTime, NodeGroup, NodeKernels, RecordedLayer, RecordedTile, WiringStructure
-from wirings.utils.layers import CONVOLUTIONS, is_transposed_linear, sends_first
+from wirings.history.blocks import MLP, OUTPUT, VALUE, Transformer, find_transformer
+from wirings.history.structure import (
+    DiscreteTime,
+    NodeGroup,
+    NodeKernels,
+    RecordedLayer,
+    RecordedTile,
+    WiringStructure,
+    as_matrix,
+)
+from wirings.utils.checks import is_int
+from wirings.utils.layers import CONVOLUTIONS, axes_of, is_transposed_linear, sends_first
 from wirings.wire.handle import Wiring
+
+_HEADS = re.compile("(n|num|number_of)?_?(attention|query|q)?_?heads?")
+"""How modules and configurations call their number of heads: heads, num_heads, n_head, nhead, num_attention_heads."""
 
 
 class WiredWeight(NamedTuple):
@@ -34,11 +49,24 @@ def wired_weights_of(wiring: Wiring) -> list[WiredWeight]:
     return [WiredWeight(layer.name, layer.module, layer.attribute, layer.weight) for layer in wiring.layers]
 
 
-def structure_of(weights: Sequence[WiredWeight]) -> WiringStructure:
-    """The structure of wired weights, which are given in the order of the model."""
+def structure_of(weights: Sequence[WiredWeight], model: nn.Module | None = None) -> WiringStructure:
+    """The structure of wired weights.
+
+    Args:
+        weights: the weights in the order of the model.
+        model: the model, whose modules say how many heads their attention has.
+    """
     if not weights:
         raise WiringError("a history needs at least one wired layer, got none.")
-    builder = _StructureBuilder()
+    matrices = [
+        as_matrix(one.name, tuple(one.weight.shape), sends_first(one.module), isinstance(one.module, CONVOLUTIONS))
+        for one in weights
+    ]
+    transformer = find_transformer(matrices, {})
+    builder = _StructureBuilder(transformer)
+    if transformer is not None and model is not None:
+        queries = [matrices[one.query_layer].name for one in transformer.attentions]
+        builder.heads = {name: count for name in queries if (count := _heads_of(model, name))}
     for weight in weights:
         if weight.attribute in getattr(weight.module, "wired_weights", ()):
             builder.add_graph(weight)
@@ -55,7 +83,7 @@ def kernel_weights(weights: Sequence[WiredWeight]) -> list[Tensor]:
 class _StructureBuilder:
     """Takes wired weights one by one and numbers their nodes and possible edges."""
 
-    def __init__(self) -> None:
+    def __init__(self, transformer: Transformer | None) -> None:
         self.groups: list[NodeGroup] = []
         self.layers: list[RecordedLayer] = []
         self.tiles: list[RecordedTile] = []
@@ -70,6 +98,10 @@ class _StructureBuilder:
         self.unordered: list[bool] = []
         """For each weight, whether its nodes have no order."""
         self.times: list[DiscreteTime | None] = []
+        self.heads: dict[str, int] = {}
+        self.readings = {} if transformer is None else _readings(transformer)
+        self.joined: list[tuple[range, range]] = []
+        """For each weight, the nodes of its inputs and of its outputs; none for graphs."""
 
     def add_graph(self, weight: WiredWeight) -> None:
         graph: Any = weight.module
@@ -98,6 +130,7 @@ class _StructureBuilder:
         self.outputs.append(outputs + offset)
         last = np.array_equal(outputs, np.arange(graph.nodes - len(outputs), graph.nodes))
         self.before = range(self.nodes - len(outputs), self.nodes) if last else None
+        self.joined.append((range(0), range(0)))
         self._finish_weight(weight)
 
     def _needs_prefix(self, weight: WiredWeight) -> bool:
@@ -120,7 +153,11 @@ class _StructureBuilder:
         module, shape = weight.module, tuple(weight.weight.shape)
         self.unordered.append(False)
         recurrent = isinstance(module, (nn.RNNBase, nn.RNNCellBase)) and not weight.attribute.startswith("weight_hr")
-        if isinstance(module, CONVOLUTIONS) or is_transposed_linear(module):
+        axes = axes_of(module, weight.attribute, weight.weight)
+        if axes is not None and axes[0] == "experts":  # matrices that share no nodes, as groups of channels
+            (groups, rows, cols), inner, flip = shape, 1, axes[1] == "in"
+            gives, takes = (cols * groups, rows * groups) if flip else (rows * groups, cols * groups)
+        elif isinstance(module, CONVOLUTIONS) or is_transposed_linear(module):
             inner, groups, flip = int(np.prod(shape[2:])), getattr(module, "groups", 1), sends_first(module)
             rows, cols = shape[0] // groups, shape[1]
             gives, takes = (cols * groups, rows * groups) if flip else (rows * groups, cols * groups)
@@ -138,6 +175,7 @@ class _StructureBuilder:
                 inner, cols = shared, cols // shared
             targets = self._add_group(weight.name.removesuffix(".weight"), gives)
             self.before = targets
+        self.joined.append((sources, targets))
         if recurrent:
             self.units[id(module)] = targets
         step = rows * cols * inner
@@ -151,10 +189,13 @@ class _StructureBuilder:
 
     def _sources(self, weight: WiredWeight, takes: int) -> tuple[range, int]:
         """The nodes that a layer gets its inputs from, and the number of inputs that each of them supplies."""
-        before = self.before
+        before, reading = self.before, self.readings.get(len(self.layers))
+        if reading is not None and reading.layer < len(self.layers):
+            inputs, outputs = self.joined[reading.layer] if reading.layer >= 0 else (range(0), range(0))
+            before = inputs if reading.outputs is None else outputs[reading.outputs]
         if before is not None and takes == len(before):
             return before, 1
-        if before is not None and isinstance(weight.module, nn.Linear) and takes % len(before) == 0:
+        if reading is None and before is not None and isinstance(weight.module, nn.Linear) and takes % len(before) == 0:
             return before, takes // len(before)
         nodes = self._add_group(f"{weight.name.removesuffix('.weight')} in", takes)
         self.inputs.append(np.asarray(nodes))
@@ -188,7 +229,54 @@ class _StructureBuilder:
             layout="circle" if self.unordered == [True] else "columns",
             paths_known=len(self.layers) == 1,
             discrete_time=self.times[0] if len(self.times) == 1 else None,
+            heads=self.heads,
         )
+
+
+class _Reading(NamedTuple):
+    """Where a weight of a transformer's block gets its inputs from."""
+
+    layer: int
+    """The index of the weight it depends on; -1 if there is none."""
+    outputs: slice | None = None
+    """The outputs of that weight that it reads; None if it reads what that weight reads."""
+
+
+def _readings(transformer: Transformer) -> dict[int, _Reading]:
+    """The weights of a transformer's blocks that do not read the outputs of the weight before them, by index."""
+    found: dict[int, _Reading] = {}
+    for attention in transformer.attentions:
+        projections = sorted({layer for kind, (layer, _) in attention.parts.items() if kind != OUTPUT})
+        if attention.family == "cross-attention":  # keys and values come from elsewhere
+            projections = [layer for layer in projections if layer != attention.query_layer]
+            found.update({layer: _Reading(-1) for layer in projections[:1]})
+        found.update({layer: _Reading(projections[0]) for layer in projections[1:]})
+        if OUTPUT in attention.parts and VALUE in attention.parts:
+            layer, values = attention.parts[VALUE]
+            if _is_range(values):
+                found[attention.parts[OUTPUT][0]] = _Reading(layer, slice(int(values[0]), int(values[-1]) + 1))
+    for block in range(len(transformer.blocks)):
+        cells = [
+            cell for cell in transformer.cells if cell.block == block and cell.column in ((MLP, "gate"), (MLP, "in"))
+        ]
+        into = sorted(layer for cell in cells for layer, _ in cell.parts)
+        found.update({layer: _Reading(into[0]) for layer in into[1:]})
+    return found
+
+
+def _heads_of(model: nn.Module, name: str) -> int:
+    """The number of heads of the attention that a weight belongs to, from the nearest module that has it; 0 if none."""
+    path = name.split(".")
+    for length in range(len(path) - 1, -1, -1):
+        try:
+            module = model.get_submodule(".".join(path[:length]))
+        except AttributeError:  # the name of a weight within a module
+            continue
+        for holder in (module, getattr(module, "config", None)):
+            for attribute in dir(holder) if holder is not None else ():
+                if _HEADS.fullmatch(attribute) and is_int(count := getattr(holder, attribute, None)):
+                    return int(count)
+    return 0
 
 
 def _is_range(nodes: np.ndarray) -> bool:

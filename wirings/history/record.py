@@ -70,14 +70,14 @@ class Recorder:
             raise WiringError(f"Recorder: every must be a number of steps, at least 1, got {every!r}.")
         self.wiring, self.every, self.steps = wiring, every, step
         self.path = None if path is None else Path(path)
-        structure = structure_of(wired_weights_of(wiring))
+        structure = structure_of(wired_weights_of(wiring), wiring.model)
         self._kernels = kernel_weights(wired_weights_of(wiring))
         self._codes = np.zeros(structure.size, np.int8)
         self._worker: ThreadPoolExecutor | None = None
         self._pending: list[Future[None]] = []
         self._written = self._size = 0
-        if resume is not None and resume.structure.to_json() == structure.to_json():
-            self._history = resume.until(step)
+        if resume is not None and resume.structure.same_edges(structure):
+            self._history = History(structure, resume.about, resume.until(step).chunks)
             if len(self._history):
                 self._codes = self._history.state().all_codes()
         else:

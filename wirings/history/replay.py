@@ -11,9 +11,13 @@ import numpy as np
 
 from wirings.errors import WiringError
 from wirings.history import file_format
+from wirings.history.check_structure import check_structure
 from wirings.history.quantize import decode
 from wirings.history.structure import WiringStructure, alive
-from wirings.utils.files import whole_file
+from wirings.utils.files import check_path, whole_file
+
+MIN_EDGE_LIMIT, EDGES_PER_BYTE = 2**25, 64
+"""How many edges a file of any size may record, and how many more for each of its bytes."""
 
 
 class WiringState:
@@ -37,6 +41,11 @@ class WiringState:
 
     def __len__(self) -> int:
         return len(self.indices)
+
+    @property
+    def size(self) -> int:
+        """The number of real edges and kernel entries."""
+        return len(self._all[0])
 
     @cached_property
     def _endpoints(self) -> tuple[np.ndarray, np.ndarray]:
@@ -156,17 +165,25 @@ class History:
 
     def states(self) -> Iterator[WiringState]:
         """Iterate over the wiring at every record."""
-        empty = np.empty(0, np.int64)
-        state = WiringState(self.structure, -1, empty, np.empty(0, np.int8), empty)
+        state, limit = self._before_first(), self._edge_limit()
         for i, chunk in enumerate(self._records):
             try:
-                state = state.then(file_format.unpack_record(chunk))
+                state = state.then(file_format.unpack_record(chunk, state.size, limit))
             except ValueError as error:
                 raise WiringError(
                     f"record {i + 1} of this history is damaged: {error}. Use History.until(step) to get the records "
                     "before it."
                 ) from error
             yield state
+
+    def _before_first(self) -> WiringState:
+        empty = np.empty(0, np.int64)
+        return WiringState(self.structure, -1, empty, np.empty(0, np.int8), empty)
+
+    def _edge_limit(self) -> int:
+        """The most edges that a state can have, by the structure and by the size of the file: a small one is small."""
+        size = sum(len(chunk.content) for chunk in self._records)
+        return min(self.structure.size, MIN_EDGE_LIMIT + EDGES_PER_BYTE * size)
 
     def state(self, record: int = -1) -> WiringState:
         """The wiring at a record; negative numbers count from the end, as in a list."""
@@ -200,6 +217,13 @@ class History:
         found = [(step, values[name]) for step, values in self.notes if name in values]
         return np.array([step for step, _ in found], int), np.array([value for _, value in found], float)
 
+    def curves(self) -> list[str]:
+        """The names of the values to draw over training: accuracy and loss first, then others that were noted."""
+        known = {name: None for _, values in self.notes for name in values if name != "test_loss"}
+        return [name for name in ("accuracy", "loss") if name in known] + [
+            name for name in known if name not in ("accuracy", "loss")
+        ]
+
     def until(self, step: int) -> History:
         """The part of the history up to a step."""
         kept = [
@@ -215,8 +239,7 @@ class History:
         Every chunk of a file may be whole and still not follow the one before it, as when two processes wrote it.
         """
         kept = History(self.structure, self.about)
-        empty = np.empty(0, np.int64)
-        state = WiringState(self.structure, -1, empty, np.empty(0, np.int8), empty)
+        state, limit = self._before_first(), self._edge_limit()
         for chunk in self.chunks:
             is_note = chunk.kind == file_format.NOTE
             at = int(file_format.unpack_json(chunk)[0]) if is_note else file_format.step_of(chunk)
@@ -225,7 +248,7 @@ class History:
             try:
                 if at < state.step + (not is_note):
                     raise ValueError("it does not come after the record before it")
-                state = state if is_note else state.then(file_format.unpack_record(chunk))
+                state = state if is_note else state.then(file_format.unpack_record(chunk, state.size, limit))
             except ValueError as error:
                 return kept, f"{'a note' if is_note else f'record {len(kept) + 1}'} is wrong: {error}"
             kept.add(chunk)
@@ -242,7 +265,7 @@ class History:
     def save(self, path: str | Path) -> Path:
         """Write the history to a file, atomically."""
         try:
-            with whole_file(Path(path)) as part:
+            with whole_file(check_path(path)) as part:
                 part.write_bytes(self.to_bytes())
         except OSError as error:
             raise WiringError(
@@ -259,16 +282,18 @@ class History:
             whole: whether to raise if the file is damaged. If False, the intact part is loaded, and `damage` describes
                 what is wrong with the rest.
         """
-        path = Path(path)
+        path = check_path(path)
         chunks, damage = file_format.read_chunks(path)
         try:
             if not chunks or chunks[0].kind != file_format.HEAD:
                 raise ValueError("the head is missing" if damage is None else damage)
             head = file_format.unpack_json(chunks[0])
-            history = cls(WiringStructure.from_json(head["structure"]), head["about"], chunks[1:])
+            structure = WiringStructure.from_json(head["structure"])
+            check_structure(structure)
+            history = cls(structure, head["about"], chunks[1:])
         except (ValueError, KeyError, TypeError, IndexError, AttributeError, ArithmeticError, RecursionError) as error:
             raise WiringError(
-                f"{path} is damaged and cannot be read: {error}. Restore it from a backup, or train again."
+                f"{path} is damaged and cannot be read: {str(error)[:200]}. Restore it from a backup, or train again."
             ) from error
         history.damage = damage
         if damage is not None and whole:

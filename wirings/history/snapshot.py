@@ -39,7 +39,7 @@ def snapshot_of(model: nn.Module, about: Mapping[str, Any] | None = None, step: 
         )
     weights = [weight for weight, _ in found]
     parts = [encode(one.weight, real) for one, real in found] + [encode(k, None) for k in kernel_weights(weights)]
-    history = History(structure_of(weights), about or {})
+    history = History(structure_of(weights, model), about or {})
     codes = np.concatenate([part.cpu().numpy().reshape(-1) for part in parts])
     history.add(file_format.pack_record(step, np.zeros_like(codes), codes))
     return history

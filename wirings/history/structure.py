@@ -7,12 +7,15 @@ numbered through the model as well, in **groups**: the blocks of a graph, or the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from wirings.errors import WiringError
 from wirings.graph.liveness import path_liveness, step_liveness
+from wirings.history.blocks import Transformer, WeightMatrix, find_transformer
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +120,8 @@ class WiringStructure:
     """Whether paths across layers are those of the model, not a guess."""
     discrete_time: DiscreteTime | None = None
     """How a discrete-time graph runs, which decides which nodes act too late to matter."""
+    heads: dict[str, int] = field(default_factory=dict)
+    """The number of attention heads, by the name of the layer that holds the queries, as far as it is known."""
 
     @property
     def edges(self) -> int:
@@ -142,6 +147,48 @@ class WiringStructure:
         """The index of each node's group."""
         return np.repeat(np.arange(len(self.groups)), [group.stop - group.start for group in self.groups])
 
+    @cached_property
+    def matrices(self) -> list[WeightMatrix]:
+        """The layers as matrices, as far as they are."""
+        tiles = {tile.start: tile for tile in self.tiles}
+        matrices = []
+        for layer in self.layers:
+            first = tiles.get(layer.start)
+            kernel = 1 if len(layer.shape) < 3 or first is None else first.inner
+            matrices.append(as_matrix(layer.name, layer.shape, first is not None and first.flip, kernel > 1))
+        return matrices
+
+    @cached_property
+    def transformer(self) -> Transformer | None:
+        """The blocks of a transformer; None for other networks."""
+        return find_transformer(self.matrices, self.heads)
+
+    def with_heads(self, heads: int) -> WiringStructure:
+        """The structure of a transformer whose attentions have this number of heads each.
+
+        Needed for histories that do not know it, since the model keeps it where it was not found.
+        """
+        found = self.transformer
+        if found is None:
+            raise WiringError("heads can only be given for transformers, but no blocks with attention were found.")
+        names = {self.layers[one.query_layer].name: heads for one in found.attentions}
+        given = replace(self, heads=names)
+        if not all(one.heads for one in given.transformer.attentions):  # type: ignore[union-attr]
+            one = next(one for one in given.transformer.attentions if not one.heads)  # type: ignore[union-attr]
+            layer = self.layers[one.query_layer]
+            raise WiringError(f"{layer.name} of shape {layer.shape} cannot be split into {heads} heads.")
+        return given
+
+    def same_edges(self, other: WiringStructure) -> bool:
+        """Whether flat indices stand for the same edges in both, so that the records of one continue the other's.
+
+        Which layers are drawn as sharing nodes, and what is known about heads, may differ: releases guess differently.
+        """
+        if any(len(layer.shape) < 2 for layer in self.layers):  # graphs say which nodes their edges join
+            return self.to_json() == other.to_json()
+        mine, theirs = ([(tile.start, tile.count, tile.flip) for tile in one.tiles] for one in (self, other))
+        return self.layers == other.layers and self.kernels == other.kernels and mine == theirs
+
     def to_json(self) -> dict[str, Any]:
         """The structure as it is stored in files; these keys are part of the file format."""
         return {
@@ -155,6 +202,7 @@ class WiringStructure:
             "layout": self.layout,
             "sure": self.paths_known,
             "walk": None if self.discrete_time is None else list(self.discrete_time),
+            **({"heads": self.heads} if self.heads else {}),
         }
 
     @classmethod
@@ -170,7 +218,26 @@ class WiringStructure:
             layout=str(data["layout"]),
             paths_known=bool(data["sure"]),
             discrete_time=None if data["walk"] is None else DiscreteTime(*data["walk"]),
+            heads={str(name): int(count) for name, count in data.get("heads", {}).items()},
         )
+
+
+def as_matrix(name: str, shape: tuple[int, ...], flip: bool, kernel: bool) -> WeightMatrix:
+    """A weight as a matrix, as far as it is one.
+
+    Args:
+        name: the name of the weight.
+        shape: its shape; three dimensions are several matrices, unless it has a kernel.
+        flip: whether its first dimension is that of the inputs.
+        kernel: whether the third dimension and those after it are a kernel.
+    """
+    edges = int(np.prod(shape))
+    if len(shape) == 3 and shape[2] > 1 and not kernel:
+        return WeightMatrix(name, shape[1], shape[2], edges, shape[0])
+    if len(shape) < 2 or edges != shape[0] * shape[1]:
+        return WeightMatrix(name, 0, 0, edges)
+    gives, takes = (shape[1], shape[0]) if flip else (shape[0], shape[1])
+    return WeightMatrix(name, gives, takes, edges, flip=flip)
 
 
 def alive(structure: WiringStructure, sources: np.ndarray, targets: np.ndarray) -> np.ndarray:

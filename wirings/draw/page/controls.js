@@ -1,40 +1,25 @@
-// Buttons, keys, mouse and touch.
+// Keys, mouse and touch that select, move and zoom.
 
 function setUpControls({ view, replay, seek, play, select, redrawSoon, zoomTo, toggleTheme, isPlaying, at }) {
-  get("play").addEventListener("click", () => play(!isPlaying()));
-  get("back").addEventListener("click", () => seek(at() - 1));
-  get("forward").addEventListener("click", () => seek(at() + 1));
-  get("slider").addEventListener("input", () => seek(Number(get("slider").value)));
-  get("theme").addEventListener("click", toggleTheme);
   for (const button of document.querySelectorAll("[data-zoom]"))
     button.addEventListener("click", () => zoomTo(button.dataset.zoom));
 
-  const keys = {
-    " ": () => play(!isPlaying()),
-    ArrowLeft: () => seek(at() - 1),
-    ArrowRight: () => seek(at() + 1),
-    Home: () => seek(0),
-    End: () => seek(replay.length - 1),
-    "+": () => zoomTo("in"),
-    "=": () => zoomTo("in"),
-    "-": () => zoomTo("out"),
-    0: () => zoomTo("all"),
-    m: () => zoomTo("view"),
-    d: toggleTheme,
-    "/": () => get("search").focus(),
-    Escape: () => select(-1),
-  };
-  document.addEventListener("keydown", (event) => {
-    const typing = ["INPUT", "SELECT"].includes(event.target.tagName);
-    if (event.ctrlKey || event.metaKey || event.altKey || (typing && event.key !== "Escape")) return;
-    if (event.target.tagName === "BUTTON" && event.key === " ") return; // it presses the button
-    if (event.shiftKey && event.key.startsWith("Arrow")) {
-      const move = { ArrowLeft: [40, 0], ArrowRight: [-40, 0], ArrowUp: [0, 40], ArrowDown: [0, -40] }[event.key];
+  setUpPlayer({ replay, seek, play, toggleTheme, isPlaying, at }, (event) => {
+    const move = { ArrowLeft: [40, 0], ArrowRight: [-40, 0], ArrowUp: [0, 40], ArrowDown: [0, -40] }[event.key];
+    const keys = {
+      "+": () => zoomTo("in"),
+      "=": () => zoomTo("in"),
+      "-": () => zoomTo("out"),
+      0: () => zoomTo("all"),
+      m: () => zoomTo("view"),
+      "/": () => get("search").focus(),
+      Escape: () => select(-1),
+    };
+    if (!event.shiftKey || !move) return keys[event.key];
+    return () => {
       view.moveBy(...move);
       redrawSoon();
-    } else if (event.key in keys) keys[event.key]();
-    else return;
-    event.preventDefault();
+    };
   });
 
   const { overlay } = view,

@@ -190,18 +190,4 @@ function showSummary({ about, structure, now, edges }) {
   if (about.note) showNote(about.note);
 }
 
-function showNote(text) {
-  get("note").textContent = text;
-  get("note").hidden = false;
-}
-
-inflate(get("data").textContent)
-  .then((bytes) => {
-    window.wirings = start(new Replay(bytes));
-    // When the first drawing was on the screen, in ms since the navigation started.
-    requestAnimationFrame(() => requestAnimationFrame((now) => (window.wirings.drawn = now)));
-  })
-  .catch((error) => {
-    showNote(`This page cannot be displayed: ${error.message}`);
-    console.error(error);
-  });
+startPage((bytes) => start(new Replay(bytes)));

@@ -5,22 +5,11 @@ const CODE_ONE = 97, // the code of weight 1
   CODE_STEPS = 6; // codes per octave
 const weightOf = (code) => (code === 0 ? 0 : Math.sign(code) * 2 ** ((Math.abs(code) - CODE_ONE) / CODE_STEPS));
 
-async function inflate(text) {
-  if (typeof DecompressionStream === "undefined") {
-    throw new Error("this browser cannot decompress data. Use a browser from 2023 or later.");
-  }
-  const packed = atob(text.trim()),
-    bytes = new Uint8Array(packed.length);
-  for (let i = 0; i < packed.length; i++) bytes[i] = packed.charCodeAt(i);
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-  return new Uint8Array(await new Response(stream).arrayBuffer());
-}
-
-class Replay {
+class Replay extends Notes {
   constructor(bytes) {
+    super();
     const view = new DataView(bytes.buffer),
       decoder = new TextDecoder();
-    this.notes = [];
     this.records = [];
     for (let at = 0; at < bytes.length;) {
       const kind = decoder.decode(bytes.subarray(at, at + 4)),
@@ -48,8 +37,8 @@ class Replay {
     this.cache = [];
     this.now = this._emptyState();
     this.at = -1;
-    this.births = new Uint32Array(this.length);
-    for (let i = 0; i < this.length; i++) this.births[i] = this._countBirths(this.records[i]);
+    // Lines that stand for several edges hide what happens among these, so their number comes with the page.
+    this.births = this.about.births ?? this.records.map((record) => this._countBirths(record));
   }
 
   _readRecord(view, at, bytes) {
@@ -191,10 +180,5 @@ class Replay {
       else high = middle;
     }
     return { shape: found.shape, values: Array.from(state.codes.subarray(low, low + found.size), weightOf) };
-  }
-
-  // A noted value over training, as [step, value] pairs.
-  series(name) {
-    return this.notes.filter(([, values]) => name in values).map(([step, values]) => [step, values[name]]);
   }
 }

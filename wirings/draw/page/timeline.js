@@ -1,14 +1,15 @@
-// The timeline: accuracy, loss and swapped edges over training, and the current record.
+// The timeline: accuracy, loss, other noted values and swapped edges over training, and the current record.
 
 class Timeline {
   constructor(replay, canvas, seek) {
     Object.assign(this, { replay, canvas, context: canvas.getContext("2d") });
     const swaps = replay.steps.map((step, i) => [step, replay.births[i]]).slice(1);
-    this.rows = [
-      { name: "accuracy", unit: " %", points: replay.series("accuracy") },
-      { name: "loss", unit: "", points: replay.series("loss") },
-      { name: "swapped", unit: "", points: swaps, bars: true },
-    ].filter((row) => row.points.length);
+    this.rows = replay.curves().map((name) => ({
+      name,
+      unit: name === "accuracy" ? " %" : "",
+      points: replay.series(name),
+    }));
+    if (swaps.length) this.rows.push({ name: "swapped edges", unit: "", points: swaps, bars: true });
     this.first = replay.steps[0];
     this.last = Math.max(replay.steps[replay.length - 1], this.first + 1);
     const drag = (event) => {
@@ -65,13 +66,13 @@ class Timeline {
     Object.assign(this.canvas, { width: wide, height: high });
     this.picture = Object.assign(document.createElement("canvas"), { width: wide, height: high });
     this.painted = colour;
-    this.left = box.width < 500 ? 76 : 120;
+    this.left = box.width < 500 ? 86 : 140;
     const context = this.picture.getContext("2d"),
       each = (box.height - 16) / Math.max(1, this.rows.length);
     context.scale(ratio, ratio);
     context.font = "11px system-ui, sans-serif";
     context.textBaseline = "middle";
-    const paints = { accuracy: colour.positive, loss: colour.negative, swapped: colour.soft };
+    const paints = { accuracy: colour.positive, "swapped edges": colour.soft };
     this.rows.forEach((row, i) => {
       const top = i * each + 4,
         low = (i + 1) * each - 4,
@@ -94,7 +95,7 @@ class Timeline {
         context.fillText(label(most), this.left - 6, top + 3);
         context.fillText(label(least), this.left - 6, low - 3);
       }
-      context.strokeStyle = context.fillStyle = paints[row.name];
+      context.strokeStyle = context.fillStyle = paints[row.name] ?? colour.negative;
       context.lineWidth = 1.5;
       if (row.bars) {
         const width = Math.max(1, Math.min(24, (box.width - this.left - 8) / this.replay.length - 0.5));
@@ -110,7 +111,9 @@ class Timeline {
     });
     context.fillStyle = colour.soft;
     context.textAlign = "left";
-    context.fillText(`step ${formatCount(this.first)}`, this.left, box.height - 6);
+    context.fillText(formatCount(this.first), this.left, box.height - 6);
+    context.textAlign = "center";
+    context.fillText("optimizer step", (this.left + box.width - 8) / 2, box.height - 6);
     context.textAlign = "right";
     context.fillText(formatCount(this.last), box.width - 8, box.height - 6);
   }

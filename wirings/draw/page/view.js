@@ -23,13 +23,8 @@ class View {
     this.used = new Uint8Array(replay.structure.nodes);
   }
 
-  // Reads the colours of the current theme from the style sheet.
   readColours() {
-    const style = getComputedStyle(document.documentElement);
-    this.colour = {};
-    for (const name of ["ground", "text", "soft", "line", "positive", "negative", "new", "dying", "node", "unused"]) {
-      this.colour[name] = style.getPropertyValue(`--${name}`).trim();
-    }
+    this.colour = readColours();
     const parts = (name) => [1, 3, 5].map((i) => parseInt(this.colour[name].slice(i, i + 2), 16));
     this.raster.setColours(parts("ground"), parts("positive"), parts("negative"));
   }
