@@ -168,9 +168,3 @@ def test_rejects_damaged_bundled_networks(tmp_path: Path, monkeypatch: pytest.Mo
         checkpoint.write_tensors(path, {**tensors, **changed}, {**about, **more})
         with pytest.raises(WiringError, match=r"static-dnw\.safetensors is damaged"):
             runs.open_run("table1/static-dnw", device="cpu")
-
-
-def test_damaged_checkpoints_are_rejected_or_restore_the_same_state() -> None:
-    ended = fuzz.run(120)
-    assert sum(ended.values()) == 120
-    assert sum(count for how, count in ended.items() if how.endswith("rejected")) > 80

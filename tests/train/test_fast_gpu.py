@@ -24,6 +24,7 @@ NEW = [rule.name for rule in EVERY if not rule.needs_trained_weights and not rul
 
 ONE_BUDGET = [name for name in recipes.names() if name.startswith(("ste/mobilenet", "ste/resnet-nm"))]
 ONE_BUDGET += [name for name in recipes.names() if name.startswith("ste/resnet") and name.endswith("-2")]
+TEXT = [name for name in recipes.names() if name == "text/dense" or (name.startswith("text/") and name.endswith("-10"))]
 
 
 def fast(*changes: str) -> Settings:
@@ -74,6 +75,25 @@ def test_every_replay_draws_new_random_numbers() -> None:
         captured(20)
         losses.append(step.read()[0])
     assert len(set(losses)) == 4
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_text_is_captured(name: str, tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    (tmp_path / "input.txt").write_text("the quick brown fox jumps over the lazy dog. " * 40)
+    size = ["model.options.layers=2", "model.options.heads=2", "model.options.width=64", "model.options.context=16"]
+    data = [f"data.directory={tmp_path / 'input.txt'}", "data.options={context: 16, epoch_steps: 5}"]
+    changes = [*size, *data, "batch=8", "steps=12", "schedule.warmup_steps=2"]
+    results_of = []
+    for fast in (True, False):
+        settings, overrides = with_overrides(recipes.get(name).settings, [*changes, f"fast={fast}".lower()])
+        log = Heard()
+        result = loop.train(name, settings, tmp_path / str(fast), device="cuda", overrides=overrides, log=log)
+        assert not [text for text in log.said if "cannot be captured" in text]
+        assert result is not None
+        assert (result.steps, result.epochs) == (12, 3)
+        results_of.append(result)
+    assert results_of[0].score == pytest.approx(results_of[1].score, rel=0.02), "the same batches, lr and clipping"
 
 
 @pytest.mark.parametrize("rule", ["lottery", "fine_tune"])

@@ -8,7 +8,7 @@ import pytest
 from test_results import make
 from typer.testing import CliRunner
 
-from wirings import rules
+from wirings import WiringError, rules
 from wirings.cli.app import app
 from wirings.train import recipes, results
 from wirings.train.tables import leaderboard
@@ -124,3 +124,12 @@ def test_a_missing_folder_of_results_is_reported_once(tmp_path: Path, table: str
     message = f"There is no folder {tmp_path / 'none'}, so no row has a result. Give another one with --results.\n"
     assert result.stderr == message
     assert "There is no folder" not in result.stdout, "stdout may be written to a page"
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"date": 1, "networks": [{"rows": [{"recipe": "x"}]}]}', "\udcff", "3"])
+def test_rejects_damaged_records(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "benchmarks" / "rules-x.json"
+    path.parent.mkdir()
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(WiringError, match=r"rules-x\.json is not a record of benchmarks\.rules: .*Remove it"):
+        leaderboard.step_costs(tmp_path)

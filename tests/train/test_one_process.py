@@ -86,9 +86,9 @@ def test_both_phases_lock_their_folders(tmp_path: Path, monkeypatch: pytest.Monk
     seen: list[tuple[str, bool, bool]] = []
     inner = loop.Run.train
 
-    def watched(self: loop.Run, max_minutes: float | None = None) -> Any:
+    def watched(self: loop.Run, *arguments: Any) -> Any:
         seen.append((self.folder.name, (out / LOCK).exists(), (first / LOCK).exists()))
-        return inner(self, max_minutes)
+        return inner(self, *arguments)
 
     monkeypatch.setattr(loop.Run, "train", watched)
     with held(first, print), pytest.raises(WiringError, match=f"seed0 is in use by process {os.getpid()} "):

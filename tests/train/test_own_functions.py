@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
 from wirings import WiringError
@@ -103,6 +104,15 @@ def test_options_reach_the_functions(name: str, tmp_path: Path) -> None:
     assert [layer.edges for layer in wired.wiring.look()] == [16, 2], "a rule is not passed as one of **options"
     dense = from_mapping({"model": {"name": f"{name}:plain"}, "rule": {"name": "dense"}})
     assert new_model(dense, classes=2).wiring is None
+
+
+def test_scales_the_starting_weights(name: str) -> None:
+    layers = []
+    for scale in (False, True):
+        options = {"density": 0.25, "scale_weights": scale}
+        settings = from_mapping({"model": {"name": f"{name}:plain", "options": options}})
+        layers.append(new_model(settings, classes=2).wiring.layers[0].weight.detach())
+    torch.testing.assert_close(layers[1], 2 * layers[0])
 
 
 @pytest.mark.parametrize(

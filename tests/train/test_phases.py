@@ -174,9 +174,9 @@ def test_time_of_the_first_phase_is_deducted_from_the_second(home: Path, monkeyp
     seen: list[float | None] = []
     inner = loop.Run.train
 
-    def spy(self: loop.Run, max_minutes: float | None = None) -> Any:
+    def spy(self: loop.Run, max_minutes: float | None, signals: Any) -> Any:
         seen.append(max_minutes)
-        return inner(self, max_minutes)
+        return inner(self, max_minutes, signals)
 
     monkeypatch.setattr(loop.Run, "train", spy)
     train(home, "lottery", max_minutes=10)
@@ -354,10 +354,16 @@ def test_rejects_invalid_starts(home: Path) -> None:
 
 
 def test_asks_any_rule_whether_it_needs_trained_weights(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [name for name in rules.names() if rules.get(name).needs_trained_weights] == ["fine_tune", "lottery"]
+    assert [name for name in rules.names() if rules.get(name).needs_trained_weights] == [
+        "fine_tune",
+        "keep",
+        "lottery",
+    ]
     monkeypatch.setattr(rules.Random, "needs_trained_weights", True)
     with pytest.raises(WiringError, match=r"rule 'random' takes its wiring from a trained network"):
         train(home, "complete", "rule.name=random")
+    with pytest.raises(WiringError, match=r"rule 'keep' keeps the zeros of a pruned model.*Use rule 'fine_tune'"):
+        train(home, "lottery", "rule.name=keep")
     assert not (home / "runs").exists()
     write(home / "random.yaml", yaml.safe_load((home / "lottery.yaml").read_text()), rule={"name": "random"})
     assert train(home, "random") is not None

@@ -54,7 +54,7 @@ def test_a_run_records_its_wiring(tmp_path: Path) -> None:
 
 def test_history_every_does_not_change_the_recipe(tmp_path: Path) -> None:
     assert train(tmp_path / "five", "history_every=5").overrides == {}
-    assert History.load(tmp_path / "five" / HISTORY).steps == [0, 5, 10]
+    assert History.load(tmp_path / "five" / HISTORY).steps == [0, 5, 10, 12], "every 5 steps, and after the last"
     train(tmp_path / "none", "history_every=0")
     assert not (tmp_path / "none" / HISTORY).exists()
     one, other = (lines(tmp_path / name) for name in ("five", "none"))
@@ -74,7 +74,7 @@ def test_an_unreadable_history_is_replaced_and_reported(lost: bool, tmp_path: Pa
     log = Heard()
     train(tmp_path, resume=True, log=log)
     assert any(said.startswith("A new history begins: ") for said in log.said)
-    assert History.load(tmp_path / HISTORY).steps == [6, 8]
+    assert History.load(tmp_path / HISTORY).steps == [6, 8, 12]
 
 
 def broken(out: Path) -> bytes:

@@ -85,10 +85,9 @@ def test_time_limit_stops_at_a_checkpoint(tmp_path: Path) -> None:
     said: list[str] = []
     log = Log()
     log.say = said.append  # type: ignore[method-assign]
-    for _ in range(4):  # after the last step of an epoch, it continues with the first of the next
+    for _ in range(5):
         assert train(tmp_path / "limited", settings, resume=True, max_minutes=0, log=log) is None
-        if "epoch 2, batch 3" in said[-1]:
-            break
+    assert "at epoch 2, batch 3." in said[-1]
     assert said[0].startswith("The time is up. Continue ")
     assert "with --resume, at epoch 1, batch 2." in said[0]
     assert "Resuming at epoch 1, batch 2." in said

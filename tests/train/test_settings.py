@@ -16,6 +16,7 @@ from wirings import WiringError
 from wirings.train import typed_dataclasses as typed
 from wirings.train.settings import (
     NEUTRAL,
+    OPTIMIZER_OPTIONS,
     DataSettings,
     ModelSettings,
     OptimizerSettings,
@@ -44,21 +45,29 @@ OTHER: dict[str, Any] = {
     "data.image_size": 64,
     "data.skip_corrupt": True,
     "data.options": {"shards": [1, 2]},
+    "optimizer.name": "adamw",
     "optimizer.lr": 0.2,
     "optimizer.momentum": 0.5,
     "optimizer.nesterov": True,
+    "optimizer.betas": [0.9, 0.95],
+    "optimizer.eps": 1e-6,
     "optimizer.weight_decay": 5e-5,
     "optimizer.weight_decay_edges": 0.0,
     "optimizer.weight_decay_norms": False,
+    "optimizer.ham_alpha": 200.0,
+    "optimizer.ham_beta": 1e-3,
     "optimizer.no_decay": ["*.bn?"],
     "schedule.kind": "cosine",
     "schedule.milestones": [3, 5],
     "schedule.factor": 0.5,
+    "schedule.floor": 0.1,
     "schedule.warmup_epochs": 2.5,
+    "schedule.warmup_steps": 100,
     "schedule.per": "epoch",
     "start.recipe": "table2/complete",
     "start.weights": "initial",
     "epochs": 50,
+    "steps": 1000,
     "batch": 128,
     "accumulate": 2,
     "label_smoothing": 0.1,
@@ -84,11 +93,13 @@ def test_other_values_cover_all_settings() -> None:
 @pytest.mark.parametrize("key", OTHER)
 def test_every_setting_can_be_overridden_and_round_trips(key: str) -> None:
     text = f"{key}={dump_yaml(OTHER[key]).removesuffix('...' + chr(10))}"
-    changed, different = with_overrides(PLAIN, [text])
-    assert changed != PLAIN
+    adam = key.removeprefix("optimizer.") in OPTIMIZER_OPTIONS["adamw"]
+    plain = dataclasses.replace(PLAIN, optimizer=OptimizerSettings("adamw")) if adam else PLAIN
+    changed, different = with_overrides(plain, [text])
+    assert changed != plain
     assert different == ({} if key in NEUTRAL else {key: OTHER[key]})
     flat = {name: typed.at(to_mapping(changed), name) for name in KEYS}
-    assert flat == {name: typed.at(to_mapping(PLAIN), name) for name in KEYS} | {key: OTHER[key]}
+    assert flat == {name: typed.at(to_mapping(plain), name) for name in KEYS} | {key: OTHER[key]}
     assert from_mapping(to_mapping(changed)) == changed
     assert from_mapping(parse_yaml(dump_yaml(to_mapping(changed)), "it")) == changed
     assert from_mapping(yaml.safe_load(yaml.safe_dump(to_mapping(changed)))) == changed
@@ -99,6 +110,15 @@ def test_every_setting_can_be_overridden_and_round_trips(key: str) -> None:
 def test_every_setting_has_a_help_text(key: str) -> None:
     assert documented()[key].endswith(".")
     assert set(documented()) == set(KEYS)
+
+
+def test_epochs_count_only_without_steps() -> None:
+    in_steps, _ = with_overrides(PLAIN, ["steps=5"])
+    with pytest.raises(WiringError, match="epochs = 3 has no effect, since the training has steps = 5"):
+        with_overrides(in_steps, ["epochs=3"])
+    changed, different = with_overrides(in_steps, ["epochs=3", "steps=null"])
+    assert changed.length(10) == (3, 30)
+    assert different == {"epochs": 3, "steps": None}
 
 
 def test_mappings_are_copies() -> None:
@@ -179,12 +199,12 @@ def test_overrides() -> None:
         ),
         (
             "optimizer.milestones=[3]",
-            "Did you mean 'schedule.milestones'? Choose from: optimizer.lr, optimizer.momentum,",
+            "Did you mean 'schedule.milestones'? Choose from: optimizer.name, optimizer.lr,",
         ),
         ("optimzer.lr=1", "unknown setting 'optimzer.lr'. Did you mean 'optimizer.lr'?"),
         ("epochs.lr=1", "unknown setting 'epochs.lr'. Did you mean 'optimizer.lr'?"),
         ("xyzzy=1", "unknown setting 'xyzzy'. Choose from: model, rule,"),
-        ("optimizer={lr: 1}", "'optimizer' is a group. Set one of optimizer.lr, optimizer.momentum,"),
+        ("optimizer={lr: 1}", "'optimizer' is a group. Set one of optimizer.name, optimizer.lr,"),
         ("model.options.a=[", "the value of model.options.a is not YAML"),
         ("model.options.a={b: 1, b: 2}", "found the key 'b' twice"),
         ("model.options.a=2020-13-45", "the value of model.options.a is not YAML: month must be"),
@@ -224,6 +244,8 @@ def test_overrides() -> None:
         ("optimizer.momentum=1", "optimizer.momentum must be at least 0 and below 1, got 1.0."),
         ("optimizer.weight_decay=-1", "optimizer.weight_decay must be 0 or more"),
         ("optimizer.weight_decay_edges=-1", "optimizer.weight_decay_edges must be 0 or more"),
+        ("optimizer.ham_alpha=-1", "optimizer.ham_alpha must be 0 or more"),
+        ("optimizer.ham_beta=-1", "optimizer.ham_beta must be 0 or more"),
         (
             "schedule.kind=cos",
             "unknown schedule.kind 'cos'. Did you mean 'cosine'? Choose from: constant, cosine, multistep.",
@@ -336,3 +358,43 @@ def test_warm_up() -> None:
     assert ScheduleSettings("cosine").factor_at(10, 1, 10) == pytest.approx(0)
     assert ScheduleSettings("cosine").factor_at(99, 1, 10) == pytest.approx(0)
     assert _ours(ScheduleSettings("cosine", warmup_epochs=2), 1, 2) == [0.5, 1.0]
+
+
+def test_lengths_and_schedules_in_steps() -> None:
+    settings = from_mapping({"model": {"name": "gpt"}, "steps": 25, "schedule": {"kind": "cosine"}})
+    assert settings.length(10) == (3, 25)
+    assert PLAIN.length(10) == (160, 1600)
+    by_step = ScheduleSettings("cosine", warmup_steps=5, floor=0.1)
+    factors = [by_step.factor_at(step, 10, 3, 25) for step in range(25)]
+    assert factors[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    theirs = _rates(lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 20, eta_min=0.1), 20)
+    assert factors[5:] == pytest.approx(theirs)
+    assert by_step.factor_at(25, 10, 3, 25) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["optimizer.betas=[0.9]"], "optimizer.betas must be two numbers of at least 0 and below 1, got [0.9]."),
+        (["optimizer.betas=[0.9, 1]"], "optimizer.betas must be two numbers"),
+        (["optimizer.eps=0"], "optimizer.eps must be above 0, got 0.0."),
+        (["optimizer.name=adam"], "unknown optimizer.name 'adam'. Did you mean 'adamw'?"),
+        (["optimizer.name=adamw", "optimizer.nesterov=true"], "optimizer.nesterov = True is an option of sgd"),
+        (
+            ["optimizer.name=adamw", "optimizer.momentum=0.5"],
+            "optimizer.momentum = 0.5 is an option of sgd, but optimizer.name is 'adamw'. Leave it out, or at its "
+            "default, 0.9.",
+        ),
+        (["optimizer.betas=[0.9, 0.95]"], "optimizer.betas = [0.9, 0.95] is an option of adamw, but"),
+        (["optimizer.eps=1e-6"], "optimizer.eps = 1e-06 is an option of adamw, but optimizer.name is 'sgd'."),
+        (["steps=5", "epochs=3"], "epochs = 3 has no effect, since the training has steps = 5. Use --set steps=…"),
+        (["schedule.floor=2"], "schedule.floor must be from 0 to 1, got 2.0."),
+        (["schedule.warmup_steps=3", "schedule.warmup_epochs=1"], "schedule.warmup_steps excludes"),
+        (["schedule.warmup_steps=3", "schedule.per=epoch"], "schedule.warmup_steps excludes schedule.per = epoch"),
+        (["steps=3", "schedule.warmup_steps=4"], "steps must be at least schedule.warmup_steps (4), got 3."),
+    ],
+)
+def test_rejects_invalid_optimizers_and_lengths(changes: list[str], message: str) -> None:
+    with pytest.raises(WiringError) as caught:
+        with_overrides(PLAIN, changes)
+    assert message in str(caught.value)

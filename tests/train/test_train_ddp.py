@@ -18,10 +18,11 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from wirings import choose
+from wirings import History, choose
 from wirings.train import phases, recipes, results
 from wirings.train.distributed import leave
 from wirings.train.run import checkpoint, loop
+from wirings.train.run.folder import HISTORY
 from wirings.train.run.log import Log
 from wirings.train.settings import Settings, StartSettings, with_overrides
 
@@ -46,7 +47,7 @@ CHANGES["parts"] = [*CHANGES["plain"], "accumulate=4", "ema=0.9", "checkpoint_ev
 
 
 def settings_of(case: str) -> Settings:
-    pinned = ["data.name=synthetic", "optimizer.lr=0.3", "optimizer.momentum=0.9", "clip=1"]
+    pinned = ["data.name=synthetic", "optimizer.lr=0.3", "optimizer.momentum=0.9", "clip=1", "history_every=1"]
     return with_overrides(recipes.get(RECIPE).settings, [*pinned, *CHANGES[case]])[0]
 
 
@@ -147,6 +148,10 @@ def same_log(one: Path, other: Path) -> None:
         assert a.keys() == b.keys()
         for key in a.keys() - {"seconds"}:
             assert float(a[key]) == pytest.approx(float(b[key]), rel=1e-4), key
+    # The history has the mean loss over both processes, before and after a run is resumed.
+    (steps, losses), (same_steps, expected) = (History.load(out / HISTORY).series("loss") for out in (one, other))
+    assert steps.tolist() == same_steps.tolist() == list(range(1, len(steps) + 1))
+    assert losses == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("case", ["plain", "parts"])

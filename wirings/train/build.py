@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from wirings.budgets.mult_adds import evaluating
 from wirings.errors import WiringError
 from wirings.models.norms import draw_norm_scales
 from wirings.train.data import Data
+from wirings.train.data import get as get_dataset
 from wirings.train.data import load as load_dataset
 from wirings.train.distributed import ProcessContext
 from wirings.train.settings import Settings
+from wirings.utils.checks import is_int
 from wirings.utils.importing import check_function_arguments, has_parameter, import_function, is_import_path
 from wirings.wire.handle import Wiring
 from wirings.wire.wire import wire_
@@ -30,13 +33,13 @@ def build(
         settings: the run's settings.
         classes: the number of classes.
         context: this process.
-        images: data that the model is checked to accept.
+        images: data that the model is checked to accept, images or tokens.
 
     Returns:
         The model and its handle, which is None if nothing is wired.
     """
     rule = rules.get(settings.rule.name, **settings.rule.options)
-    options = {"classes": classes, **settings.model.options}
+    options = {"classes": classes, **_context_option(settings), **settings.model.options}
     if is_import_path(settings.model.name):
         model = _own_model(settings.model.name, rule, options)
     else:
@@ -54,6 +57,29 @@ def build(
     return model, wiring
 
 
+def context_of(settings: Settings) -> int | None:
+    """The number of tokens of a training window; None for data that has no such option, such as images."""
+    parameter = inspect.signature(get_dataset(settings.data.name).load).parameters.get("context")
+    if parameter is None:
+        return None
+    context = settings.data.options.get("context", parameter.default)
+    return context if is_int(context) else None
+
+
+def _context_option(settings: Settings) -> dict[str, int]:
+    """The context of a model that has one, by default that of its data."""
+    context = context_of(settings)
+    if context is None or is_import_path(settings.model.name) or "context" not in models.options(settings.model.name):
+        return {}
+    own = settings.model.options.get("context", context)
+    if is_int(own) and own < context:
+        raise WiringError(
+            f"model.options.context = {own} is smaller than the windows of the text, data.options.context = {context}. "
+            "Make it at least as large, or leave it out."
+        )
+    return {"context": context}
+
+
 def _own_model(path: str, rule: rules.Rule, options: dict[str, Any]) -> nn.Module:
     """The model that a user's own function builds. One without a parameter ``rule`` returns a plain one, wired here."""
     function = import_function(path, "model.name")
@@ -62,7 +88,7 @@ def _own_model(path: str, rule: rules.Rule, options: dict[str, Any]) -> nn.Modul
     if wires_itself:
         options = {**options, "rule": rule}
     else:
-        budget = {key: options[key] for key in ("density", "share", "skip") if key in options}
+        budget = {key: options[key] for key in ("density", "share", "skip", "scale_weights") if key in options}
         options = {key: value for key, value in options.items() if key not in budget}
     check_function_arguments(function, path, **options)
     model = function(**options)
@@ -80,16 +106,47 @@ def _own_model(path: str, rule: rules.Rule, options: dict[str, Any]) -> nn.Modul
 
 
 def _check_images(model: nn.Module, data: Data, name: str) -> None:
-    """Raise if a new model, still on the CPU, cannot take the images of a data set: before anything is written."""
+    """Raise if a new model, still on the CPU, cannot take the images of a data set, or tell its classes apart.
+
+    This comes before anything is written.
+    """
+    if data.tokens:
+        _check_tokens(model, data, name)
+        return
     try:
         with evaluating(model):
-            model(torch.zeros(1, *data.shape))
+            scores = model(torch.zeros(1, *data.shape))
     except RuntimeError as error:
         shape = " × ".join(map(str, data.shape))
         raise WiringError(
             f"model {name!r} cannot take the images of data set {data.name!r}, which are {shape} "
             f"(channels, height, width): {error}"
         ) from error
+    returned = tuple(scores.shape) if isinstance(scores, torch.Tensor) else ()
+    if len(returned) != 2 or returned[1] < data.classes:
+        got = returned if isinstance(scores, torch.Tensor) else type(scores).__name__
+        raise WiringError(
+            f"model {name!r} must return a score for each of {data.classes:,} classes of data set {data.name!r}, shape "
+            f"(1, {data.classes}) for one image, got {got}. Fix model.options.classes, or leave it out."
+        )
+
+
+def _check_tokens(model: nn.Module, data: Data, name: str) -> None:
+    """Raise if a new model, still on the CPU, cannot take or predict the tokens of a data set."""
+    count = data.shape[-1]
+    try:
+        with evaluating(model):
+            scores = model(torch.full((1, *data.shape), data.classes - 1))
+    except (WiringError, RuntimeError, IndexError) as error:
+        raise WiringError(
+            f"model {name!r} cannot take the text of data set {data.name!r}, windows of {count:,} tokens out of "
+            f"{data.classes:,}: {error} Fix model.options or data.options."
+        ) from error
+    if scores.shape[:-1] != (1, count) or scores.shape[-1] < data.classes:
+        raise WiringError(
+            f"model {name!r} must predict the next token at each of {count:,} places, out of {data.classes:,}, but "
+            f"its output is {tuple(scores.shape)}. Fix model.options.classes, or leave it out."
+        )
 
 
 def load_data(settings: Settings, context: ProcessContext) -> Data:

@@ -42,6 +42,12 @@ class ProcessContext:
             dist.all_reduce(values, dist.ReduceOp.MAX)
         return values
 
+    def any_flag(self, flag: bool) -> bool:
+        """Whether the flag of any process is set."""
+        if self.world == 1:
+            return flag
+        return bool(self.all_reduce_max(torch.tensor(int(flag), device=self.device)).item())
+
     def barrier(self) -> None:
         """Wait for all processes."""
         if self.world > 1:

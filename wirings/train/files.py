@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable
 from pathlib import Path
 
-from wirings.errors import WiringError
-from wirings.utils.files import whole_file
+from wirings.utils.files import disk_errors, whole_file
 
 
 def write_file(path: Path, write: Callable[[str], object]) -> None:
@@ -16,18 +14,9 @@ def write_file(path: Path, write: Callable[[str], object]) -> None:
     Raises:
         WiringError: if the file cannot be written, such as on a full disk. An earlier file at ``path`` is kept.
     """
-    try:
-        with whole_file(path) as part:
-            write(str(part))
-    except Exception as error:
-        full = (isinstance(error, OSError) and error.errno == errno.ENOSPC) or "No space left" in str(error)
-        if full or isinstance(error, OSError):
-            reason = "the disk is full" if full else str(error)
-            raise WiringError(
-                f"{path} could not be written: {reason}. The earlier file is unchanged. Free some space or give "
-                "another --out, then continue with --resume."
-            ) from error
-        raise
+    remedy = "The earlier file is unchanged. Free some space or give another --out, then continue with --resume."
+    with disk_errors(path, remedy), whole_file(path) as part:
+        write(str(part))
 
 
 def write_text(path: Path, text: str) -> None:

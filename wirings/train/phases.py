@@ -29,6 +29,7 @@ from wirings.train.run.folder import INITIAL, LAST, RESULT, SETTINGS, is_finishe
 from wirings.train.run.log import Log
 from wirings.train.run.loop import Initialize, Run
 from wirings.train.settings import Settings, first_difference, to_mapping, with_overrides
+from wirings.utils.signals import StopSignals
 from wirings.wire.handle import Wiring
 from wirings.wire.rewind import rewind_
 
@@ -63,6 +64,7 @@ def train(
     max_minutes: float | None = None,
     overrides: dict[str, Any] | None = None,
     log: Log | None = None,
+    signals: StopSignals | None = None,
 ) -> Result | None:
     """Train with a recipe's settings, and train what it starts from first, if there is no such run yet.
 
@@ -77,10 +79,12 @@ def train(
         max_minutes: save a checkpoint and stop after this time, for both phases together.
         overrides: what the caller changed in the recipe. All but those of the groups `OWN` apply to both phases.
         log: receives the progress; by default, nothing is printed.
+        signals: save a checkpoint and stop when one of these is received.
 
     Returns:
-        The recipe's result on rank 0; None on other ranks, and if the time was up before the end of either phase.
+        The recipe's result on rank 0; None on other ranks, and if the run was stopped before the end of either phase.
     """
+    _check_rule(settings)
     if settings.start.recipe is None:
         _check_starts_new(name, settings, first_run)
     context, log, overrides = start(device), log or Log(), dict(overrides or {})
@@ -91,14 +95,14 @@ def train(
             overrides |= _overrides_of_start(out)  # the checkpoint has everything else that it started from
         elif settings.start.recipe is not None:
             first = _first_phase(name, settings, out, first_run, overrides)
-            if not _train_first(first, name, settings, context, log, resume=resume, max_minutes=max_minutes):
+            if not _train_first(first, name, settings, context, log, signals, resume=resume, max_minutes=max_minutes):
                 return None
             overrides |= _check_first(first, settings)
             log.say(f"Starting from {first.folder}, {settings.start.weights} weights.")
             initialize = partial(start_from, first.folder, settings.start.weights)
         left = None if max_minutes is None else max(0.0, max_minutes - (time.perf_counter() - begun) / 60)
         run = Run(name, settings, out, context, log, resume=resume, overrides=overrides, initialize=initialize)
-        return run.train(left)
+        return run.train(left, signals)
 
 
 def _first_phase(
@@ -120,11 +124,12 @@ def _train_first(
     settings: Settings,
     context: ProcessContext,
     log: Log,
+    signals: StopSignals | None,
     *,
     resume: bool,
     max_minutes: float | None,
 ) -> bool:
-    """Train the first phase if needed. Returns False if the time was up before its end."""
+    """Train the first phase if needed. Returns False if it was stopped before its end."""
     if first.given or context.broadcast_flag(is_finished(first.folder)):
         return True
     _check_fits(name, settings, first)
@@ -135,9 +140,9 @@ def _train_first(
             return True
         log.say(f"{name} starts from the network of {first.recipe}, which is trained first, in {first.folder}.")
         run = Run(first.recipe, first.settings, first.folder, context, log, resume=resume, overrides=first.overrides)
-        result = run.train(max_minutes)
+        result = run.train(max_minutes, signals)
         if result is not None:
-            log.say(f"{first.recipe}, seed {result.seed}: {result.accuracy:.2f} %. Next is {name}.")
+            log.say(f"{first.recipe}, seed {result.seed}: {result}. Next is {name}.")
         return context.broadcast_flag(result is not None)
 
 
@@ -194,6 +199,15 @@ def first_settings(
     changes = {key: typed.at(values, key) for key in shared}
     changes |= {key: value for key, value in overrides.items() if key.partition(".")[0] not in (*OWN, "data")}
     return with_overrides(first.settings, [f"{key}={json.dumps(value)}" for key, value in changes.items()])
+
+
+def _check_rule(settings: Settings) -> None:
+    """Raise for rules that need a pruned network: what a recipe starts from has all its weights."""
+    if rules.get(settings.rule.name, **settings.rule.options).keeps_zeros:
+        raise WiringError(
+            f"rule {settings.rule.name!r} keeps the zeros of a pruned model, but the network that a recipe starts from "
+            "is not pruned. Use rule 'fine_tune' with a density, or wire your pruned model in a training loop."
+        )
 
 
 def _check_starts_new(name: str, settings: Settings, first_run: Path | None) -> None:

@@ -17,12 +17,18 @@ import torch
 from wirings.errors import WiringError
 from wirings.train import files
 from wirings.train import typed_dataclasses as typed
+from wirings.train.data.metrics import ACCURACY, METRICS, Metric
 from wirings.train.settings import Settings, from_mapping, to_mapping
 from wirings.train.typed_dataclasses import TypedDataclass
 from wirings.train.yaml_io import dump_yaml, parse_yaml
+from wirings.utils.compiler import cpu_name
+from wirings.utils.files import check_path
+from wirings.utils.text import shortened
 
 SCHEMA = 1
 FILE = "seed{}.json"
+_OF_METRIC = ("metric", "higher_is_better", "value", "best_value")
+"""Fields of results that are measured by another metric than accuracy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +40,16 @@ class Result(TypedDataclass):
     recipe: str
     """The recipe's name, such as ``table1/static-dnw``."""
     seed: int
+    metric: str | None = None
+    """The name of the metric that the run is compared by, such as ``bits_per_byte``; None for accuracy."""
+    higher_is_better: bool | None = None
+    """Whether higher values of the metric are better; None for accuracy, of which they are."""
+    value: float | None = None
+    """The metric of the last epoch on the whole test set; None for accuracy."""
+    best_value: float | None = None
+    """The metric of the best epoch. It is selected on the test set, so do not report it."""
     accuracy: float
-    """The accuracy of the last epoch on the whole test set, in percent."""
+    """The accuracy of the last epoch on the whole test set, in percent; of text, that of the next token."""
     top5: float | None = None
     """The top-5 accuracy of the last epoch, in percent."""
     best_accuracy: float | None = None
@@ -91,6 +105,10 @@ class Result(TypedDataclass):
     def check(self) -> None:
         if self.schema != SCHEMA:
             raise WiringError(f"schema must be {SCHEMA}, got {self.schema}. Use the version of wirings that wrote it.")
+        known = [name for name in METRICS if name != ACCURACY.name]
+        self.need("metric", self.metric in known, f"one of {', '.join(known)}, or null for accuracy")
+        if (self.metric is None) != (self.value is None):
+            raise WiringError("metric and value must be given together.")
         parts = PurePosixPath(self.recipe).parts
         self.need("recipe", bool(parts) and not {"/", ".."} & set(parts), "a name such as 'table1/static-dnw'")
         for name in ("accuracy", "top5", "best_accuracy"):
@@ -104,6 +122,20 @@ class Result(TypedDataclass):
             datetime.datetime.fromisoformat(self.started)
         except ValueError as error:
             raise WiringError(f"started must be a date and time in ISO 8601, got {self.started!r}.") from error
+
+    @property
+    def measured_by(self) -> Metric:
+        """What the run is compared by."""
+        return METRICS[ACCURACY.name if self.metric is None else self.metric]
+
+    @property
+    def score(self) -> float:
+        """The value of the metric, such as the accuracy in percent."""
+        return self.accuracy if self.value is None else self.value
+
+    def __str__(self) -> str:
+        """The value of the metric with its unit, such as ``93.10 %``."""
+        return self.measured_by.format(self.score)
 
 
 def path_of(folder: Path, recipe: str, seed: int) -> Path:
@@ -134,7 +166,10 @@ def write(result: Result, folder: Path, overwrite: bool = False) -> Path:
 
 def write_json(path: Path, result: Result) -> None:
     """Write a result to a file, complete or not at all."""
-    text = json.dumps(typed.to_plain(result), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    mapping = typed.to_plain(result)
+    if result.metric is None:  # accuracy has fields of its own
+        mapping = {name: value for name, value in mapping.items() if name not in _OF_METRIC}
+    text = json.dumps(mapping, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
     files.write_text(path, text)
 
 
@@ -150,7 +185,7 @@ def read(path: Path) -> Result:
     except OSError as error:
         raise WiringError(f"{path} cannot be read: {error.strerror}.") from error
     except WiringError as error:
-        raise WiringError(f"{path} is not a result: {error}") from error
+        raise WiringError(f"{path} is not a result: {shortened(str(error))}") from error
     except (ValueError, RecursionError) as error:
         raise WiringError(
             f"{path} is damaged: it is not valid JSON ({error}). Restore it, or remove it and train again."
@@ -177,14 +212,16 @@ def save_settings(path: Path, recipe: str, settings: Settings, overrides: dict[s
 def load_settings(path: Path) -> tuple[str, Settings, dict[str, Any]]:
     """Read what `save_settings` wrote: the recipe's name, all settings, and what differs from the recipe."""
     try:
-        mapping = parse_yaml(Path(path).read_text(encoding="utf-8"), "it")
+        mapping = parse_yaml(check_path(path).read_text(encoding="utf-8"), "it")
         if not isinstance(mapping, dict) or set(mapping) != {"recipe", "overrides", "settings"}:
             raise WiringError("expected the keys recipe, overrides and settings.")
-        return str(mapping["recipe"]), from_mapping(mapping["settings"]), dict(mapping["overrides"])
+        if not isinstance(mapping["overrides"], dict):
+            raise WiringError("overrides must be a mapping of settings.")
+        return str(mapping["recipe"]), from_mapping(mapping["settings"]), mapping["overrides"]
     except (OSError, UnicodeDecodeError) as error:
         raise WiringError(f"{path} cannot be read: {error}.") from error
     except WiringError as error:
-        raise WiringError(f"{path} does not hold the settings of a run: {error}") from error
+        raise WiringError(f"{path} does not hold the settings of a run: {shortened(str(error))}") from error
 
 
 def environment(device: torch.device | str) -> dict[str, Any]:
@@ -195,7 +232,7 @@ def environment(device: torch.device | str) -> dict[str, Any]:
     commit = _git(package, "rev-parse", "--short", "HEAD") if ours else None
     changes = _git(package, "status", "--porcelain", "--", ".") if ours else None
     return {
-        "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
+        "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
         "versions": {
             "torch": str(torch.__version__),
             "numpy": np.__version__,
@@ -212,12 +249,3 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return done.stdout.strip()
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:  # not Linux
-        lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0]} ({len(names)} cores)" if names else platform.processor() or platform.machine()

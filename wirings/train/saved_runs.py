@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +16,18 @@ from wirings.train import bundled
 from wirings.train import data as data_sets
 from wirings.train.build import build, load_data
 from wirings.train.data.augment import read_image
+from wirings.train.data.base import Data
 from wirings.train.distributed import ProcessContext, start
 from wirings.train.results import load_settings
 from wirings.train.run import checkpoint
-from wirings.train.run.evaluate import evaluate
+from wirings.train.run.evaluate import Evaluation, evaluate_by_metric
 from wirings.train.run.folder import BEST, LAST, SETTINGS
 from wirings.train.run.step import autocast
 from wirings.train.settings import Settings, from_mapping
+from wirings.utils.files import check_path
+
+TRANSLATED = "Use `wirings eval`; the run's translations are in its translations.txt."
+"""What a run that translates is good for, to complete a message."""
 
 
 class OpenedRun(NamedTuple):
@@ -44,12 +50,12 @@ def open_run(run: str | Path, best: bool = False, device: str | None = None) -> 
         best: open the best epoch's checkpoint instead of the last.
         device: such as ``"cuda"`` or ``"cpu"``; by default a GPU, if there is one.
     """
-    return _open(run, best, device)[0]
+    return open_with_header(run, best, device)[0]
 
 
-def _open(run: str | Path, best: bool, device: str | None) -> tuple[OpenedRun, dict[str, Any]]:
-    """The run, and the header of its checkpoint."""
-    folder = Path(run)
+def open_with_header(run: str | Path, best: bool, device: str | None) -> tuple[OpenedRun, dict[str, Any]]:
+    """Open a trained run as `open_run` does, and return the header of its checkpoint as well."""
+    folder = check_path(run)
     if not folder.exists() and str(run) in bundled.names():
         return _open_bundled(str(run), start(device))
     path = folder / (BEST if best else LAST)
@@ -91,11 +97,49 @@ def measure(
     Returns:
         The mean loss, the accuracy and the top-5 accuracy, both in percent.
     """
-    model, settings, _, context = open_run(run, best, device)
-    if data is not None:
-        settings = replace(settings, data=replace(settings.data, directory=str(data)))
-    found = load_data(settings, context)
-    return evaluate(model, found.test, lambda: autocast(settings.precision, context.device), context)
+    found = measure_by(run, best=best, data=data, device=device)
+    return found.loss, found.accuracy, found.top5
+
+
+def measure_by(
+    run: str | Path, *, best: bool = False, data: Path | None = None, device: str | None = None
+) -> Evaluation:
+    """Evaluate a run as `measure` does, by its metric as well. Warns if the data is not the one of the training."""
+    opened, about = open_with_header(run, best, device)
+    found = run_data(run, opened, about, data)
+    precision, context = opened.settings.precision, opened.context
+    return evaluate_by_metric(opened.model, found, lambda: autocast(precision, context.device), context)
+
+
+def run_data(
+    run: str | Path,
+    opened: OpenedRun,
+    about: dict[str, Any],
+    directory: Path | None = None,
+    image_size: int | None = None,
+) -> Data:
+    """Load the data of a run. Warns if it is not the one of the training.
+
+    Args:
+        run: what the user calls the run.
+        opened: the run.
+        about: the header of its checkpoint.
+        directory: the folder that holds the data, instead of the run's own.
+        image_size: the height and width of the images, instead of the run's own.
+    """
+    settings = opened.settings
+    if directory is not None:
+        settings = replace(settings, data=replace(settings.data, directory=str(directory)))
+    if image_size is not None:
+        settings = replace(settings, data=replace(settings.data, image_size=image_size))
+    found = load_data(settings, opened.context)
+    if checkpoint.other_data(about, found.md5):
+        warnings.warn(
+            f"{run} was trained on other data: the checksum of {settings.data.name} has changed. What is measured does "
+            "not compare with the run's result.",
+            stacklevel=3,
+        )
+    return found
 
 
 @torch.no_grad()
@@ -113,8 +157,12 @@ def predict(
     Yields:
         Each file with its three most likely classes and their probabilities.
     """
-    (model, settings, _, context), about = _open(run, best=best, device=device)
+    (model, settings, _, context), about = open_with_header(run, best=best, device=device)
     dataset = data_sets.get(settings.data.name)
+    if not isinstance(dataset, data_sets.ImageDataset):
+        if len(getattr(model, "input_shape", ())) > 1:
+            raise WiringError(f"{run} was trained to translate, not on images. {TRANSLATED}")
+        raise WiringError(f"{run} was trained on {dataset.title}, not on images. Use `wirings generate`.")
     names = dataset.class_names or about.get("names")
     for path in images:
         x = dataset.prepare_image(read_image(path), settings.data.image_size)

@@ -14,11 +14,14 @@ from wirings.train import typed_dataclasses as typed
 from wirings.train.typed_dataclasses import TypedDataclass
 from wirings.train.yaml_io import parse_yaml
 from wirings.utils.importing import check_import_path, is_import_path
+from wirings.utils.text import brief
 
 NEUTRAL = frozenset(
     {"seed", "data.directory", "data.workers", "checkpoint_every", "checkpoint_epochs", "history_every"}
 )
 """Settings that do not change a recipe: a run with other values of these still counts as the recipe's."""
+OPTIMIZER_OPTIONS = {"sgd": ("momentum", "nesterov"), "adamw": ("betas", "eps")}
+"""Settings of one optimizer alone."""
 _NOT_DATA_OPTIONS = ("batch", "device", "seed", "rank", "world")
 """Options of a data set that the run sets itself, besides the fields of `DataSettings`."""
 
@@ -90,21 +93,32 @@ class DataSettings(TypedDataclass):
 
 @dataclass(frozen=True)
 class OptimizerSettings(TypedDataclass):
-    """Stochastic gradient descent."""
+    """Stochastic gradient descent, or AdamW."""
 
     prefix: ClassVar[str] = "optimizer."
+    name: Literal["sgd", "adamw"] = "sgd"
+    """The optimizer: sgd or adamw."""
     lr: float = 0.1
     """The base learning rate, which the schedule multiplies."""
     momentum: float = 0.9
-    """The momentum factor."""
+    """The momentum factor of SGD."""
     nesterov: bool = False
-    """Whether to use Nesterov momentum."""
+    """Whether to use Nesterov momentum, with SGD."""
+    betas: tuple[float, ...] = (0.9, 0.999)
+    """The decay rates of AdamW's averages of the gradient and of its square."""
+    eps: float = 1e-8
+    """The number that AdamW adds to denominators."""
     weight_decay: float = 1e-4
-    """The weight decay (L2 penalty)."""
+    """The weight decay: the L2 penalty of SGD, or the decoupled one of AdamW, which the learning rate multiplies."""
     weight_decay_edges: float | None = None
     """The weight decay of edges, including hallucinated ones; null for the same as other weights."""
     weight_decay_norms: bool = True
     """Whether weight decay applies to norms and biases."""
+    ham_alpha: float = 0.0
+    """The strength of the gradient in HAM's step after the optimizer's (`wirings.HAM`); its authors use 200. There is
+    no such step if this and ham_beta are 0."""
+    ham_beta: float = 0.0
+    """The strength of the shrinking in HAM's step; its authors use 1e-3."""
     no_decay: tuple[str, ...] = ()
     """Patterns of parameters and modules without weight decay, such as ``*.bn?``; see ``skip`` of `wirings.wire_`."""
 
@@ -113,6 +127,20 @@ class OptimizerSettings(TypedDataclass):
         self.need("momentum", 0 <= self.momentum < 1, "at least 0 and below 1")
         self.need("weight_decay", self.weight_decay >= 0, "0 or more")
         self.need("weight_decay_edges", (self.weight_decay_edges or 0) >= 0, "0 or more")
+        right = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
+        self.need("betas", right, "two numbers of at least 0 and below 1")
+        self.need("eps", self.eps > 0, "above 0")
+        self.need("ham_alpha", 0 <= self.ham_alpha < math.inf, "0 or more")
+        self.need("ham_beta", 0 <= self.ham_beta < math.inf, "0 or more")
+        for other in OPTIMIZER_OPTIONS.keys() - {self.name}:
+            for option in OPTIMIZER_OPTIONS[other]:
+                # Files of finished runs list all options, so the defaults of those that are not used are accepted.
+                value, default = (typed.to_plain(getattr(of, option)) for of in (self, OptimizerSettings))
+                if value != default:
+                    raise WiringError(
+                        f"optimizer.{option} = {value} is an option of {other}, but optimizer.name is {self.name!r}. "
+                        f"Leave it out, or at its default, {default}."
+                    )
         if self.nesterov and self.momentum == 0:
             raise WiringError("optimizer.nesterov needs a momentum above 0, but optimizer.momentum is 0.")
 
@@ -123,13 +151,17 @@ class ScheduleSettings(TypedDataclass):
 
     prefix: ClassVar[str] = "schedule."
     kind: Literal["constant", "multistep", "cosine"] = "constant"
-    """Constant; multistep, which multiplies by the factor at each milestone; or cosine, which decays to 0."""
+    """Constant; multistep, which multiplies by the factor at each milestone; or cosine, which decays to the floor."""
     milestones: tuple[int, ...] = ()
     """The epochs, counted from 0, at whose start a multistep schedule multiplies."""
     factor: float = 0.1
     """The factor of a multistep schedule."""
+    floor: float = 0.0
+    """The fraction of the base learning rate at which a cosine schedule ends."""
     warmup_epochs: float = 0.0
     """The number of epochs in which the learning rate rises linearly from 0 at the start."""
+    warmup_steps: int | None = None
+    """The same as a number of optimizer steps, instead of warmup_epochs."""
     per: Literal["step", "epoch"] = "step"
     """Whether cosine and warm-up change the learning rate every step or every epoch."""
 
@@ -137,23 +169,36 @@ class ScheduleSettings(TypedDataclass):
         increasing = all(a < b for a, b in zip((0, *self.milestones), self.milestones, strict=False))
         self.need("milestones", increasing, "increasing epochs from 1 on")
         self.need("factor", self.factor > 0, "above 0")
+        self.need("floor", 0 <= self.floor <= 1, "from 0 to 1")
         self.need("warmup_epochs", self.warmup_epochs >= 0, "0 or more")
+        self.need("warmup_steps", (self.warmup_steps or 0) >= 0, "0 or more")
+        if self.warmup_steps is not None and (self.warmup_epochs or self.per == "epoch"):
+            other = "warmup_epochs" if self.warmup_epochs else "per"
+            raise WiringError(f"schedule.warmup_steps excludes schedule.{other} = {getattr(self, other)}. Give one.")
         if self.kind == "multistep" and not self.milestones:
             raise WiringError("schedule.kind is 'multistep', which needs schedule.milestones, such as [80, 120].")
         if self.per == "epoch":
             self.need("warmup_epochs", self.warmup_epochs.is_integer(), "an integer if schedule.per is 'epoch'")
 
-    def factor_at(self, step: int, steps_per_epoch: int, epochs: int) -> float:
-        """The factor of the base learning rate at optimizer step ``step``, counted from 0."""
+    def factor_at(self, step: int, steps_per_epoch: int, epochs: int, steps: int | None = None) -> float:
+        """The factor of the base learning rate at optimizer step ``step``, counted from 0.
+
+        Args:
+            step: the step.
+            steps_per_epoch: the number of steps of an epoch.
+            epochs: the number of epochs of the training.
+            steps: the number of steps of the training, if the last epoch is shorter than the others.
+        """
         unit = steps_per_epoch if self.per == "epoch" else 1
-        at, end = step // unit, epochs * steps_per_epoch // unit
-        warm = round(self.warmup_epochs * steps_per_epoch / unit)
+        at, end = step // unit, (epochs * steps_per_epoch if steps is None else steps) // unit
+        warm = round(self.warmup_epochs * steps_per_epoch / unit) if self.warmup_steps is None else self.warmup_steps
         if at < warm:
             return (at + 1) / warm
         if self.kind == "multistep":
             return self.factor ** sum(step >= epoch * steps_per_epoch for epoch in self.milestones)
         if self.kind == "cosine":
-            return (1 + math.cos(math.pi * min((at - warm) / max(end - warm, 1), 1.0))) / 2
+            cosine = (1 + math.cos(math.pi * min((at - warm) / max(end - warm, 1), 1.0))) / 2
+            return self.floor + (1 - self.floor) * cosine
         return 1.0
 
 
@@ -182,9 +227,11 @@ class Settings(TypedDataclass):
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     start: StartSettings = field(default_factory=StartSettings)
     epochs: int = 160
-    """The number of passes over the training images."""
+    """The number of passes over the training data, unless steps is given."""
+    steps: int | None = None
+    """The number of optimizer steps, instead of epochs; the last epoch ends early if they are no multiple of it."""
     batch: int = 512
-    """The number of images per optimizer step, over all processes."""
+    """The number of images, windows of text or pairs of sentences per optimizer step, over all processes."""
     accumulate: int = 1
     """The number of parts that a batch is split into to save memory; their gradients are accumulated."""
     label_smoothing: float = 0.0
@@ -201,7 +248,7 @@ class Settings(TypedDataclass):
     ema: float | None = None
     """The decay of an exponential moving average of the weights, which is then evaluated. Null for no average."""
     clip: float | None = None
-    """The norm that gradients are clipped to; null for no clipping."""
+    """The norm over the edges in use that gradients are clipped to; null for no clipping."""
     seed: int = 0
     """The random seed."""
     evaluate_every: int = 1
@@ -215,7 +262,15 @@ class Settings(TypedDataclass):
     fewer if the wiring is large."""
 
     def check(self) -> None:
-        for name in ("epochs", "batch", "accumulate", "evaluate_every", "checkpoint_epochs", "checkpoint_every"):
+        for name in (
+            "epochs",
+            "steps",
+            "batch",
+            "accumulate",
+            "evaluate_every",
+            "checkpoint_epochs",
+            "checkpoint_every",
+        ):
             value = getattr(self, name)
             self.need(name, value is None or value >= 1, "1 or more")
         self.need("history_every", (self.history_every or 0) >= 0, "0 or more")
@@ -224,10 +279,18 @@ class Settings(TypedDataclass):
         self.need("ema", 0 < (self.ema or 0) < 1, "above 0 and below 1")
         self.need("clip", (self.clip or 0) > 0, "above 0")
         self.need("seed", 0 <= self.seed < 2**63, "at least 0 and below 2**63")
-        if self.schedule.warmup_epochs > self.epochs:
+        if self.steps is not None:
+            warm = self.schedule.warmup_steps
+            self.need("steps", warm is None or warm <= self.steps, f"at least schedule.warmup_steps ({warm})")
+        elif self.schedule.warmup_epochs > self.epochs:
             raise WiringError(
                 f"schedule.warmup_epochs must be at most epochs ({self.epochs}), got {self.schedule.warmup_epochs:g}."
             )
+
+    def length(self, per_epoch: int) -> tuple[int, int]:
+        """The number of epochs and of optimizer steps of the training, if an epoch has ``per_epoch`` steps."""
+        steps = self.epochs * per_epoch if self.steps is None else self.steps
+        return -(-steps // per_epoch), steps
 
 
 def from_mapping(mapping: Any) -> Settings:
@@ -260,10 +323,15 @@ def with_overrides(settings: Settings, overrides: Iterable[str]) -> tuple[Settin
     for text in overrides:
         key, equals, value = (part.strip() for part in text.partition("="))
         if not equals or not key:
-            raise WiringError(f"{text!r} is not an override. Expected name=value, such as optimizer.lr=0.2.")
+            raise WiringError(f"{brief(text)} is not an override. Expected name=value, such as optimizer.lr=0.2.")
         typed.put(after, key, parse_yaml(value, f"the value of {key}"), Settings)
         keys.append(key)
     changed = from_mapping(after)
+    if "epochs" in keys and changed.steps is not None:
+        raise WiringError(
+            f"epochs = {changed.epochs} has no effect, since the training has steps = {changed.steps}. Use --set "
+            "steps=…, or --set steps=null as well to count in epochs."
+        )
     after = to_mapping(changed)
     different = [key for key in keys if key not in NEUTRAL and _text(before, key) != _text(after, key)]
     return changed, {key: typed.at(after, key) for key in different}

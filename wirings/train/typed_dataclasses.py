@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from wirings.errors import WiringError, unknown
+from wirings.utils.text import brief, shortened
 
 
 class TypedDataclass:
@@ -38,7 +39,7 @@ class TypedDataclass:
         """Raise unless the field ``name`` is None or ``right`` is true; ``expected`` completes "must be …"."""
         value = getattr(self, name)
         if value is not None and not right:
-            raise WiringError(f"{self.prefix + name} must be {expected}, got {to_plain(value)}.")
+            raise WiringError(f"{self.prefix + name} must be {expected}, got {shortened(str(to_plain(value)), 200)}.")
 
 
 T = TypeVar("T", bound=TypedDataclass)
@@ -82,7 +83,7 @@ def to_plain(value: Any, key: str = "the value") -> Any:
         return {name: to_plain(getattr(value, name), prefix + name) for name in typed_fields(type(value))}
     if isinstance(value, Mapping):
         if wrong := [name for name in value if not isinstance(name, str)]:
-            raise WiringError(f"{key} must have strings as keys, got {wrong[0]!r}.")
+            raise WiringError(f"{key} must have strings as keys, got {brief(wrong[0])}.")
         return {name: to_plain(item, f"{key}.{name}") for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [to_plain(item, key) for item in value]
@@ -141,7 +142,7 @@ def unknown_key(key: str, root: type, what: str = "setting") -> WiringError:
     by_last = {name.rpartition(".")[2]: name for name in [*leaves(root), *choices]}
     near = difflib.get_close_matches(last, by_last, n=1)
     hint = f" Did you mean {by_last[near[0]]!r}?" if near else ""
-    return WiringError(f"unknown {what} {key!r}.{hint} Choose from: {', '.join(choices)}.")
+    return WiringError(f"unknown {what} {brief(key)}.{hint} Choose from: {', '.join(choices)}.")
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,7 +169,7 @@ def put(mapping: dict[str, Any], key: str, value: Any, root: type) -> None:
     for part in path:
         mapping = mapping.setdefault(part, {})
         if not isinstance(mapping, dict):
-            raise WiringError(f"{key!r} cannot be set: {part!r} must be a mapping, got {mapping!r}.")
+            raise WiringError(f"{key!r} cannot be set: {part!r} must be a mapping, got {brief(mapping)}.")
     mapping[last] = value
 
 
@@ -191,7 +192,7 @@ def _required(field: dataclasses.Field[Any]) -> bool:
 
 def _wrong(key: str, expected: str, value: Any) -> WiringError:
     got = "null" if value is None else f"{value!r} ({type(value).__name__})"
-    return WiringError(f"{key} must be {expected}, got {got}.")
+    return WiringError(f"{key} must be {expected}, got {shortened(str(got), 200)}.")
 
 
 _NAMES: dict[Any, tuple[str, str]] = {

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from wirings.errors import WiringError
-from wirings.train.data import cifar10
+from wirings.train.data import cifar10, cifar10_layouts, download
 from wirings.train.data.base import load
 from wirings.train.data.cifar10_layouts import BATCHES, RECORD, read_folder, unpickle
 from wirings.utils import cache
@@ -172,6 +172,11 @@ def test_holdout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {image.numpy().tobytes() for image in x} < known
     with pytest.raises(WiringError, match="holdout = 30 takes 3 images of class 0, which has only 3"):
         load("cifar10", checksums=sums, holdout=30)
+    cut = load("cifar10", checksums=sums, cutout=8)
+    assert (cut.train.cutout, cut.test.cutout) == (8, 0)
+    assert load("cifar10", checksums=sums, cutout=8, augment=False).train.cutout == 0
+    with pytest.raises(WiringError, match=r"data\.options\.cutout must be an integer from 0 to 32, got 33"):
+        load("cifar10", checksums=sums, cutout=33)
 
 
 def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -239,7 +244,7 @@ def test_downloads_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_download_has_a_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timeouts = serve(monkeypatch, packed(binary(tmp_path / "b"), tmp_path / "a.tar.gz").read_bytes())
     prepare(tmp_path)
-    assert timeouts == [cifar10.TIMEOUT]
+    assert timeouts == [download.TIMEOUT]
 
 
 def test_rejects_a_download_with_a_wrong_checksum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,6 +318,17 @@ def test_rejects_incomplete_and_damaged_files(tmp_path: Path) -> None:
     (folder / "test_batch.png").write_bytes(b"PNG")
     with pytest.raises(WiringError, match=r"test_batch.png in .* cannot be decoded"):
         prepare(tmp_path, folder)
+
+
+def test_bounds_what_an_archive_unpacks_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "test_batch").write_bytes(bytes(10**7))
+    archive = packed(tmp_path / "x", tmp_path / "x.tar.gz")
+    monkeypatch.setattr(cifar10_layouts, "MOST_BYTES", 10**6)
+    with pytest.raises(
+        WiringError, match=r"x\.tar\.gz is truncated or damaged \(it unpacks to more than 1,000,000 bytes"
+    ):
+        prepare(tmp_path, archive)
 
 
 def test_rejects_an_archive_of_something_else(tmp_path: Path) -> None:

@@ -57,6 +57,18 @@ def test_matches_the_reference(padding: int, flip: bool) -> None:
         assert torch.allclose(x[at].double(), expected, atol=1e-5)
 
 
+def test_cutout_hides_a_square_and_changes_nothing_else() -> None:
+    plain, data = loader(padding=2, flip=True), loader(padding=2, flip=True, cutout=3)
+    x, _ = whole(plain.epoch(1))
+    cut, _ = whole(data.epoch(1))
+    for at, (top, left) in enumerate(data.draw_squares(1).T):
+        expected = x[at].clone()
+        expected[:, max(top, 0) : top + 3, max(left, 0) : left + 3] = 0
+        assert torch.equal(cut[at], expected)
+    assert data.draw_squares(1).min() == -1
+    assert not np.array_equal(data.draw_squares(1), data.draw_squares(2))
+
+
 def test_padding_is_black_before_it_is_normalised() -> None:
     white = torch.full((200, 1, 2, 2), 255, dtype=torch.uint8)
     data = DeviceLoader(white, torch.zeros(200), batch=200, mean=[0.5], std=[0.5], padding=1)

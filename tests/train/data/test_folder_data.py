@@ -10,7 +10,15 @@ from PIL import Image
 
 from wirings.errors import WiringError
 from wirings.train.data import ImageNet
-from wirings.train.data.augment import IMAGENET_MEAN, IMAGENET_STD, centre_crop, crop_box, random_resized_crop
+from wirings.train.data.augment import (
+    FORMATS,
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    centre_crop,
+    crop_box,
+    random_resized_crop,
+    read_image,
+)
 from wirings.train.data.base import Data, load
 from wirings.train.data.sampling import random_stream
 
@@ -120,6 +128,46 @@ def test_corrupt_images_raise_or_are_skipped(root: Path, workers: int) -> None:
         assert sorted(whole(d.train.epoch(0))[1].tolist()) == [0] * 3 + [1] * 3 + [2] * 4
     assert sorted(d.train.skipped) == [str(root / "train" / "ant" / "0.png"), str(broken)]
     assert d.test.skipped == []
+
+
+def test_very_thin_images_are_corrupt(root: Path) -> None:
+    """A row of 60,000 pixels would be enlarged to 13 GB."""
+    Image.new("L", (60_000, 1)).save(root / "val" / "bee" / "a.png")
+    assert (root / "val" / "bee" / "a.png").stat().st_size < 300
+    with pytest.raises(WiringError, match=r"a.png cannot be decoded \(an image of 60,000 × 1 pixels is too thin"):
+        whole(data(root, image_size=224).test.epoch(0))
+    d = data(root, image_size=224, skip_corrupt=True)
+    assert whole(d.test.epoch(0))[1].tolist() == [0, 1, 2]
+    assert len(d.test.skipped) == 1
+    with pytest.raises(WiringError, match="too thin"):
+        centre_crop(Image.new("RGB", (1, 60_000)), 224)
+    assert centre_crop(Image.new("RGB", (4, 900)), 224).size == (224, 224)
+
+
+def test_other_formats_are_refused_whatever_their_name(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pillow starts Ghostscript for PostScript, by the content of the file."""
+    started = tmp_path / "started"
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "gs").write_text(f"#!/bin/sh\n: > {started}\nexit 1\n")
+    (programs / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs))
+    monkeypatch.setattr("PIL.EpsImagePlugin.gs_binary", None)
+    postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+    (root / "val" / "bee" / "a.JPG").write_bytes(postscript)
+    with pytest.raises(WiringError, match=r"a.JPG cannot be decoded \(cannot identify image file"):
+        whole(data(root).test.epoch(0))
+    with pytest.raises(WiringError, match="cannot be read as an image"):
+        read_image(root / "val" / "bee" / "a.JPG")
+    assert not started.exists(), "Ghostscript was started"
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_all_formats_are_decoded(kind: str, tmp_path: Path) -> None:
+    Image.new("RGB", (6, 5), (10, 20, 30)).save(tmp_path / "any.png", kind)
+    assert read_image(tmp_path / "any.png").size == (6, 5)
 
 
 def test_batch_with_corrupt_images_only(root: Path) -> None:

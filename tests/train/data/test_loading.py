@@ -61,7 +61,7 @@ def test_rejects_unknown_options_of_a_data_set() -> None:
 
 @pytest.mark.usefixtures("_own_registry")
 def test_registering_checks_the_class_and_the_name() -> None:
-    with pytest.raises(WiringError, match="expects a subclass of ImageDataset"):
+    with pytest.raises(WiringError, match="expects a subclass of Dataset"):
         register_dataset("mine")(dict)  # type: ignore[type-var]
     with pytest.raises(WiringError, match="a data set named 'digits' is registered already"):
         register_dataset("digits")(synthetic.Synthetic)

@@ -197,3 +197,23 @@ def test_accepts_test_instead_of_val_and_keys_in_folders(root: Path) -> None:
         path.unlink()
     write(root / "test-0.tar", {f"{where}/0.{end}": c for where in "ab" for end, c in (("png", png(1)), ("cls", b"1"))})
     assert labels(data(root).test.epoch(0)) == [1, 1]
+
+
+def test_sparse_members_are_corrupt(root: Path) -> None:
+    """A header of 512 bytes can stand for gigabytes of zeros."""
+    path = next(root.glob("train-*.tar"))
+    member = tarfile.TarInfo("9.png")
+    member.type, member.size = tarfile.GNUTYPE_SPARSE, 0
+    header = bytearray(member.tobuf(tarfile.GNU_FORMAT))
+    header[483:495] = b"%011o\0" % (2**32)  # the size with its holes
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    label = tarfile.TarInfo("9.cls")
+    label.size = 1
+    with tarfile.open(path, "w") as tar:
+        tar.fileobj.write(header)
+        tar.addfile(label, io.BytesIO(b"1"))
+    for noted in root.glob("sizes.json"):
+        noted.unlink()
+    with pytest.raises(WiringError, match=r"9\.png cannot be decoded \(sparse files are not supported"):
+        labels(data(root).train.epoch(0))

@@ -17,7 +17,12 @@ def main(template: Path, out: Path, how: str) -> None:
         sys.exit("failed for a reason")
     if how == "killed" or (how == "killed once" and starts == 1):
         os.kill(os.getpid(), signal.SIGKILL)
-    if how == "hang":
+    if how == "terminated once" and starts == 1:
+        sys.exit(128 + signal.SIGTERM)  # as a run does that has saved a checkpoint
+    if how == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        (out / "deaf").touch()
+    if how in ("hang", "stubborn"):
         time.sleep(600)
     if how != "time is up":
         (out / "last.safetensors").touch()

@@ -254,3 +254,10 @@ def test_a_files_name_cannot_lead_out_of_the_sweeps_folder(tmp_path: Path) -> No
     (tmp_path / "...yaml").write_text(f"base: {DNW}\n")
     with pytest.raises(WiringError, match="is not a name"):
         SweepPlan([str(tmp_path / "...yaml")]).runs()
+
+
+def test_rejects_sweep_files_that_are_not_text(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_bytes(b"recipes: [digits/static-dnw] # \xf4\x01")
+    with pytest.raises(WiringError, match=r"sweep\.yaml cannot be read as a sweep: it is not UTF-8 text"):
+        plan.read_sweep_file(path)

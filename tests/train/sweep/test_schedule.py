@@ -115,6 +115,14 @@ def test_restarts_killed_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("template")
+def test_restarts_runs_that_saved_a_checkpoint_after_a_signal(tmp_path: Path) -> None:
+    runs = SweepPlan(["digits/static-dnw"], [0], []).runs()
+    states, recorder = go(tmp_path, runs, {"seed0": "terminated once"})
+    assert [state.status for state in states] == [FINISHED]
+    assert any("was killed (signal 15); it continues from its last checkpoint" in text for text in recorder.said)
+
+
+@pytest.mark.usefixtures("template")
 def test_second_phases_wait_for_the_first(tmp_path: Path) -> None:
     runs = SweepPlan(["table2/lottery", "table2/fine_tune-0.1"], [0, 1], [["epochs=2"]]).runs()
     states, _ = go(tmp_path, runs, {"complete/epochs=2/seed1": "fail"}, jobs=6)
@@ -182,6 +190,23 @@ def test_an_interrupt_stops_all_runs(tmp_path: Path) -> None:
     assert (tmp_path / "out" / folder.EVENTS).read_text().count("stopped ") == 2
     states, _ = go(tmp_path, runs, {})
     assert [state.status for state in states] == [FINISHED] * 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.usefixtures("template")
+def test_a_second_interrupt_kills_all_runs(tmp_path: Path) -> None:
+    class Interrupts(Recorder):
+        def update(self, states: Sequence[RunProgress]) -> None:
+            if all((state.folder / "deaf").exists() for state in states):
+                threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+                raise KeyboardInterrupt
+
+    recorder = Interrupts()
+    runs = SweepPlan(["digits/static-dnw"], [0, 1], []).runs()
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path, runs, {"seed": "stubborn"}, recorder=recorder)
+    assert not alive(tmp_path / "out")
+    assert recorder.said[-1] == "Stopping the runs, which save checkpoints. Press Ctrl-C again to kill them."
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only on Linux do processes end with their parents")

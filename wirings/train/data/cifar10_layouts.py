@@ -20,6 +20,7 @@ import numpy as np
 
 from wirings.errors import WiringError
 from wirings.train.data.augment import decode, need_pillow
+from wirings.train.data.unpack import MOST_BYTES, gunzip
 
 RECORD = 1 + 3 * 32 * 32
 BATCHES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
@@ -78,7 +79,11 @@ def read_archive(archive: Path) -> list[np.ndarray]:
     wanted = {file for files in LAYOUTS.values() for file in files}
     found: dict[str, bytes] = {}
     try:
-        with tarfile.open(archive, "r:gz") as tar:
+        with archive.open("rb") as packed:
+            contents = gunzip(packed, MOST_BYTES)
+        if len(contents) > MOST_BYTES:
+            raise tarfile.ReadError(f"it unpacks to more than {MOST_BYTES:,} bytes")
+        with tarfile.open(fileobj=BytesIO(contents), mode="r:") as tar:
             for member in tar:
                 file = member.name.rpartition("/")[2]
                 content = tar.extractfile(member) if member.isfile() and file in wanted else None

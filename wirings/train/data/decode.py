@@ -24,6 +24,7 @@ from wirings.train.data.augment import (
     random_resized_crop,
 )
 from wirings.train.data.base import Loader, LoadOptions
+from wirings.utils.signals import outlast_signals
 
 
 class EncodedExample(NamedTuple):
@@ -62,12 +63,12 @@ def assemble(examples: Iterable[EncodedExample], size: int, classes: int) -> Dec
             continue
         try:
             image = decode(source)
+            image = centre_crop(image, size) if random is None else random_resized_crop(image, size, random)
         except Exception as error:  # Pillow raises exceptions of many types for damaged images
-            corrupt.append((name, str(error) or type(error).__name__))
+            corrupt.append((name, str(error).rstrip(".") or type(error).__name__))
             continue
         if not 0 <= label < classes:
             bad_label = (name, label)
-        image = centre_crop(image, size) if random is None else random_resized_crop(image, size, random)
         images.append(torch.from_numpy(np.array(image)).permute(2, 0, 1))
         labels.append(label)
     stacked = torch.stack(images) if images else torch.zeros(0, 3, size, size, dtype=torch.uint8)
@@ -124,6 +125,7 @@ class DecodingLoader(Loader):
                 num_workers=self.options.workers,
                 collate_fn=identity,
                 pin_memory=on_gpu,
+                worker_init_fn=outlast_signals,
                 generator=torch.Generator(),  # so that the global generator is not advanced
                 **source,
             )

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from wirings.errors import WiringError
 from wirings.train.data.augment import Normalise
 from wirings.train.data.base import Loader, LoadOptions
-from wirings.train.data.sampling import random_stream, rank_slices
+from wirings.train.data.sampling import EXAMPLE, random_stream, rank_slices
 
 Split = tuple[Tensor, Tensor]
 """Images, uint8 (N, channels, height, width), and labels, (N,)."""
@@ -55,6 +55,8 @@ class DeviceLoader(Loader):
         padding: Number of black pixels around an image, of which a random crop of the image's size is taken; 0 takes
             no crop.
         flip: Whether to flip half the images horizontally.
+        cutout: Side in pixels of a square at a random place, cut off at the borders, that is set to the mean colour; 0
+            sets none.
         shuffle: Whether every epoch has a new order.
         examples: Number of examples of an epoch; N by default. If it is larger, images repeat: example i is image i
             modulo N.
@@ -75,6 +77,7 @@ class DeviceLoader(Loader):
         peak: int = 255,
         padding: int = 0,
         flip: bool = False,
+        cutout: int = 0,
         shuffle: bool = False,
         examples: int | None = None,
         device: torch.device | str = "cpu",
@@ -88,7 +91,7 @@ class DeviceLoader(Loader):
                 f"got {images.dtype} {tuple(images.shape)} and {tuple(labels.shape)}."
             )
         super().__init__(len(images) if examples is None else examples, batch, rank, world)
-        self.padding, self.flip, self.shuffle, self.seed = padding, flip, shuffle, seed
+        self.padding, self.flip, self.cutout, self.shuffle, self.seed = padding, flip, cutout, shuffle, seed
         self._channels, self._height, self._width = images.shape[1:]
         self._wide, self._high = self._width + 2 * padding, self._height + 2 * padding
         # One row a pixel, with all channels: a single index finds a pixel. The black padding is stored, too.
@@ -100,11 +103,13 @@ class DeviceLoader(Loader):
         parts = rank_slices(self.examples, batch, rank, world)
         self._mine = np.concatenate([np.arange(part.start, part.stop) for part in parts])
         self._begun = 0
-        # For each of this rank's examples: first pixel of the crop, step along a row (-1 if flipped), label.
-        self._plan = torch.zeros(len(self._mine), 3, dtype=torch.int64, device=device)
+        # For each of this rank's examples: first pixel of the crop, step along a row (-1 if flipped), label; and with
+        # cutout, the first row and column of the square.
+        self._plan = torch.zeros(len(self._mine), 5 if cutout else 3, dtype=torch.int64, device=device)
         self._position = torch.zeros((), dtype=torch.int64, device=device)
         self._ramp = torch.arange(max(self.sizes()), device=device)
-        self._rows = (torch.arange(self._height, device=device) * self._wide).view(1, -1, 1)
+        self._lines = torch.arange(self._height, device=device).view(1, -1, 1)
+        self._rows = self._lines * self._wide
         self._columns = torch.arange(self._width, device=device).view(1, 1, -1)
 
     def draw(self, number: int) -> EpochPlan:
@@ -115,13 +120,20 @@ class DeviceLoader(Loader):
         flip = random.integers(0, 2, count) if self.flip else np.zeros(count, dtype=np.int64)
         return EpochPlan(order, dy, dx, flip)
 
+    def draw_squares(self, number: int) -> np.ndarray:
+        """Draw the first row and column of every example's cutout, (2, examples); the centre is within the image."""
+        random = random_stream(self.seed, number, EXAMPLE)  # a stream of its own: crops are the same without cutout
+        centres = random.integers(0, [[self._height], [self._width]], (2, self.examples))
+        return centres - self.cutout // 2
+
     def begin(self, number: int, start: int = 0) -> None:
         """Let `next` return the examples of epoch ``number``, starting with batch ``start``."""
         self.check_epoch(number, start)
         order, dy, dx, flip = (numbers[self._mine] for numbers in self.draw(number))
         image = order % len(self._labels)
         first = (image * self._high + dy) * self._wide + dx + flip * (self._width - 1)
-        self._plan.copy_(torch.from_numpy(np.stack([first, 1 - 2 * flip, self._labels[image]], axis=1)))
+        squares = self.draw_squares(number)[:, self._mine] if self.cutout else ()
+        self._plan.copy_(torch.from_numpy(np.stack([first, 1 - 2 * flip, self._labels[image], *squares], axis=1)))
         self._position.fill_(sum(self.sizes()[:start]))
         self._begun += 1
 
@@ -133,12 +145,17 @@ class DeviceLoader(Loader):
         if not 0 <= size <= len(self._ramp):
             raise WiringError(f"a batch of this rank has at most {len(self._ramp)} examples, got size = {size}.")
         at = (self._position + self._ramp[:size]) % max(1, len(self._plan))
-        first, step, labels = self._plan[at].unbind(1)
+        first, step, labels, *squares = self._plan[at].unbind(1)
         self._position.add_(size)
         index = first.view(-1, 1, 1) + self._rows + step.view(-1, 1, 1) * self._columns
         pixels = self._pixels.index_select(0, index.reshape(-1))
         images = pixels.view(size, self._height, self._width, self._channels).permute(0, 3, 1, 2)
-        return self._normalise(images), labels.contiguous()
+        images = self._normalise(images)
+        if self.cutout:
+            down, right = self._lines - squares[0].view(-1, 1, 1), self._columns - squares[1].view(-1, 1, 1)
+            inside = (down >= 0) & (down < self.cutout) & (right >= 0) & (right < self.cutout)
+            images = images.masked_fill(inside[:, None], 0.0)
+        return images, labels.contiguous()
 
     def epoch(self, number: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """See `Loader.epoch`. Starting another epoch ends this one, since there is one plan at a time."""
@@ -164,6 +181,7 @@ def device_loaders(
     peak: int = 255,
     padding: int = 0,
     flip: bool = False,
+    cutout: int = 0,
     examples: tuple[int | None, int | None] = (None, None),
 ) -> tuple[DeviceLoader, DeviceLoader]:
     """Return the training and test loaders of a data set that is kept on the device.
@@ -177,13 +195,14 @@ def device_loaders(
         peak: See `DeviceLoader`.
         padding: See `DeviceLoader`; for training images, and only if ``options.augment`` is true.
         flip: See `DeviceLoader`; for training images, and only if ``options.augment`` is true.
+        cutout: See `DeviceLoader`; for training images, and only if ``options.augment`` is true.
         examples: Number of examples of a training and of a test epoch; see `DeviceLoader`.
     """
     both: dict[str, Any] = {
         "mean": mean, "std": std, "peak": peak, "device": options.device, "seed": options.seed,
         "rank": options.rank, "world": options.world,
     }  # fmt: skip
-    augment: dict[str, Any] = {"padding": padding, "flip": flip} if options.augment else {}
+    augment: dict[str, Any] = {"padding": padding, "flip": flip, "cutout": cutout} if options.augment else {}
     larger = test_batch(options.batch, options.world, test[0].shape[1:])
     return (
         DeviceLoader(train[0], train[1], batch=options.batch, examples=examples[0], shuffle=True, **augment, **both),

@@ -35,6 +35,9 @@ from wirings.train.data.sampling import BUFFER, EXAMPLE, random_stream, rank_sli
 BUFFER_SIZE = 1000
 """Default number of encoded images in each worker's shuffle buffer."""
 
+_DAMAGE = (tarfile.TarError, OSError, ValueError, EOFError)
+"""What tarfile raises for damaged files; ValueError for sizes that do not fit 64 bits."""
+
 
 class Shard(NamedTuple):
     """A tar file."""
@@ -87,7 +90,7 @@ def read_shard(shard: Shard, start: int, stop: int) -> Iterator[RawExample]:
                 if position >= start:
                     yield _read(tar, group, shard, position)
                     at = position + 1
-    except (tarfile.TarError, OSError) as error:
+    except _DAMAGE as error:
         reason = f"the shard is damaged before its example {{}}: {error}"
     for position in range(at, stop):
         yield RawExample(
@@ -100,6 +103,8 @@ def _read(tar: tarfile.TarFile, group: dict[str, tarfile.TarInfo], shard: Shard,
     number, name = shard.first + position, f"{shard.path}: {member.name}"
     if "cls" not in group:
         return RawExample(number, name, None, reason="there is no .cls file for it")
+    if member.issparse() or group["cls"].issparse():  # a few bytes that stand for any number of zeros
+        return RawExample(number, name, None, reason="sparse files are not supported")
     image, label = (tar.extractfile(which) for which in (member, group["cls"]))
     assert image is not None
     assert label is not None
@@ -288,5 +293,5 @@ def count_examples(path: Path) -> int:
             if tar.offset + tarfile.BLOCKSIZE > path.stat().st_size:
                 raise tarfile.ReadError("unexpected end of data")
         return count
-    except (tarfile.TarError, OSError) as error:
+    except _DAMAGE as error:
         raise WiringError(f"{path} is truncated or damaged ({error}). Download it again.") from error

@@ -7,6 +7,7 @@ from typing import Any
 from wirings.errors import WiringError
 from wirings.train.integrations.common import check_handle, checkpoint_key, finalize, metrics, plan_steps
 from wirings.wire.handle import Wiring
+from wirings.wire.pretrained import intercept_saving
 
 try:
     from transformers import TrainerCallback
@@ -25,9 +26,9 @@ class WiringTrainerCallback(TrainerCallback):  # type: ignore[misc]
     Args:
         wiring: the handle of the model, or of a part of it.
         log: whether to add the number of edges, the density and the swapped edges to the training logs.
-        finalize: whether to call `wirings.finalize_` when ``train`` ends. Checkpoints saved during training hold all
-            weights under the names of the plain model; a plain model that loads one is dense. To use the model, save
-            the finalized one (``trainer.save_model``).
+        finalize: whether to call `wirings.finalize_` when ``train`` ends. ``from_pretrained`` loads the network in use
+            from a checkpoint of a Hugging Face model, and `wirings.rewire_` wires it again as it was. Checkpoints of
+            other modules hold all weights under the names of the plain module, which is dense if it loads one.
         name: distinguishes several callbacks of one trainer in checkpoints; by default, the name of the first layer
             that the handle wires.
     """
@@ -39,6 +40,7 @@ class WiringTrainerCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **more: Any) -> None:
         check_handle(self.wiring, model)
+        intercept_saving()  # the model may have been wired before transformers was imported
         plan_steps(self.wiring, state.max_steps)
         if state.global_step:  # training resumes from a checkpoint
             saved = (state.stateful_callbacks or {}).get(self._key)

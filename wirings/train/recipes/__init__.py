@@ -24,6 +24,7 @@ from wirings.train import typed_dataclasses as typed
 from wirings.train.settings import Settings, from_mapping
 from wirings.train.yaml_io import parse_yaml
 from wirings.utils.checks import is_number
+from wirings.utils.text import shortened
 
 PAPER_KEYS = ("accuracy", "std", "top5", "params", "mult_adds", "published")
 """Keys of `paper`: accuracy in percent, its standard deviation over runs, top-5 accuracy in percent, number of
@@ -106,7 +107,7 @@ def get(name: str | Path) -> Recipe:
         return Recipe(_name_of(source), settings, paper, note)
     except WiringError as error:
         message = str(error) if str(error).startswith(str(source)) else f"{source}: {error}"
-        raise WiringError(message) from error
+        raise WiringError(shortened(message, 1000)) from error
 
 
 @functools.cache

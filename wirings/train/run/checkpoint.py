@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from wirings.errors import WiringError
 from wirings.train import files
+from wirings.train.run.optimizer import STATE
 from wirings.train.run.step import TrainingStep
 
 SCHEMA = "2"
@@ -135,6 +136,12 @@ def field(about: Mapping[str, Any], key: str, kind: type, path: Path) -> Any:
     return value
 
 
+def other_data(about: Mapping[str, Any], md5: str | None) -> bool:
+    """Whether a checkpoint was trained on data of another checksum than ``md5``; False if either is not known."""
+    then = about.get("data_md5")
+    return None not in (then, md5) and then != md5
+
+
 def restore(step: TrainingStep, tensors: dict[str, Tensor], about: dict[str, Any], path: Path) -> None:
     """Restore a step from a checkpoint. Tensors are written in place, so that a captured step sees them.
 
@@ -175,7 +182,7 @@ def restore(step: TrainingStep, tensors: dict[str, Tensor], about: dict[str, Any
         for parameter, key, value in buffers:
             state = step.optimizer.state[parameter]
             if not isinstance(state.get(key), Tensor):
-                state[key] = torch.empty_like(parameter)
+                state[key] = torch.empty((), device=parameter.device) if key == "step" else torch.empty_like(parameter)
             state[key].copy_(value)
     step.scaler.load_state_dict(scaler)
     torch.set_rng_state(tensors["random.cpu"])
@@ -188,12 +195,15 @@ def _optimizer_buffers(
 ) -> list[tuple[nn.Parameter, str, Tensor]]:
     """The optimizer's tensors in a checkpoint: the parameter, the name and the value of each."""
     found, parameters = [], {str(i): parameter for i, parameter in enumerate(_parameters(step))}
-    known = ("momentum_buffer",) if step.settings.optimizer.momentum else ()
+    chosen = step.settings.optimizer
+    known = () if chosen.name == "sgd" and not chosen.momentum else STATE[chosen.name]
     for name in (name for name in tensors if name.startswith("optimizer.")):
         _, number, key = (*name.split(".", 2), "")[:3]
         if number not in parameters or key not in known:
             raise damaged(path, f"the optimizer has no {name[:60]!r}")
-        _check_fits({name: parameters[number]}, {name: tensors[name]}, path)
+        _check_fits({name: torch.zeros(()) if key == "step" else parameters[number]}, {name: tensors[name]}, path)
+        if missing := [other for other in known if f"optimizer.{number}.{other}" not in tensors]:
+            raise damaged(path, f"the optimizer lacks {missing[0]!r} of a parameter")
         found.append((parameters[number], key, tensors[name]))
     return found
 

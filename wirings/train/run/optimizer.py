@@ -1,4 +1,4 @@
-"""The optimizer of a run: SGD with separate weight decays."""
+"""The optimizer of a run: SGD or AdamW, with separate weight decays."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from torch import nn
 from wirings.budgets.budget import matches
 from wirings.errors import WiringError
 from wirings.train.settings import Settings
+from wirings.wire.ham import HAM
 from wirings.wire.handle import Wiring
+
+STATE = {"sgd": ("momentum_buffer",), "adamw": ("step", "exp_avg", "exp_avg_sq")}
+"""What each optimizer keeps for a parameter: tensors of its shape, but ``step``, which is a scalar."""
 
 
 def make_optimizer(
     model: nn.Module, wiring: Wiring | None, settings: Settings, device: torch.device
-) -> torch.optim.SGD:
-    """Make SGD with separate weight decays for edges, for norms and biases, and for the parameters of ``no_decay``."""
+) -> torch.optim.Optimizer:
+    """Make the optimizer, with weight decays for edges, for norms and biases, and without for ``no_decay``."""
     chosen = settings.optimizer
     without = _matching(model, chosen.no_decay)
     edges = {id(layer.weight) for layer in wiring.layers} if wiring is not None else set()
@@ -32,14 +36,20 @@ def make_optimizer(
             decay = 0.0
         groups.setdefault(decay, []).append(parameter)
     on_gpu = device.type == "cuda"
-    return torch.optim.SGD(
-        [{"params": parameters, "weight_decay": decay} for decay, parameters in groups.items()],
-        # A tensor, so that a captured step sees it change.
-        lr=torch.tensor(chosen.lr, device=device) if on_gpu else chosen.lr,
-        momentum=chosen.momentum,
-        nesterov=chosen.nesterov,
-        fused=on_gpu,
-    )
+    decayed = [{"params": parameters, "weight_decay": decay} for decay, parameters in groups.items()]
+    # A tensor, so that a captured step sees it change.
+    lr = torch.tensor(chosen.lr, device=device) if on_gpu else chosen.lr
+    optimizer: torch.optim.Optimizer
+    if chosen.name == "adamw":
+        first, second = chosen.betas
+        optimizer = torch.optim.AdamW(
+            decayed, lr=lr, betas=(first, second), eps=chosen.eps, fused=on_gpu, capturable=on_gpu
+        )
+    else:
+        optimizer = torch.optim.SGD(decayed, lr=lr, momentum=chosen.momentum, nesterov=chosen.nesterov, fused=on_gpu)
+    if chosen.ham_alpha or chosen.ham_beta:
+        HAM(optimizer, wiring, alpha=chosen.ham_alpha, beta=chosen.ham_beta)
+    return optimizer
 
 
 def _matching(model: nn.Module, patterns: Sequence[str]) -> set[int]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wirings.errors import WiringError
+from wirings.train.data.base import Data
+from wirings.train.data.metrics import ACCURACY
 from wirings.train.run.checkpoint import is_json_number
 
 
@@ -20,7 +22,7 @@ class Progress:
     steps: int = 0
     """Optimizer steps made."""
     best: float = -1.0
-    """The best accuracy so far, in percent; -1 before the first evaluation."""
+    """The best value of the metric so far, such as the accuracy in percent; -1 before the first evaluation."""
     seconds: float = 0.0
     """Time spent on training steps, without evaluation."""
     wall: float = 0.0
@@ -28,7 +30,7 @@ class Progress:
     started: str = ""
     """Date and time of the start, ISO 8601."""
     totals: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
-    """The summed loss, correct predictions and examples of the current epoch."""
+    """The summed loss, correct predictions and labels of the current epoch."""
     history: list[dict[str, Any]] = field(default_factory=list)
     """The log's line of each finished epoch."""
     records: int = 0
@@ -51,13 +53,22 @@ LINE = (
 """The columns of an epoch's line: numbers, or None for what was not measured."""
 
 
-def read_progress(saved: dict[str, Any], epochs: int, per_epoch: int) -> Progress:
+def columns(data: Data) -> tuple[str, ...]:
+    """The columns of an epoch's line: a metric other than accuracy has one more, and tokens replace images."""
+    named = [data.unit if name == "images" else name for name in LINE]
+    if data.metric != ACCURACY:
+        named.insert(named.index("swapped"), data.metric.name)
+    return tuple(named)
+
+
+def read_progress(saved: dict[str, Any], length: tuple[int, int], per_epoch: int, line: tuple[str, ...]) -> Progress:
     """Read a run's progress from its checkpoint.
 
     Args:
         saved: what the checkpoint holds.
-        epochs: the number of epochs of the run.
+        length: the number of epochs and of optimizer steps of the run.
         per_epoch: the number of batches in an epoch.
+        line: the columns of an epoch's line.
 
     Raises:
         WiringError: if no such run can have this progress.
@@ -70,13 +81,14 @@ def read_progress(saved: dict[str, Any], epochs: int, per_epoch: int) -> Progres
         if not (is_json_number(value) if expected is float else type(value) is expected):
             raise WiringError(f"its progress has an invalid {key!r}")
     found = Progress(**saved)
-    consistent = found.epoch * per_epoch + found.batch == found.steps
-    in_range = 0 <= found.epoch <= epochs and 0 <= found.batch < per_epoch and found.steps <= epochs * per_epoch
+    epochs, steps = length
+    consistent = min(found.epoch * per_epoch, steps) + found.batch == found.steps
+    in_range = 0 <= found.epoch <= epochs and 0 <= found.batch < per_epoch and found.steps <= steps
     if not consistent or not in_range:
         raise WiringError(f"its progress is impossible: epoch {found.epoch}, batch {found.batch}, step {found.steps}")
-    lines = [tuple(line) if isinstance(line, dict) else () for line in found.history]
-    if lines != [LINE] * found.epoch or not all(
-        value is None or is_json_number(value) for line in found.history for value in line.values()
+    lines = [tuple(each) if isinstance(each, dict) else () for each in found.history]
+    if lines != [line] * found.epoch or not all(
+        value is None or is_json_number(value) for each in found.history for value in each.values()
     ):
         raise WiringError("its progress has invalid lines of the log")
     if len(found.totals) != 3 or not all(map(is_json_number, found.totals)):

@@ -11,6 +11,8 @@ import torch
 from wirings.errors import WiringError
 from wirings.history import History, Recorder
 from wirings.history.from_model import structure_of, wired_weights_of
+from wirings.train.data.metrics import metric_of
+from wirings.train.distributed import ProcessContext
 from wirings.train.run.folder import DAMAGED_HISTORY
 from wirings.train.run.progress import Progress
 from wirings.train.run.step import TrainingStep
@@ -24,18 +26,22 @@ MAX_EDGES = 10_000_000
 
 
 class Recording:
-    """Records the wiring as often as the settings say, on rank 0; on other ranks, does nothing.
+    """Records the wiring as often as the settings say, and after the last step.
+
+    Rank 0 does; other ranks contribute their part of the loss.
 
     Args:
-        step: the step whose wiring is recorded; None on other ranks.
+        step: the step whose wiring is recorded.
         settings: the run's settings.
         path: the history's file.
         name: the recipe's name.
+        context: this process.
     """
 
-    def __init__(self, step: TrainingStep | None, settings: Settings, path: Path, name: str) -> None:
-        self.step, self.settings, self.path, self.name = step, settings, path, name
+    def __init__(self, step: TrainingStep, settings: Settings, path: Path, name: str, context: ProcessContext) -> None:
+        self.step, self.settings, self.path, self.name, self.context = step, settings, path, name, context
         self.recorder: Recorder | None = None
+        self._every = self._last = 0
 
     def start(self, progress: Progress, total_steps: int, say: Callable[[str], None]) -> None:
         """Open the history: a new one, or the one in the file if the run is resumed.
@@ -46,13 +52,15 @@ class Recording:
             say: called with what is lost if the file is damaged.
         """
         step, settings = self.step, self.settings
-        if step is None or step.wiring is None or settings.history_every == 0:
+        if step.wiring is None or settings.history_every == 0:
+            return
+        self._last, self._every = total_steps, settings.history_every or default_interval(step.wiring, total_steps)
+        if not self.context.first:
             return
         done = progress.steps
         before = _load_before(self.path, step.wiring, progress, say) if done else None
-        every = settings.history_every or default_interval(step.wiring, total_steps)
         about = {"recipe": self.name, "seed": settings.seed, "model": settings.model.name, "data": settings.data.name}
-        self.recorder = Recorder(step.wiring, every, path=self.path, about=about, resume=before, step=done)
+        self.recorder = Recorder(step.wiring, self._every, path=self.path, about=about, resume=before, step=done)
         if before is not None and len(before.chunks) < progress.records and before.steps[-1] < done:
             self.recorder.record()  # records were lost: continue from the wiring as it is now
 
@@ -63,16 +71,21 @@ class Recording:
 
     def after_step(self, number: int) -> None:
         """Optimizer step ``number`` is done. Does not wait for the device."""
-        if self.recorder is not None and self.step is not None and number % self.recorder.every == 0:
-            loss, _, examples = self.step.totals.unbind()
-            # The mean since the epoch began: the sums are part of a checkpoint, so a resumed run has the same.
-            self.recorder.step(number, loss=loss / examples)
+        if self._every == 0 or (number % self._every != 0 and number != self._last):
+            return
+        # The mean since the epoch began, over all processes: their sums are part of a checkpoint, so a resumed run has
+        # the same.
+        loss, _, examples = self.context.all_reduce_sum(self.step.totals.clone()).unbind()
+        if self.recorder is not None:
+            self.recorder.steps = number
+            self.recorder.record(loss=loss / examples)
 
     def after_epoch(self, line: dict[str, Any]) -> None:
         """An epoch is finished; ``line`` is that of the log."""
         if self.recorder is not None:
             self.recorder.steps = line["steps"]
-            names = {"accuracy": "accuracy", "loss": "test_loss"}
+            metric = metric_of(line).name
+            names = {"accuracy": "accuracy", "loss": "test_loss", metric: metric}
             self.recorder.note(**{to: line[of] for of, to in names.items() if line[of] is not None})
 
     def flush(self) -> None:
@@ -104,7 +117,7 @@ def _load_before(path: Path, wiring: Wiring, progress: Progress, say: Callable[[
     done, aside = progress.steps, path.with_name(DAMAGED_HISTORY)
     try:
         found = History.load(path, whole=False)
-        if found.structure.to_json() != structure_of(wired_weights_of(wiring)).to_json():
+        if not found.structure.same_edges(structure_of(wired_weights_of(wiring), wiring.model)):
             raise WiringError(f"{path} is the history of another network.")
         kept, damage = found.sound(done)
         if not len(kept):

@@ -12,7 +12,7 @@ from wirings.errors import WiringError
 from wirings.train.distributed import ProcessContext
 from wirings.train.run import checkpoint
 from wirings.train.run.folder import BEST, INITIAL, LAST
-from wirings.train.run.progress import Progress, read_progress
+from wirings.train.run.progress import LINE, Progress, read_progress
 from wirings.train.run.step import TrainingStep
 from wirings.train.settings import Settings, first_difference, from_mapping
 
@@ -56,13 +56,14 @@ class RunCheckpoints:
     def _collect(self, progress: Progress) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return checkpoint.collect(self.step, {**self.about, "progress": copy.deepcopy(vars(progress))})
 
-    def resume(self, name: str, settings: Settings, per_epoch: int) -> Progress:
-        """Restore the last checkpoint, which must be of the same recipe and settings.
+    def resume(self, name: str, settings: Settings, per_epoch: int, line: tuple[str, ...] = LINE) -> Progress:
+        """Restore the last checkpoint, which must be of the same recipe, settings and data.
 
         Args:
             name: the recipe's name.
             settings: the run's settings.
             per_epoch: the number of batches in an epoch.
+            line: the columns of an epoch's line of the log.
 
         Returns:
             The progress of the run.
@@ -73,7 +74,8 @@ class RunCheckpoints:
             raise WiringError(f"{path} belongs to the recipe {recipe!r}, not to {name!r}. Give another --out.")
         try:
             then = from_mapping(checkpoint.field(about, "settings", dict, path))
-            progress = read_progress(checkpoint.field(about, "progress", dict, path), settings.epochs, per_epoch)
+            saved, length = checkpoint.field(about, "progress", dict, path), settings.length(per_epoch)
+            progress = read_progress(saved, length, per_epoch, line)
         except WiringError as error:
             raise checkpoint.damaged(path, error) from error
         if different := first_difference(then, settings):
@@ -81,6 +83,11 @@ class RunCheckpoints:
             raise WiringError(
                 f"{path} was trained with {key} = {before!r}, but now it is {now!r}. A run is resumed with its own "
                 "settings; give another --out for a new run."
+            )
+        if checkpoint.other_data(about, self.about.get("data_md5")):
+            raise WiringError(
+                f"{path} was trained on other data: the checksum of {settings.data.name} has changed. A run is resumed "
+                "with its own data; restore it, or give another --out for a new run."
             )
         checkpoint.restore(self.step, tensors, about, path)
         return progress

@@ -8,6 +8,7 @@ from torch import nn
 
 from wirings.graph import Graph
 from wirings.profiling import Profile, ProfileRow, profile
+from wirings.train.data.metrics import ACCURACY, Metric
 from wirings.train.results import Result
 from wirings.train.run.progress import Progress
 from wirings.train.settings import Settings, to_mapping
@@ -15,7 +16,13 @@ from wirings.wire.handle import Wiring
 
 
 def summarize_run(
-    name: str, settings: Settings, model: nn.Module, wiring: Wiring | None, progress: Progress, **more: Any
+    name: str,
+    settings: Settings,
+    model: nn.Module,
+    wiring: Wiring | None,
+    progress: Progress,
+    metric: Metric = ACCURACY,
+    **more: Any,
 ) -> Result:
     """Count a trained network and collect what its run reached.
 
@@ -25,9 +32,16 @@ def summarize_run(
         model: the trained model.
         wiring: its handle, or None if nothing is wired.
         progress: the progress of the finished run.
+        metric: what the run was measured by.
         more: further fields of the `Result`.
     """
     final, counted = progress.history[-1], None
+    measured = {
+        "metric": metric.name,
+        "higher_is_better": metric.higher_is_better,
+        "value": final[metric.name],
+        "best_value": progress.best,
+    }
     if getattr(model, "input_shape", None) is not None:  # otherwise there is nothing to count it on
         counted = profile(model)
     wired = None if counted is None else _wired_rows(counted, model, wiring)
@@ -38,9 +52,9 @@ def summarize_run(
         seed=settings.seed,
         accuracy=final["accuracy"],
         top5=final["top5"],
-        best_accuracy=progress.best,
+        best_accuracy=progress.best if metric == ACCURACY else None,
         test_loss=final["loss"],
-        epochs=settings.epochs,
+        epochs=progress.epoch,
         steps=progress.steps,
         edges=None if wiring is None else sum(report.edges for report in wiring.look()),
         usable_edges=None if wired is None else sum(row.live_edges or 0 for row in wired),
@@ -54,6 +68,7 @@ def summarize_run(
         started=progress.started,
         train_s=progress.seconds,
         wall_s=progress.wall,
+        **({} if metric == ACCURACY else measured),
         **more,
     )
 

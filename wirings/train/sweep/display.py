@@ -10,8 +10,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from wirings.train.data.metrics import metric_of
 from wirings.train.sweep.schedule import FAILED, FINISHED, RUNNING, STOPPED, WAITING, RunProgress, SweepResult
-from wirings.train.tables.format import with_std
 from wirings.utils.console import open_console
 from wirings.utils.text import printable
 
@@ -65,7 +65,7 @@ def progress_table(states: Sequence[RunProgress], width: int = FULL_WIDTH) -> Ta
     counts = {status: sum(state.status == status for state in states) for status in order}
     total = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     table = Table(title=f"{len(states)} runs: {total}")
-    columns = ("run", "status", "epoch", "train loss", "accuracy", "time left")
+    columns = ("run", "status", "epoch", "train loss", "result", "time left")
     shown = [i for i, column in enumerate(columns) if width >= FULL_WIDTH or column != "train loss"]
     for i in shown:
         text = columns[i] in ("run", "status")
@@ -82,18 +82,20 @@ def progress_table(states: Sequence[RunProgress], width: int = FULL_WIDTH) -> Ta
 
 
 def _figures(state: RunProgress) -> tuple[str, str, str, str]:
-    """Epoch, training loss, accuracy and time left."""
-    epochs, line = state.run.settings.epochs, state.last_epoch or {}
+    """Epoch or step, training loss, metric and time left."""
+    settings, line = state.run.settings, state.last_epoch or {}
+    total = settings.epochs if settings.steps is None else settings.steps
     if state.result is not None:
-        return f"{epochs}/{epochs}", "", f"{state.result.accuracy:.2f} %", ""
-    done = int(line.get("epoch") or 0)
-    accuracy, loss = line.get("accuracy"), line.get("train_loss")
+        return f"{total}/{total}", "", str(state.result), ""
+    done = int(line.get("epoch" if settings.steps is None else "steps") or 0)
+    metric = metric_of(line)
+    value, loss = line.get(metric.name), line.get("train_loss")
     seconds = float(line.get("seconds") or 0)
-    left = _clock(seconds / done * (epochs - done)) if done and state.status == RUNNING else ""
+    left = _clock(seconds / done * (total - done)) if done and state.status == RUNNING else ""
     return (
-        f"{done}/{epochs}",
+        f"{done}/{total}",
         f"{float(loss):.4f}" if loss else "",
-        f"{float(accuracy):.2f} %" if accuracy else "",
+        metric.format(float(value)) if value else "",
         left,
     )
 
@@ -113,13 +115,13 @@ def results_table(results: Sequence[SweepResult]) -> Table:
     """Return a table of a sweep's results: a row for every recipe and set of changes, over seeds."""
     shared = set.intersection(*(set(result.changes) for result in results)) if results else set()
     table = Table(caption=_cell(f"all with {' '.join(sorted(shared))}") if shared else None)
-    for column in ("recipe", "changes", "seeds", "accuracy", "training", "not finished"):
+    for column in ("recipe", "changes", "seeds", "result", "training", "not finished"):
         table.add_column(column, justify="left" if column in ("recipe", "changes") else "right", overflow="fold")
     for result in results:
-        accuracy = with_std(result.mean, result.std, 2)
+        value = result.metric.format(result.mean, result.std)
         training = "" if result.train_s is None else _clock(result.train_s)
         own = " ".join(change for change in result.changes if change not in shared)
         seeds = ",".join(map(str, result.seeds))
-        cells = (result.name, own, seeds, accuracy, training, str(result.unfinished or ""))
+        cells = (result.name, own, seeds, value, training, str(result.unfinished or ""))
         table.add_row(*map(_cell, cells))
     return table

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,13 +79,18 @@ class LocalExecutor:
         return f"GPU {self.gpus[run.slot % len(self.gpus)]}" if self.gpus else f"process {run.process.pid}"
 
     def stop(self) -> None:
-        """Stop all runs."""
+        """Stop all runs; each saves a checkpoint first. An interrupt, such as a second Ctrl-C, kills them at once."""
         for run in self._running.values():
             if run.process.poll() is None:
                 run.process.terminate()  # all at once, then wait for each
-        for run in list(self._running.values()):
-            process.stop_process(run.process)
-        self._running.clear()
+        deadline = time.monotonic() + process.PATIENCE
+        try:
+            for run in self._running.values():
+                process.stop_process(run.process, max(0.0, deadline - time.monotonic()))
+        finally:
+            for run in self._running.values():
+                process.kill_process(run.process)
+            self._running.clear()
 
 
 def _gpus() -> list[str]:

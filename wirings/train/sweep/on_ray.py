@@ -19,6 +19,10 @@ from wirings.train.sweep import process
 
 KILLED = -9
 """Exit status of a run whose worker or machine was lost."""
+SECONDS = 60.0
+"""How long a cluster may take to answer."""
+PROBE = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False, logging_level='error'); ray.shutdown()"
+"""What another process tries first: Ray waits for a cluster that does not answer, without an end."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,8 @@ class RayExecutor:
     def _connect(self) -> None:
         usual: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "configure_logging": True}
         address = os.environ.get("RAY_ADDRESS")
+        if address and (problem := _problem_with(address)):
+            raise WiringError(f"no Ray cluster can be reached at RAY_ADDRESS={address} ({problem}). Fix or unset it.")
         try:
             self.ray.init(address=address or "auto", **usual)
         except Exception as error:
@@ -114,6 +120,23 @@ class RayExecutor:
         self._submitted.clear()
         if self._started_ray:
             self.ray.shutdown()
+
+
+def _problem_with(address: str) -> str:
+    """Say why a cluster cannot be reached; empty if it can be."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", PROBE, address],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"no answer within {SECONDS:g} s"
+    said = done.stderr.strip().splitlines()
+    return "" if done.returncode == 0 else said[-1][:300] if said else "no reason was given"
 
 
 def _execute(words: list[str], folder: str, submitted: float) -> int:

@@ -21,6 +21,7 @@ from wirings.train import recipes
 from wirings.train.phases import first_settings
 from wirings.train.settings import Settings, with_overrides
 from wirings.train.yaml_io import parse_yaml
+from wirings.utils.text import brief
 
 KEYS = ("recipes", "seeds", "settings", "variants")
 """Keys of a sweep's YAML file."""
@@ -104,7 +105,7 @@ def _matching(word: str) -> list[str]:
         return [word]
     found = fnmatch.filter(recipes.names(), word)
     if not found:
-        raise WiringError(f"no recipe matches {word!r}. `wirings recipes` lists them.")
+        raise WiringError(f"no recipe matches {brief(word)}. `wirings recipes` lists them.")
     return found
 
 
@@ -188,7 +189,7 @@ def parse_seeds(texts: Sequence[str]) -> list[int]:
     for part in (part.strip() for text in texts for part in str(text).split(",")):
         match = re.fullmatch(r"(\d{1,19})(?:-(\d{1,19}))?", part, re.ASCII)
         if match is None:
-            raise WiringError(f"--seed expects numbers, such as 0,1,2 or 0-4, got {part!r}.")
+            raise WiringError(f"--seed expects numbers, such as 0,1,2 or 0-4, got {brief(part)}.")
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
             raise WiringError(f"--seed {part} is an empty range. Write the smaller number first.")
@@ -214,6 +215,8 @@ def read_sweep_file(path: Path) -> SweepPlan:
     """Read a sweep's YAML file. Paths of recipes in it are relative to the file."""
     try:
         mapping = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    except UnicodeDecodeError as error:
+        raise WiringError(f"{path} cannot be read as a sweep: it is not UTF-8 text.") from error
     except OSError as error:
         raise WiringError(f"{path} cannot be read: {error.strerror}.") from error
     if not isinstance(mapping, dict) or "recipes" not in mapping:

@@ -18,6 +18,8 @@ from wirings.utils.locks import BusyError, take
 
 OUTPUT = "output.txt"
 """File in a run's folder that holds the output of its process."""
+PATIENCE = 30.0
+"""Seconds in which a run that is asked to stop must have written its checkpoint."""
 
 
 def train_command(
@@ -89,21 +91,36 @@ def _end_with_parent() -> Any:
     return ask
 
 
-def stop_process(process: subprocess.Popen[bytes], patience: float = 10.0) -> None:
-    """Stop a run and the processes that it has started: with SIGTERM, after ``patience`` seconds with SIGKILL."""
-    for number in (signal.SIGTERM, signal.SIGKILL if sys.platform != "win32" else signal.SIGTERM):
-        if process.poll() is not None:
-            return
-        try:
-            if sys.platform == "win32":
-                process.terminate()
-            else:
-                os.killpg(process.pid, number)
-            process.wait(patience)
-        except ProcessLookupError:
-            return
-        except subprocess.TimeoutExpired:
-            continue
+def stop_process(process: subprocess.Popen[bytes], patience: float = PATIENCE) -> None:
+    """Stop a run: with SIGTERM, upon which it saves a checkpoint, after ``patience`` seconds with SIGKILL.
+
+    An interrupt, such as a second Ctrl-C, kills it at once. With SIGKILL, the processes that it started end as well.
+    """
+    try:
+        process.terminate()
+        process.wait(patience)
+    except subprocess.TimeoutExpired:
+        kill_process(process)
+    except KeyboardInterrupt:
+        kill_process(process)
+        raise
+
+
+def kill_process(process: subprocess.Popen[bytes]) -> None:
+    """Kill a run and the processes that it has started."""
+    if process.poll() is None:
+        if sys.platform == "win32":
+            process.kill()
+        else:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def signal_of(status: int) -> int | None:
+    """The signal that ended a run with this exit status, or None. A run that has saved a checkpoint returns 143."""
+    if status < 0:
+        return -status
+    return status - 128 if status in (128 + signal.SIGTERM, 128 + signal.SIGINT) else None
 
 
 def run_process(words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> int:

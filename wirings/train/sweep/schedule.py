@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from wirings.train.data.metrics import ACCURACY, Metric
 from wirings.train.results import Result, read
 from wirings.train.run.folder import RESULT
 from wirings.train.sweep import process
@@ -130,6 +131,10 @@ class _Sweep:
                         self._start_if_ready(state)
                 self.listener.update(self.states)
                 time.sleep(PAUSE)
+        except KeyboardInterrupt:
+            if any(state.status == RUNNING for state in self.states):
+                self.listener.say("Stopping the runs, which save checkpoints. Press Ctrl-C again to kill them.")
+            raise
         finally:
             self.executor.stop()
             for state in self.states:
@@ -175,15 +180,15 @@ class _Sweep:
         if has_result(state.folder):
             state.status, state.result = FINISHED, read(state.folder / RESULT)
             log_event(self.out, f"finished {path}")
-            self.listener.say(f"{path}: {state.result.accuracy:.2f} % after {state.result.wall_s:.0f} s")
+            self.listener.say(f"{path}: {state.result} after {state.result.wall_s:.0f} s")
         elif status == 0:  # time was up: it has stopped at a checkpoint
             self._stopped(state)
-        elif status < 0 and state.attempts <= self.retries:
+        elif (killed := process.signal_of(status)) is not None and state.attempts <= self.retries:
             state.status = WAITING
             log_event(self.out, f"killed {path}")
-            self.listener.say(f"{path}: was killed (signal {-status}); it continues from its last checkpoint")
+            self.listener.say(f"{path}: was killed (signal {killed}); it continues from its last checkpoint")
         else:
-            what = f"was killed {state.attempts} times" if status < 0 else f"ended with exit status {status}"
+            what = f"was killed {state.attempts} times" if killed is not None else f"ended with exit status {status}"
             tail = f"end of {state.folder / process.OUTPUT}:\n{process.output_tail(state.folder)}"
             self._failed(state, f"{what}; {tail}")
 
@@ -208,13 +213,15 @@ class SweepResult:
     seeds: tuple[int, ...]
     """Seeds of the finished runs."""
     mean: float | None
-    """Mean accuracy in percent."""
+    """Mean of the metric, such as the accuracy in percent."""
     std: float | None
-    """Standard deviation of the accuracy; None for fewer than two runs."""
+    """Standard deviation of the metric; None for fewer than two runs."""
     train_s: float | None
     """Mean training time in seconds."""
     unfinished: int
     """Number of runs that are not finished."""
+    metric: Metric = ACCURACY
+    """What the runs are compared by."""
 
 
 def summarize_sweep(states: Sequence[RunProgress]) -> list[SweepResult]:
@@ -226,16 +233,17 @@ def summarize_sweep(states: Sequence[RunProgress]) -> list[SweepResult]:
     found = []
     for (name, changes), members in groups.items():
         finished = [state.result for state in members if state.result is not None]
-        accuracies = [result.accuracy for result in finished]
+        scores = [result.score for result in finished]
         found.append(
             SweepResult(
                 name,
                 changes,
                 tuple(result.seed for result in finished),
-                statistics.fmean(accuracies) if finished else None,
-                statistics.stdev(accuracies) if len(finished) > 1 else None,
+                statistics.fmean(scores) if finished else None,
+                statistics.stdev(scores) if len(finished) > 1 else None,
                 statistics.fmean(result.train_s for result in finished) if finished else None,
                 len(members) - len(finished),
+                finished[0].measured_by if finished else ACCURACY,
             )
         )
     return found

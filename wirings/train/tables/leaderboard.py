@@ -11,10 +11,13 @@ import torch
 from torch import nn
 
 from wirings import rules
+from wirings.errors import WiringError
 from wirings.train import recipes
 from wirings.train.recipes import Recipe
 from wirings.train.tables.format import duration, with_commas, with_std
 from wirings.train.tables.paper import TableRow, braced, in_columns, in_markdown, links, row_of
+from wirings.utils.text import brief
+from wirings.wire.finalize import finalize_
 from wirings.wire.wire import wire_
 
 TABLE = "ste"
@@ -77,10 +80,15 @@ def boards(folder: Path) -> list[Leaderboard]:
 
 def step_costs(folder: Path) -> dict[str, float]:
     """For each recipe, the time of a step relative to ``dnw``, from the latest record of `benchmarks.rules`."""
-    found = (folder / "benchmarks").glob("rules-*.json")
-    records = sorted((json.loads(path.read_text(encoding="utf-8")) for path in found), key=lambda one: one["date"])
-    rows = (row for record in records for network in record["networks"] for row in network["rows"])
-    return {row["recipe"]: row["ratio"] for row in rows}
+    dated: list[tuple[str, dict[str, float]]] = []
+    for path in (folder / "benchmarks").glob("rules-*.json"):
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            rows = [row for network in record["networks"] for row in network["rows"]]
+            dated.append((str(record["date"]), {str(row["recipe"]): float(row["ratio"]) for row in rows}))
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise WiringError(f"{path} is not a record of benchmarks.rules: {brief(error)}. Remove it.") from error
+    return {recipe: ratio for _, costs in sorted(dated, key=lambda one: one[0]) for recipe, ratio in costs.items()}
 
 
 def _title(recipe: Recipe) -> str:
@@ -126,6 +134,8 @@ def needs(rule: rules.Rule, density: float) -> RuleNeeds:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         layer = nn.Linear(160, 100, bias=False)
+        if rule.keeps_zeros:
+            finalize_(wire_(layer, "fine_tune", density=density).model)
         wiring = wire_(layer, rule, density=None if rule.own_budget else density)
         used = layer.weight
     edges, count = wiring.layers[0].edges, int(used.count_nonzero())

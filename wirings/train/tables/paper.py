@@ -10,6 +10,7 @@ from pathlib import Path
 from wirings.errors import WiringError
 from wirings.train import data as data_sets
 from wirings.train import recipes, results
+from wirings.train.data.metrics import ACCURACY
 from wirings.train.settings import first_difference, from_mapping
 from wirings.train.tables.format import duration, millions, with_commas, with_std
 from wirings.train.tables.sizes import CountedSize, count_size, remarks
@@ -48,7 +49,7 @@ class TableRow:
     paper: float | None
     paper_std: float | None
     mean: float | None
-    """The mean accuracy over seeds; None if nothing was measured."""
+    """The mean over seeds of the accuracy, or of another metric; None if nothing was measured."""
     std: float | None
     """The sample standard deviation over seeds; None for fewer than two."""
     seeds: tuple[int, ...]
@@ -75,6 +76,12 @@ class TableRow:
     """Multiply-adds for one image; a mean over seeds."""
     best: float | None = None
     """The mean over seeds of the accuracy in the best epoch, which is selected on the test set."""
+    metric: str = "accuracy"
+    """The metric of ``mean``, ``std`` and ``best``; one of `wirings.train.data.metrics.METRICS`."""
+    higher_is_better: bool = True
+    """Whether higher values of the metric are better."""
+    params: float | None = None
+    """Parameters; a mean over seeds."""
 
     @property
     def difference(self) -> float | None:
@@ -101,13 +108,14 @@ def row_of(recipe: recipes.Recipe, folder: Path, sizes: bool = False) -> TableRo
     found = results.find(folder, recipe.name)
     ours = [result for result in found if _counts(result, recipe)]
     paper = recipe.paper or {}
-    accuracies = [result.accuracy for result in ours]
+    scores = [result.score for result in ours]
+    metric = ours[0].measured_by if ours else ACCURACY
     return TableRow(
         recipe=recipe.name,
         paper=paper.get("accuracy", paper.get("published")),
         paper_std=paper.get("std"),
-        mean=_mean(accuracies),
-        std=statistics.stdev(accuracies) if len(accuracies) > 1 else None,
+        mean=_mean(scores),
+        std=statistics.stdev(scores) if len(scores) > 1 else None,
         seeds=tuple(result.seed for result in ours),
         edges=_mean([result.edges for result in ours]),
         usable_edges=_mean([result.usable_edges for result in ours]),
@@ -122,7 +130,10 @@ def row_of(recipe: recipes.Recipe, folder: Path, sizes: bool = False) -> TableRo
         top5=_mean([result.top5 for result in ours]),
         data=recipe.settings.data.name,
         mult_adds=_mean([result.mult_adds for result in ours]),
-        best=_mean([result.best_accuracy for result in ours]),
+        best=_mean([result.best_accuracy if result.value is None else result.best_value for result in ours]),
+        metric=metric.name,
+        higher_is_better=metric.higher_is_better,
+        params=_mean([result.params for result in ours]),
     )
 
 

@@ -1,0 +1,62 @@
+"""Read compressed files into a bounded amount of memory: a small file can stand for any number of bytes."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import zlib
+from pathlib import Path
+from typing import BinaryIO
+
+from wirings.errors import WiringError
+
+MOST_BYTES, MAX_RATIO = 2**28, 64
+"""What any compressed file may unpack to, and a large one as a multiple of its size."""
+_XZ_MEMORY = 2**29
+"""What the decompressor of ``.xz`` may take; its strongest preset takes 65 MiB."""
+
+
+def read_bytes(path: Path, most: int | None = None) -> bytes:
+    """Return the contents of a file, decompressed if its name ends in ``.xz`` or ``.gz``.
+
+    Args:
+        path: The file.
+        most: The most bytes that a compressed file may unpack to; by default as above.
+    """
+    try:
+        if path.suffix not in (".gz", ".xz"):
+            return path.read_bytes()
+        limit = max(MOST_BYTES, MAX_RATIO * path.stat().st_size) if most is None else most
+        with path.open("rb") as file:
+            contents = gunzip(file, limit) if path.suffix == ".gz" else _unxz(file.read(), limit)
+    except (lzma.LZMAError, zlib.error, EOFError, gzip.BadGzipFile) as error:
+        raise WiringError(f"{path} cannot be decompressed ({error}). Get it again.") from error
+    except OSError as error:
+        raise WiringError(f"{path} cannot be read: {error.strerror or error}.") from error
+    if len(contents) > limit:
+        raise WiringError(
+            f"{path} unpacks to more than {limit:,} bytes, much more than usual for its size. If you trust it, "
+            "decompress it yourself and give the result."
+        )
+    return contents
+
+
+def gunzip(file: BinaryIO, limit: int) -> bytes:
+    """Decompress an open file; the result has ``limit`` + 1 bytes if there are more than ``limit``."""
+    with gzip.open(file, "rb") as unpacked:
+        return unpacked.read(limit + 1)
+
+
+def _unxz(packed: bytes, limit: int) -> bytes:
+    """Decompress one stream after the other, since `lzma.open` does not limit the decompressor's memory."""
+    parts, left = list[bytes](), limit + 1
+    while packed:
+        decompressor = lzma.LZMADecompressor(lzma.FORMAT_AUTO, memlimit=_XZ_MEMORY)
+        parts.append(decompressor.decompress(packed, left))
+        left -= len(parts[-1])
+        if left == 0:
+            break
+        if not decompressor.eof:
+            raise EOFError("the file is truncated")
+        packed = decompressor.unused_data.lstrip(b"\0")  # streams may be padded
+    return b"".join(parts)
