@@ -3,25 +3,48 @@
 import sys
 
 from wirings.errors import WiringError
+from wirings.utils.files import FULL, disk_problem
 from wirings.utils.text import printable
 
 
 def main() -> None:
     """Run the command line. A user's mistake is one message, not a traceback."""
     try:
-        from wirings.cli.app import app
-    except ModuleNotFoundError as error:
-        sys.exit(f'The command line needs the package {error.name!r}: pip install "wirings[demo]"')
-    try:
-        app()
+        _run()
+    except KeyboardInterrupt:  # before a command could handle it
+        sys.exit(130)
     except WiringError as error:
         sys.exit(printable(f"Error: {error}", keep="\n\t"))
     except ModuleNotFoundError as error:
         sys.exit(f'This command needs the package {error.name!r}: pip install "wirings[train]"')
     except OSError as error:
-        if error.filename is None:
+        if error.filename is not None:
+            sys.exit(f"Error: {printable(str(error.filename))}: {error.strerror}.")
+        if error.errno in FULL:
+            sys.exit(f"Error: could not write: {disk_problem(error)}.")
+        raise
+    except (MemoryError, RuntimeError, ImportError) as error:
+        if not is_out_of_memory(error):
             raise
-        sys.exit(f"Error: {printable(str(error.filename))}: {error.strerror}.")
+        sys.exit(
+            "Error: there is not enough memory. Use smaller batches or images, or a smaller network; a run continues "
+            "from its last checkpoint with --resume."
+        )
+
+
+def _run() -> None:
+    try:
+        from wirings.cli.app import app
+    except ModuleNotFoundError as error:
+        sys.exit(f'The command line needs the package {error.name!r}: pip install "wirings[demo]"')
+    app()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of Python, PyTorch or the loader of libraries says that memory could not be allocated."""
+    texts = ["can't allocate memory", "not enough memory", "CUDA out of memory", "failed to map segment", "bad_alloc"]
+    texts += ["can't start new thread"]
+    return isinstance(error, MemoryError) or any(text in str(error) for text in texts)
 
 
 if __name__ == "__main__":

@@ -127,9 +127,28 @@ class FakeRay(SimpleNamespace):
 def test_rejects_addresses_without_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setitem(sys.modules, "ray", FakeRay(error))
     monkeypatch.setenv("RAY_ADDRESS", "nonsense")
+    monkeypatch.setattr(on_ray, "PROBE", "")
     with pytest.raises(WiringError, match=rf"no Ray cluster .* RAY_ADDRESS=nonsense \({error}\)\. Fix or unset it"):
         call(*OPTIONS, "--out", tmp_path / "out", "--on", "ray")
     assert not (tmp_path / "out").exists()
+
+
+def test_waits_a_limited_time_for_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself would wait without an end."""
+    ray = FakeRay(ConnectionError("not asked"))
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setenv("RAY_ADDRESS", "10.255.255.1:6379")
+    monkeypatch.setattr(on_ray, "SECONDS", 0.5)
+    monkeypatch.setattr(on_ray, "PROBE", "import time; time.sleep(60)")
+    with pytest.raises(
+        WiringError, match=r"RAY_ADDRESS=10\.255\.255\.1:6379 \(no answer within 0\.5 s\)\. Fix or unset it"
+    ):
+        call(*OPTIONS, "--out", tmp_path / "out", "--on", "ray")
+    monkeypatch.setattr(on_ray, "SECONDS", 60.0)
+    monkeypatch.setattr(on_ray, "PROBE", "raise ConnectionError('dead')")
+    with pytest.raises(WiringError, match=r"\(ConnectionError: dead\)"):
+        call(*OPTIONS, "--out", tmp_path / "out", "--on", "ray")
+    assert not ray.asked
 
 
 @pytest.mark.parametrize("address", [None, ""])

@@ -2,10 +2,13 @@
 
 import io
 import json
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import processes
 import pytest
 from commands import call
 from rich.console import Console
@@ -74,7 +77,7 @@ def test_predictions_name_the_classes_of_an_image_folder(tmp_path: Path) -> None
 def test_data_prepares_what_can_be_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CIFAR10, "fetch", lambda _, directory: tmp_path / f"from {directory}")
     assert call("data", "cifar10").strip() == f"ready: {tmp_path / 'from None'}"
-    with pytest.raises(WiringError, match="data set 'imagenet' cannot be downloaded, only cifar10 can"):
+    with pytest.raises(WiringError, match="data set 'imagenet' cannot be downloaded, only cifar10, shakespeare can"):
         call("data", "imagenet")
     with pytest.raises(WiringError, match=r"unknown data set 'cifar'\. Did you mean 'cifar10'"):
         call("data", "cifar")
@@ -84,6 +87,14 @@ def test_rejects_images_that_do_not_fit_the_network(tmp_path: Path) -> None:
     message = r"model 'digits_static' cannot take the images of data set 'synthetic', which are 3 × 32 × 32"
     with pytest.raises(WiringError, match=message):
         train("--out", "run", settings=["epochs=1", "data.name=synthetic"])
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("classes", [1, 9])
+def test_rejects_fewer_scores_than_classes(classes: int, tmp_path: Path) -> None:
+    message = rf"must return a score for each of 10 classes .* got \(1, {classes}\)\. Fix model\.options"
+    with pytest.raises(WiringError, match=message):
+        train("--out", "run", settings=["epochs=1", f"model.options.classes={classes}"])
     assert not (tmp_path / "run").exists()
 
 
@@ -310,9 +321,9 @@ def test_every_command_names_things_alike() -> None:
             for option in parameter.opts:
                 options.setdefault(option, set()).add(name)
         assert shown.help.endswith(".")
-    assert options["--out"] == options["-o"] == {"demo", "train", "sweep", "compact", "show"}
-    assert options["--data"] == {"train", "sweep", "eval", "data"}
-    assert options["--device"] == {"train", "sweep", "eval", "predict"}
+    assert options["--out"] == options["-o"] == {"demo", "train", "sweep", "compact", "ship", "show"}
+    assert options["--data"] == {"train", "sweep", "eval", "ship", "data"}
+    assert options["--device"] == {"train", "sweep", "eval", "predict", "generate"}
     assert "--directory" not in options
 
 
@@ -335,3 +346,35 @@ def test_rejects_devices_that_do_not_exist() -> None:
 def test_rejects_malformed_settings(value: str) -> None:
     with pytest.raises(WiringError):
         train("--set", value)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows does not limit the size of files")
+@pytest.mark.parametrize("limit", [0, 2_000, 20_000])
+def test_limited_file_sizes_end_training_with_a_sentence(limit: int, tmp_path: Path) -> None:
+    """As on a full disk: one message, exit status 1, and no part of a file."""
+    output = tmp_path / "output.txt"
+    words = ["train", RECIPE, "--device", "cpu", "--out", "run"]
+    words += [text for change in TINY for text in ("--set", change)]
+    process = processes.start(limited_command, limit, *words, output=output)
+    assert processes.wait(process) == 1, output.read_text()
+    said = (tmp_path / "errors.txt").read_text()
+    assert re.search(r"^Error: \S+ could not be written: the file would be larger than the system allows", said), said
+    assert said.count("\n") == 1
+    assert not [path for path in (tmp_path / "run").glob(".*") if path.is_file()], "a part of a file"
+    process = processes.start(processes.command, *words, "--resume", output=output)
+    assert processes.wait(process) == 0, output.read_text()
+
+
+def limited_command(limit: int, *words: str) -> None:
+    """Run the command line with a limit on the size of files, except for what it prints."""
+    import resource
+
+    errors, sys.stderr = sys.stderr, io.StringIO()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    try:
+        processes.command(*words)
+    except SystemExit as ended:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        Path("errors.txt").write_text(f"{ended.code}\n")
+        sys.stderr = errors
+        raise

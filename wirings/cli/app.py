@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from wirings.cli import data, demo, inspect, recipes, ship, sweep, train
+from wirings.cli import data, demo, generate, inspect, push, recipes, ship, sweep, train
 from wirings.utils.console import echo
 from wirings.version import __version__
 
@@ -34,9 +34,13 @@ app.command()(recipes.recipes)
 app.command()(train.train)
 app.command()(sweep.sweep)
 app.command("eval")(inspect.evaluate)
+app.command()(inspect.bleu)
 app.command()(inspect.predict)
+app.command()(generate.generate)
 app.command()(recipes.table)
 app.command()(inspect.profile)
 app.command()(ship.compact)
+app.command()(ship.ship)
+app.command()(push.push)
 app.command()(inspect.show)
 app.command()(data.data)

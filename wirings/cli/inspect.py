@@ -1,4 +1,4 @@
-"""``wirings eval``, ``predict``, ``profile`` and ``show``: look at a trained run or at a recipe's network."""
+"""``wirings eval``, ``bleu``, ``predict``, ``profile`` and ``show``: look at a trained run or at a recipe's network."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from wirings.cli.options import (
     DeviceOption,
     ImageSizeOption,
     JsonOption,
+    OverwriteOption,
+    ResultsOption,
     RunArgument,
     check_path,
     out_option,
@@ -30,14 +32,37 @@ def evaluate(
     device: DeviceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure the accuracy of a trained run on the test set."""
-    from wirings.train.saved_runs import measure
+    """Measure a trained run on the test set: its accuracy or, of text, bits per byte or the loss."""
+    from wirings.train.data.metrics import ACCURACY
+    from wirings.train.saved_runs import measure_by
 
-    loss, accuracy, top5 = measure(run, best=best, data=data, device=device)
+    found = measure_by(run, best=best, data=data, device=device)
+    metric, value = found.metric, found.value
+    more = {} if metric == ACCURACY else {metric.name: value}
     if as_json:
-        echo(json.dumps({"run": run, "accuracy": accuracy, "top5": top5, "loss": loss}))
+        echo(json.dumps({"run": run, **more, "accuracy": found.accuracy, "top5": found.top5, "loss": found.loss}))
+    elif more:
+        echo(f"{run}: {metric.format(value)}{metric.remark(value)}, next token {found.accuracy:.2f} %")
     else:
-        echo(f"{run}: {accuracy:.2f} % (top 5 {top5:.2f} %), loss {loss:.4f}")
+        echo(f"{run}: {found.accuracy:.2f} % (top 5 {found.top5:.2f} %), loss {found.loss:.4f}")
+
+
+def bleu(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN", help="Folders of runs that translate.", callback=check_path)
+    ],
+    results: ResultsOption = None,
+    overwrite: OverwriteOption = False,
+) -> None:
+    """Compute the BLEU of finished runs from the translations in their folders, without the model and its data."""
+    from wirings.train.results import write
+    from wirings.train.translations import score_translations
+
+    for run in runs:
+        result = score_translations(run)
+        echo(f"{run}: {result}")
+        if results is not None:
+            echo(f"wrote {write(result, results, overwrite=overwrite)}")
 
 
 def predict(
@@ -103,8 +128,13 @@ def show(
     ] = None,
     svg: Annotated[bool, typer.Option("--svg", help="Write pictures as SVG instead of PNG.")] = False,
     whole: Annotated[
-        bool, typer.Option("--whole", help="Draw every node on the page, even of networks that are large for it.")
+        bool,
+        typer.Option("--whole", help="Draw every node on the page, even of transformers and networks that are large."),
     ] = False,
+    heads: Annotated[
+        int | None,
+        typer.Option("--heads", min=1, help="Attention heads of each block, if the history does not know them."),
+    ] = None,
 ) -> None:
     """Show the wiring of a run, and how it changed in training."""
     from wirings import draw
@@ -115,6 +145,8 @@ def show(
     if svg and pictures is None:
         raise WiringError("--svg is an option of pictures. Add --pictures FOLDER.")
     history, title, note = load_run_history(run)
+    if heads is not None:
+        history.structure = history.structure.with_heads(heads)
     in_terminal = not html and pictures is None
     if in_terminal:
         echo(draw.summary(history, title))

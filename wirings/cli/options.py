@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,31 +10,14 @@ from typing import Annotated, Any
 import typer
 
 from wirings.errors import WiringError
-
-_LONGEST_NAME = 255
-"""The longest file name that most file systems allow, in bytes."""
+from wirings.utils import files
 
 
 def check_path(value: Any) -> Any:
-    """Raise if a path is invalid or cannot be accessed; a path that does not exist is fine."""
+    """Raise if a path, or one of several, is invalid or cannot be accessed; a path that does not exist is fine."""
     for path in value if isinstance(value, list) else [] if value is None else [value]:
-        try:
-            if any(len(os.fsencode(part)) > _LONGEST_NAME for part in Path(path).parts):
-                raise WiringError(f"the path {_short(path)} cannot be used: a name in it is too long.")
-            os.stat(path)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except (OSError, ValueError) as error:
-            if isinstance(error, WiringError):
-                raise
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise WiringError(f"the path {_short(path)} cannot be used: {reason}.") from error
+        files.check_path(path)
     return value
-
-
-def _short(path: Any) -> str:
-    text = str(path)
-    return text if len(text) <= 80 else f"{text[:60]}… ({len(text)} characters)"
 
 
 def check_device(device: str | None) -> str | None:
@@ -104,6 +86,7 @@ ResultsOption = Annotated[
     Path | None,
     typer.Option("--results", help="Folder in which to keep results as well, for tables.", callback=check_path),
 ]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace results in the --results folder.")]
 MinutesOption = Annotated[
     float | None,
     typer.Option("--max-minutes", help="Stop at a checkpoint after this many minutes.", callback=check_minutes),

@@ -14,7 +14,7 @@ import typer
 from wirings.cli.options import JsonOption, check_path
 from wirings.errors import WiringError, unknown
 from wirings.utils.console import echo, open_console
-from wirings.utils.text import printable
+from wirings.utils.text import brief, printable
 
 if TYPE_CHECKING:
     from wirings.train.recipes import Recipe
@@ -24,7 +24,7 @@ COLUMNS: dict[str, tuple[int, Callable[[Recipe], str]]] = {
     "model": (110, lambda recipe: recipe.settings.model.name),
     "rule": (0, lambda recipe: recipe.settings.rule.name),
     "data": (0, lambda recipe: recipe.settings.data.name),
-    "epochs": (110, lambda recipe: str(recipe.settings.epochs)),
+    "epochs": (110, lambda recipe: _length(recipe)),
     "paper": (0, lambda recipe: _paper(recipe)),
     "note": (200, lambda recipe: recipe.note or ""),
 }
@@ -60,7 +60,7 @@ def recipes(
     columns = {name: cell for name, (width, cell) in COLUMNS.items() if console.width >= width}
     if len(found) == 1:
         columns.pop("note", None)  # it is printed below
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(box=None, pad_edge=False, padding=(0, 2 if console.width >= 110 else 1, 0, 0))
     for name in columns:
         table.add_column(name, overflow="fold", justify="right" if name == "epochs" else "left")
     for one in found:
@@ -68,6 +68,12 @@ def recipes(
     console.print(table)
     if len(found) == 1:
         echo(f"\n{found[0].note or ''}\n{dump_yaml(to_mapping(found[0].settings))}".replace("\n\n", "\n", 1).rstrip())
+
+
+def _length(recipe: Recipe) -> str:
+    """The length of training, in epochs unless it is given in steps."""
+    settings = recipe.settings
+    return str(settings.epochs) if settings.steps is None else f"{settings.steps:,} steps"
 
 
 def _paper(recipe: Recipe) -> str:
@@ -88,7 +94,7 @@ def _selected(patterns: Sequence[str], rule: str | None, model: str | None, data
     for pattern in patterns:
         if not any(_matches(name, pattern) for name in names):
             if any(letter in pattern for letter in "*?["):
-                raise WiringError(f"no recipe matches {pattern!r}. `wirings recipes` lists them.")
+                raise WiringError(f"no recipe matches {brief(pattern)}. `wirings recipes` lists them.")
             raise unknown("recipe or table", pattern, [*names, *library.tables()], listed=library.tables())
     chosen = [name for name in names if not patterns or any(_matches(name, pattern) for pattern in patterns)]
     found = [library.get(name) for name in chosen]
@@ -109,7 +115,12 @@ def _matches(name: str, pattern: str) -> bool:
 
 def table(
     number: Annotated[
-        str, typer.Argument(metavar="TABLE", help="Number of a table in the paper, or appendix_b, resnet or ste.")
+        str,
+        typer.Argument(
+            metavar="TABLE",
+            help="Number of a table in the paper, appendix_b or resnet; or, to compare rules, ste, text, shakespeare, "
+            "translate or vit.",
+        ),
     ],
     results: Annotated[
         Path, typer.Option("--results", help="Folder that holds the results.", callback=check_path)
@@ -120,8 +131,8 @@ def table(
     ] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Print a table of the paper with its figures beside the measured ones. `ste` compares all rules at one budget."""
-    from wirings.train.tables import leaderboard
+    """Print a table of the paper with its figures beside the measured ones, or a comparison of rules."""
+    from wirings.train.tables import by_rule, leaderboard
     from wirings.train.tables import paper as tables
 
     if as_json and markdown:
@@ -129,6 +140,9 @@ def table(
     if number == leaderboard.TABLE:
         boards = leaderboard.boards(results)
         echo(_as_json(boards) if as_json else leaderboard.markdown(boards) if markdown else leaderboard.render(boards))
+    elif number in by_rule.TABLES:
+        compared = by_rule.table(number, results)
+        echo(_as_json(compared) if as_json else by_rule.markdown(compared) if markdown else by_rule.render(compared))
     else:
         rows = tables.table(number, results, count)
         echo(_as_json(rows) if as_json else tables.markdown(rows) if markdown else tables.render(rows))

@@ -1,13 +1,25 @@
-"""``wirings compact``."""
+"""``wirings compact`` and ``wirings ship``."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
-from wirings.cli.options import BestOption, ImageSizeOption, RunArgument, out_option
-from wirings.errors import WiringError
+import typer
+
+from wirings.cli.options import (
+    BestOption,
+    DataOption,
+    ImageSizeOption,
+    JsonOption,
+    RunArgument,
+    at_least,
+    out_option,
+)
 from wirings.utils.console import echo
+
+QUICK_SECONDS, QUICK_EXAMPLES = 0.1, 1000
 
 
 def compact(
@@ -19,25 +31,68 @@ def compact(
     image_size: ImageSizeOption = None,
 ) -> None:
     """Remove the dead nodes of a trained run, fold its norms, and write a file that runs without wirings."""
-    import torch
-
     from wirings.compaction import check_export_path
     from wirings.compaction import compact as compact_model
     from wirings.train.saved_runs import open_run
+    from wirings.train.ship_run import example_of
 
     if out is not None:
         check_export_path(out)
-    model, settings, name, _ = open_run(run, best, device="cpu")
-    shape = getattr(model, "input_shape", None)
-    if shape is None:
-        raise WiringError(
-            f"model {settings.model.name!r} of {run} has no attribute input_shape, which compaction needs for an "
-            "example. Call wirings.compact(model, example_input) in Python instead."
-        )
-    sides = shape[1:] if image_size is None else (image_size,) * len(shape[1:])
-    example = torch.randn(2, shape[0], *sides, generator=torch.Generator().manual_seed(0))
-    small = compact_model(model, example)
-    small.notes["recipe"] = name
+    opened = open_run(run, best, device="cpu")
+    small = compact_model(opened.model, example_of(run, opened, image_size, batch=2))
+    small.notes["recipe"] = opened.recipe
     echo(str(small.report))
     if out is not None:
         echo(f"wrote {small.save(out)}")
+
+
+def ship(
+    run: RunArgument,
+    out: Annotated[
+        Path | None,
+        out_option("Folder for the files, the report and a picture. Without it, only the report is printed."),
+    ] = None,
+    best: BestOption = False,
+    threads: Annotated[
+        int | None,
+        typer.Option("--threads", help="Number of threads; by default, as PyTorch.", callback=at_least("--threads", 1)),
+    ] = None,
+    image_size: ImageSizeOption = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option("--dtype", help="Round weights in the files: float16, bfloat16 or int8. By default, none is."),
+    ] = None,
+    data: DataOption = None,
+    examples: Annotated[
+        int | None,
+        typer.Option(
+            "--examples",
+            help="Number of test examples to measure before and after: all by default, none with 0.",
+            callback=at_least("--examples", 0),
+        ),
+    ] = None,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help=f"Take short times, and at most {QUICK_EXAMPLES:,} test examples."),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Compact a trained run, compile it for the CPU, and compare before and after: time, size, work and accuracy."""
+    from wirings.train.ship_run import ship_run
+
+    if quick and examples is None:
+        examples = QUICK_EXAMPLES
+    shipped = ship_run(
+        run,
+        out=out,
+        best=best,
+        threads=threads,
+        image_size=image_size,
+        dtype=dtype,
+        data=data,
+        examples=examples,
+        seconds=QUICK_SECONDS if quick else 1.0,
+    )
+    echo(json.dumps(shipped.report.as_mapping(), indent=1) if as_json else str(shipped))
+    if out is not None and not as_json:
+        echo(f"wrote {', '.join(sorted(path.name for path in out.iterdir()))} to {out}")

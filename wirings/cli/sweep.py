@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +12,7 @@ import typer
 from wirings.cli.options import DataOption, DeviceOption, MinutesOption, SeedOption, at_least, check_path, out_option
 from wirings.errors import WiringError, unknown
 from wirings.utils.console import echo
+from wirings.utils.signals import StopSignals
 
 if TYPE_CHECKING:
     from wirings.train.sweep.display import SweepDisplay
@@ -89,7 +88,7 @@ def sweep(
         check_folder(results, "--results")
     executor = _executor(on, jobs, per_gpu, device)  # before anything is written: it may raise
     try:
-        with held(out, echo), display.SweepDisplay() as shown, _terminated_like_interrupted():
+        with held(out, echo), display.SweepDisplay() as shown, StopSignals() as signals:
             folder.claim_sweep_folder(out, runs)
             shown.say(f"{len(runs)} runs, {executor}; see {out}")
             states: list[RunProgress] = []
@@ -103,7 +102,7 @@ def sweep(
                     keep_results(runs, out, results, shown)
                 done = sum(folder.has_result(out / run.path) for run in runs)
                 shown.say(f"Interrupted: {done} of {len(runs)} runs are finished. The same command continues.")
-                raise typer.Exit(130) from None
+                raise typer.Exit(signals.exit_status) from None
         shown.console.print(display.results_table(schedule.summarize_sweep(states)))
         if results is not None:
             keep_results(runs, out, results, shown)
@@ -158,16 +157,6 @@ def _executor(on: str, jobs: int | None, per_gpu: int, device: str | None) -> Sw
     from wirings.train.sweep.local import LocalExecutor
 
     return LocalExecutor(jobs, per_gpu, device)
-
-
-@contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """Let SIGTERM end a sweep as Ctrl-C does, so that no run continues without it."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def keep_results(runs: Sequence[SweepRun], out: Path, results: Path, shown: SweepDisplay) -> None:

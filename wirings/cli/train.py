@@ -13,6 +13,7 @@ from wirings.cli.options import (
     DataOption,
     DeviceOption,
     MinutesOption,
+    OverwriteOption,
     RecipeArgument,
     ResultsOption,
     SeedOption,
@@ -21,6 +22,9 @@ from wirings.cli.options import (
 )
 from wirings.errors import WiringError
 from wirings.utils.console import echo
+from wirings.utils.signals import StopSignals
+
+INTERRUPTED = "Interrupted. To continue from the last checkpoint, repeat the command with --resume."
 
 
 def train(
@@ -43,10 +47,14 @@ def train(
     max_minutes: MinutesOption = None,
     device: DeviceOption = None,
     results: ResultsOption = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace results in the --results folder.")] = False,
+    overwrite: OverwriteOption = False,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write TensorBoard files to the run's folder.")
     ] = False,
+    wandb: Annotated[
+        str | None,
+        typer.Option("--wandb", metavar="PROJECT", help="Log to this project of Weights & Biases."),
+    ] = None,
 ) -> None:
     """Train a recipe, such as: wirings train table1/static-dnw --seed 1."""
     from wirings.train import recipes
@@ -64,29 +72,35 @@ def train(
     if data is not None:  # where the data is does not change the recipe
         settings = replace(settings, data=replace(settings.data, directory=str(data)))
     first = os.environ.get("RANK", "0") == "0"
-    for number in seeds:
-        folder = out or Path("runs") / found.name / f"seed{number}"
-        log = ConsoleLog(tensorboard) if first else Log()
-        try:
-            result = train_recipe(
-                found.name,
-                replace(settings, seed=number),
-                folder,
-                first_run=start,
-                device=device,
-                resume=resume,
-                max_minutes=max_minutes,
-                overrides=overrides,
-                log=log,
-            )
-        except KeyboardInterrupt:
-            if first:
-                echo("\nInterrupted. To continue from the last checkpoint, repeat the command with --resume.", err=True)
-            raise typer.Exit(130) from None
-        if result is not None:
-            log.say(f"{found.name}, seed {number}: {result.accuracy:.2f} % after {result.wall_s:.0f} s; see {folder}")
-            if results is not None:
-                log.say(f"wrote {write(result, results, overwrite=overwrite)}")
+    again = "Saving a checkpoint. Press Ctrl-C again to end without it."
+    with StopSignals(again if first else "") as signals:
+        for number in seeds:
+            folder = out or Path("runs") / found.name / f"seed{number}"
+            log = ConsoleLog(tensorboard, wandb) if first else Log()
+            try:
+                result = train_recipe(
+                    found.name,
+                    replace(settings, seed=number),
+                    folder,
+                    first_run=start,
+                    device=device,
+                    resume=resume,
+                    max_minutes=max_minutes,
+                    overrides=overrides,
+                    log=log,
+                    signals=signals,
+                )
+            except KeyboardInterrupt:
+                if first:
+                    echo(f"\n{INTERRUPTED}", err=True)
+                raise typer.Exit(signals.exit_status) from None
+            if result is not None:
+                log.say(f"{found.name}, seed {number}: {result} after {result.wall_s:.0f} s; see {folder}")
+                if results is not None:
+                    log.say(f"wrote {write(result, results, overwrite=overwrite)}")
+            if signals.received is not None:
+                leave()
+                raise typer.Exit(signals.exit_status)
     leave()
 
 

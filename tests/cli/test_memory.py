@@ -1,0 +1,44 @@
+"""Commands that run out of memory end with a sentence, and those that are interrupted early without a traceback."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from wirings.__main__ import is_out_of_memory, main
+
+
+def test_images_that_do_not_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "argv", ["wirings", "compact", "table1/static-dnw", "--image-size", "10000000"])
+    with pytest.raises(SystemExit, match=r"^Error: there is not enough memory\. Use smaller batches or images"):
+        main()
+
+
+def test_other_errors_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("wirings.__main__._run", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        main()
+
+
+def test_early_interrupts_end_with_their_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("wirings.__main__._run", interrupted)
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 130
+
+
+def test_errors_of_allocators() -> None:
+    assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(ImportError("x.so: failed to map segment from shared object"))
+    assert is_out_of_memory(RuntimeError("can't start new thread"))
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**60)
+    assert is_out_of_memory(caught.value)
+    assert not is_out_of_memory(RuntimeError("shapes do not match"))
