@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types unit docs package browser bench clean
+.PHONY: demo test lint types unit soak sanitize docs package browser bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m wirings demo
@@ -20,6 +20,18 @@ types: $(VENV)/.installed
 
 unit: $(VENV)/.installed
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# Fuzzes everything for as long as one asks: files, settings, command lines, wirings, graphs, programs and interrupted
+# runs. Another SEED tries other cases.
+MINUTES ?= 10
+SEED ?= $(shell date +%s)
+soak: $(VENV)/.installed
+	$(BIN)/python -m tests.sanitize --no-tests --cases 1000000000 --seed $(SEED) --minutes $$(( ($(MINUTES) + 9) / 10 ))
+	$(BIN)/python -m tests.fuzz --cases 1000000000 --seed $(SEED) --minutes $$(( $(MINUTES) * 9 / 10 ))
+
+# The engine's tests and random programs, with kernels under AddressSanitizer and UndefinedBehaviorSanitizer.
+sanitize: $(VENV)/.installed
+	$(BIN)/python -m tests.sanitize
 
 # The documentation site, in build/site. Builds offline, and fails on broken links and missing references.
 docs: $(VENV)/.installed

@@ -1,22 +1,17 @@
-"""Damages checkpoints with a seeded mutator: each must raise a `WiringError` or restore the same state.
-
-`python -m tests.fuzz.checkpoints --cases 2000` tries many of them, `tests/train/test_checkpoints.py` a few.
-"""
+"""Damaged checkpoints: each must raise a `WiringError` or restore the same state."""
 
 from __future__ import annotations
 
-import argparse
-import collections
 import json
 import random
 import struct
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tests.fuzz.runner import MISTAKE, Fuzzer
 from wirings import WiringError
 from wirings.train import recipes
 from wirings.train.build import build, load_data
@@ -34,8 +29,6 @@ CHANGES = ["data.name=synthetic", "data.options={shape: [1, 8, 8], examples: 50,
 CHANGES += ["epochs=2", "ema=0.9", "checkpoint_every=1", "optimizer.momentum=0.9", "history_every=0"]
 SETTINGS = with_overrides(recipes.get(RECIPE).settings, CHANGES)[0]
 PER_EPOCH = 3
-LONGEST = 10.0
-"""The most seconds that one file may take, on a busy machine."""
 CONTEXT = ProcessContext(0, 1, torch.device("cpu"))
 ODD: tuple[Any, ...] = (None, True, -1, 0, 2**70, 1e308, float("nan"), "", "x", [], {}, [None], {"a": 1}, [[1]], 0.5)
 DTYPES = ("BOOL", "U8", "I16", "F16", "BF16", "I32", "F32", "F64", "I64", "F8_E4M3", "C64", "X")
@@ -54,7 +47,7 @@ def new_step() -> TrainingStep:
 def good(folder: Path) -> bytes:
     """The checkpoint of a run before the last step of its last epoch."""
     assert len(load_data(SETTINGS, CONTEXT).train) == PER_EPOCH
-    for _ in range(4):
+    for _ in range(5):
         loop.train(RECIPE, SETTINGS, folder, device="cpu", resume=True, max_minutes=0)
     return (folder / LAST).read_bytes()
 
@@ -185,43 +178,35 @@ class Mutator:
             tensors[name] = torch.zeros_like(value)
 
 
-def run(cases: int, first: int = 0) -> collections.Counter[str]:
-    """Try the damaged files ``first`` to ``first + cases``, and count the outcomes. Raises at the first failure."""
-    ended: collections.Counter[str] = collections.Counter()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "last.safetensors"
-        mutator = Mutator(good(Path(folder) / "run"))
-        path.write_bytes(mutator.data)
-        step = new_step()
-        wanted = state_of(step, resumed(step, path))
-        for number in range(first, first + cases):
-            kind, data = mutator(number)
-            path.write_bytes(data)
-            step = new_step()
-            before, began, said = state_of(step), time.perf_counter(), ""
-            try:
-                progress = resumed(step, path)
-            except WiringError as rejected:
-                said = str(rejected)
-            except Exception as error:
-                raise AssertionError(f"case {number}, {kind}: {type(error).__name__}: {error}") from error
-            if said:
-                assert str(path) in said, f"case {number}, {kind}: {said}"
-                assert len(said) < 2000, f"case {number}, {kind}: {len(said)} characters"
-                assert state_of(step) == before, f"case {number}, {kind}: rejected, but the model has changed ({said})"
-                ended[f"{kind}: rejected"] += 1
-            else:
-                same = state_of(step, progress) == wanted
-                assert same or kind == "forged", f"case {number}, {kind}: restored another state"
-                ended[f"{kind}: {'the same state' if same else 'another state, with a valid checksum'}"] += 1
-            assert time.perf_counter() - began < LONGEST, f"case {number}, {kind}: took too long"
-    return ended
+def prepare(folder: Path) -> tuple[Mutator, str]:
+    """A good checkpoint to damage, and the state that it restores."""
+    mutator = Mutator(good(folder / "run"))
+    path = folder / LAST
+    path.write_bytes(mutator.data)
+    step = new_step()
+    return mutator, state_of(step, resumed(step, path))
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=2000)
-    parser.add_argument("--first", type=int, default=0)
-    options = parser.parse_args()
-    for how, count in sorted(run(options.cases, options.first).items()):
-        print(f"{count:6,} {how}")
+def tried(given: tuple[Mutator, str], folder: Path, seed: int) -> str:
+    """Resume from a damaged checkpoint."""
+    mutator, wanted = given
+    path = folder / LAST
+    kind, data = mutator(seed)
+    path.write_bytes(data)
+    step = new_step()
+    before = state_of(step)
+    try:
+        progress = resumed(step, path)
+    except WiringError as rejected:
+        said = str(rejected)
+        if str(path) not in said or len(said) >= 2000:
+            return f"{MISTAKE}: {kind}: {said[:200]}"
+        if state_of(step) != before:
+            return f"{MISTAKE}: {kind}: rejected, but the model has changed ({said[:200]})"
+        return f"{kind}: refused"
+    if state_of(step, progress) == wanted:
+        return f"{kind}: the same state"
+    return f"{kind}: another state, with a valid checksum" if kind == "forged" else f"{MISTAKE}: {kind}: another state"
+
+
+FUZZERS = {"checkpoint": Fuzzer(prepare, tried, short=120)}

@@ -1,37 +1,21 @@
-"""Damaged and crafted files of compact models: each must raise WiringError, or return what the intact file returns.
-
-``python -m tests.fuzz.files --cases 10000`` runs many. Cases run in chunks, each in a process of its own with bounded
-memory and time, so that a crash or a hang is found and counted like any other mistake.
-"""
+"""Damaged and crafted files of models: each must raise WiringError, or return what the intact file returns."""
 
 from __future__ import annotations
 
-import argparse
-import collections
+import functools
 import json
-import multiprocessing
 import random
-import resource
-import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-import wirings
-from wirings import WiringError, compact, engine, load_compact
-from wirings.compaction.file_format import checksum
-
-MEMORY = 3 * 2**30
-"""Bytes that loading may take beyond those of a process with PyTorch."""
-SECONDS = 20.0
-"""The time limit of one case."""
-CHUNK = 100
+from tests.fuzz.runner import MISTAKE, Fuzzer
+from wirings import WiringError, compact, engine, load_compact, load_sparse, save_sparse
+from wirings.utils.tensor_files import checksum, read_tensors
 
 
 class Mixed(nn.Module):
@@ -43,9 +27,11 @@ class Mixed(nn.Module):
         self.norm, self.group = nn.BatchNorm2d(6), nn.GroupNorm(2, 6)
         self.head = nn.Linear(4, 3)
         self.table = nn.Embedding(5, 4)
+        self.wide = nn.Linear(400, 3)
         with torch.no_grad():
             self.first.weight[:, :, 0] = 0
             self.second.weight[:, 1:] = 0
+            self.wide.weight *= torch.rand(3, 400) < 0.1
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.group(torch.relu(self.norm(self.first(x))))
@@ -53,19 +39,33 @@ class Mixed(nn.Module):
         x = nn.functional.max_pool2d(self.second(x), 2)
         y = x.flatten(2).transpose(1, 2)
         y = nn.functional.scaled_dot_product_attention(y, y, y).mean(1)
-        return self.head(y + self.table(y.argmax(1))).softmax(1)
+        return (self.head(y + self.table(y.argmax(1))) + self.wide(y.repeat(1, 100))).softmax(1)
+
+
+KINDS = {"compact": "compact models", "int8": "compact models in int8", "engine": "engines", "sparse": "plain states"}
 
 
 def sound(folder: Path, kind: str) -> tuple[Path, Tensor, Tensor]:
     """A valid file, an input, and the network's output for it."""
     torch.manual_seed(0)
     x = torch.randn(2, 2, 10, 10)
-    small = compact(Mixed().eval(), x)
+    model = Mixed().eval()
     path = folder / "sound.safetensors"
-    made: Any = small if kind == "compact" else engine.compile(small, engine="sparse", threads=2)
-    made.save(path)
+    if kind == "sparse":
+        save_sparse(model, path, "int8")
+    elif kind == "engine":
+        engine.compile(compact(model, x), engine="sparse", threads=2).save(path)
+    else:
+        compact(model, x).save(path, None if kind == "compact" else "int8")
     with torch.no_grad():
-        return path, x, made(x)
+        return path, x, loaded(kind, path)(x)
+
+
+def loaded(kind: str, path: Path) -> Any:
+    """The network in a file."""
+    if kind == "sparse":
+        return load_sparse(Mixed().eval(), path)
+    return engine.load(path) if kind == "engine" else load_compact(path)
 
 
 # ---- how files are changed ------------------------------------------------------------------------------------------
@@ -97,16 +97,23 @@ def spliced(raw: bytearray, draw: random.Random) -> None:
             del raw[start : start + length]
 
 
-def bytes_with(tensors: dict[str, Tensor], about: Any) -> bytes:
+def bytes_with(tensors: dict[str, Tensor], about: Any, schema: str = "4") -> bytes:
     """A file with these tensors and this program, and their checksum."""
-    header = {"format": "wirings program", "schema": "3", "program": json.dumps(about)}
+    header = {"format": "wirings program", "schema": schema, "program": json.dumps(about)}
     return save(tensors, {**header, "checksum": checksum(tensors, header)})
 
 
 def opened(path: Path) -> tuple[dict[str, Tensor], Any]:
-    """The tensors and the program of a file."""
-    with safe_open(str(path), "pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["program"])  # noqa: SIM118
+    """The tensors and the program, or state, of a file."""
+    tensors, header = read_tensors(path, lambda header: None)
+    return tensors, json.loads(header.get("program") or header["state"])
+
+
+def bytes_like(path: Path, tensors: dict[str, Tensor], about: Any) -> bytes:
+    """A file of the same kind as another, with these tensors and this program or state, and their checksum."""
+    _, header = read_tensors(path, lambda header: None)
+    header = {**header, "program" if "program" in header else "state": json.dumps(about)}
+    return save(tensors, {**header, "checksum": checksum(tensors, header)})
 
 
 ODD: tuple[Any, ...] = (
@@ -142,7 +149,7 @@ def crafted(path: Path, draw: random.Random) -> bytes:
         if draw.random() < 0.25:
             name = draw.choice(sorted(tensors))
             made = _other(tensors[name], draw)
-            if type(about.get("bytes")) is int and not name.endswith(("places", "values", "few")):
+            if type(about.get("bytes")) is int and not name.endswith(("places", "values", "scales", "few")):
                 about["bytes"] += made.nbytes - tensors[name].nbytes  # keep the recorded size consistent
             tensors[name] = made
             continue
@@ -166,7 +173,7 @@ def crafted(path: Path, draw: random.Random) -> bytes:
                 inner.pop(last)
             case _:
                 inner[last] = draw.choice(ODD)
-    return bytes_with(tensors, about)
+    return bytes_like(path, tensors, about)
 
 
 def _other(x: Tensor, draw: random.Random) -> Tensor:
@@ -201,7 +208,7 @@ def case(path: Path, seed: int) -> tuple[str, bytes]:
 def outcome(kind: str, how: str, path: Path, x: Tensor, expected: Tensor) -> str:
     """The outcome of loading a file: "refused", "same", or "other" outputs of a crafted one; anything else is a bug."""
     try:
-        made: Any = load_compact(path) if kind == "compact" else engine.load(path)
+        made = loaded(kind, path)
     except WiringError as error:
         named = str(path) in str(error) and "\n" not in str(error) and len(str(error)) < 600
         return "refused" if named else f"MISTAKE: {str(error)[:200]}"
@@ -217,71 +224,20 @@ def outcome(kind: str, how: str, path: Path, x: Tensor, expected: Tensor) -> str
     return "other" if how == "crafted" else "MISTAKE: other outputs"
 
 
-def _work(kind: str, folder: str, seeds: list[int], given: Any, results: Any) -> None:
-    torch.set_num_threads(1)
-    path, x, expected = given
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * resource.getpagesize() + MEMORY
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    for seed in seeds:
+def tried(kind: str) -> Callable[[Any, Path, int], str]:
+    def case_of(given: tuple[Path, Tensor, Tensor], folder: Path, seed: int) -> str:
+        path, x, expected = given
         how, raw = case(path, seed)
-        place = Path(folder) / f"case{seed}.safetensors"
+        place = folder / f"case{seed}.safetensors"
         place.write_bytes(raw)
-        results.put((seed, how, None))  # the case begins
-        results.put((seed, how, outcome(kind, how, place, x, expected)))
+        found = outcome(kind, how, place, x, expected)
         place.unlink()
+        return found if found.startswith(MISTAKE) else f"{how}: {found}"
+
+    return case_of
 
 
-def run(kind: str, seeds: range, show: bool = False) -> tuple[dict[str, int], list[str]]:
-    """The number of each outcome, and the bugs."""
-    counts: collections.Counter[str] = collections.Counter()
-    mistakes: list[str] = []
-    context = multiprocessing.get_context("fork")
-    with tempfile.TemporaryDirectory() as folder:
-        given = sound(Path(folder), kind)
-        left = list(seeds)
-        while left:
-            results = context.Queue()
-            chunk, left = left[:CHUNK], left[CHUNK:]
-            worker = context.Process(target=_work, args=(kind, folder, chunk, given, results))
-            worker.start()
-            done, begun = 0, chunk[0]
-            while done < len(chunk):
-                try:
-                    seed, how, what = results.get(timeout=SECONDS)
-                except Exception:  # it crashed or timed out; the next process continues after this case
-                    worker.kill()
-                    mistakes.append(f"{kind} {begun}: crashed or took more than {SECONDS} s")
-                    counts["MISTAKE"] += 1
-                    left = [s for s in chunk if s > begun] + left
-                    break
-                if what is None:
-                    begun = seed
-                    continue
-                done += 1
-                counts[f"{how}: {what.partition(':')[0]}"] += 1
-                if what.startswith("MISTAKE"):
-                    mistakes.append(f"{kind} {seed} ({how}): {what}")
-            worker.join()
-            if show:
-                print(kind, dict(counts), *mistakes[-3:], sep="\n  ", flush=True)
-    return dict(sorted(counts.items())), mistakes
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=1000, help="how many of each kind of file")
-    parser.add_argument("--seed", type=int, default=0, help="the number of the first case")
-    parser.add_argument("--kind", choices=("compact", "engine", "both"), default="both")
-    given = parser.parse_args()
-    failed = 0
-    for kind in ("compact", "engine") if given.kind == "both" else (given.kind,):
-        counts, mistakes = run(kind, range(given.seed, given.seed + given.cases))
-        print(f"wirings {wirings.__version__}, {kind} files, {given.cases} cases: {counts}")
-        print(*mistakes[:40], sep="\n")
-        failed += len(mistakes)
-    return int(failed > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+FUZZERS = {
+    kind: Fuzzer(functools.partial(sound, kind=kind), tried(kind), short=short)
+    for kind, short in (("compact", 100), ("int8", 60), ("engine", 60), ("sparse", 100))
+}

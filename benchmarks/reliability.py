@@ -1,0 +1,96 @@
+"""The tables of docs/reliability.md, from the records that `tests.fuzz` and `tests.sanitize` write."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from benchmarks.common import RESULTS, record
+
+FILES = {
+    "compact": "compact models (`.safetensors`)",
+    "engine": "compiled networks (`.safetensors`)",
+    "checkpoint": "checkpoints of runs",
+    "history": "histories (`history.wirings`)",
+    "settings": "settings of runs (`settings.yaml`)",
+    "recipe": "recipes (YAML)",
+    "sweep": "sweeps (YAML)",
+    "result": "results (`result.json`)",
+    "benchmark": "records of benchmarks (JSON)",
+    "images": "folders of images (PNG)",
+    "shards": "shards (tar)",
+    "text": "text",
+    "text.gz": "text, compressed (gzip)",
+    "text.xz": "text, compressed (xz)",
+    "pairs": "sentences and their translations",
+}
+CALLS = {
+    "setting_changes": "settings changed at random (`--set`)",
+    "command_lines": "random command lines",
+    "wire_calls": "random calls of `wire_`",
+    "graphs": "random neural graphs",
+}
+ENGINE = {
+    "programs": "random programs, compiled",
+    "sanitizers": "random programs, under AddressSanitizer and UndefinedBehaviorSanitizer",
+    "image_sizes": "random networks on images of 1 to 8,192 pixels a side",
+}
+
+
+def found(names: dict[str, str]) -> list[tuple[str, dict[str, Any]]]:
+    """The titles and records of those kinds that have one."""
+    folder = RESULTS / "reliability"
+    return [
+        (title, record(f"reliability/{name}")) for name, title in names.items() if (folder / f"{name}.json").exists()
+    ]
+
+
+def ended(one: dict[str, Any], *words: str) -> int:
+    """The number of cases whose outcome has one of these words."""
+    return sum(n for outcome, n in one["outcomes"].items() if any(re.search(rf"\b{word}\b", outcome) for word in words))
+
+
+def files() -> str:
+    lines = ["| files | variants | refused | read | crashes, other errors, hangs |", "|---|---:|---:|---:|---:|"]
+    for title, one in found(FILES):
+        refused = ended(one, "refused")
+        read = one["cases"] - refused - one["mistakes"]
+        lines.append(f"| {title} | {one['cases']:,} | {refused:,} | {read:,} | {one['mistakes']:,} |")
+    return "\n".join(lines)
+
+
+def calls() -> str:
+    lines = ["| | cases | refused with a sentence | worked | anything else |", "|---|---:|---:|---:|---:|"]
+    for title, one in found(CALLS):
+        refused = ended(one, "refused", "usage")
+        worked = one["cases"] - refused - one["mistakes"]
+        lines.append(f"| {title} | {one['cases']:,} | {refused:,} | {worked:,} | {one['mistakes']:,} |")
+    return "\n".join(lines)
+
+
+def engine() -> str:
+    lines = ["| | cases | as PyTorch | refused | wrong, or crashed |", "|---|---:|---:|---:|---:|"]
+    for title, one in found(ENGINE):
+        right = ended(one, "right")
+        refused = one["cases"] - right - one["mistakes"]
+        lines.append(f"| {title} | {one['cases']:,} | {right:,} | {refused:,} | {one['mistakes']:,} |")
+    return "\n".join(lines)
+
+
+def runs() -> str:
+    lines = []
+    for _, one in found({"interruptions": ""}):
+        resumed = [(re.findall(r"\d+", how), n) for how, n in one["outcomes"].items() if how.startswith("resumed")]
+        kills, others = (sum(int(numbers[i]) * n for numbers, n in resumed) for i in (0, 1))
+        lines.append(
+            f"- {one['cases']:,} runs were interrupted four times each, by {kills:,} kills with −9 and {others:,} "
+            f"other ways. {one['cases'] - one['mistakes']:,} of them ended as they would have without, bit for bit."
+        )
+    for _, one in found({"lives": ""}):
+        lines.append(
+            f"- {one['cases']:,} lives in one process. {one['mistakes']:,} measurements found more memory or threads."
+        )
+    return "\n".join(lines)
+
+
+FIGURES = {"files": files, "calls": calls, "engine": engine, "runs": runs}

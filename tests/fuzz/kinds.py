@@ -1,0 +1,28 @@
+"""All kinds of cases, by name."""
+
+from tests.fuzz import (
+    checkpoints,
+    files,
+    graphs,
+    image_sizes,
+    interruptions,
+    lives,
+    programs,
+    readers,
+    settings,
+    wire_calls,
+)
+from tests.fuzz.runner import Fuzzer
+
+FUZZERS: dict[str, Fuzzer] = {
+    **files.FUZZERS,
+    **checkpoints.FUZZERS,
+    **readers.FUZZERS,
+    **settings.FUZZERS,
+    **wire_calls.FUZZERS,
+    **graphs.FUZZERS,
+    **programs.FUZZERS,
+    **image_sizes.FUZZERS,
+    **interruptions.FUZZERS,
+    **lives.FUZZERS,
+}

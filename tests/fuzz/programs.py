@@ -1,0 +1,89 @@
+"""Random programs in the engine: compiled, saved and loaded, they match PyTorch; damaged files are refused."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.engine.random_programs import RandomProgram
+from tests.fuzz.files import DAMAGES
+from tests.fuzz.runner import MISTAKE, Fuzzer
+from wirings import WiringError, engine
+from wirings.compaction.program import Program
+
+CLOSE = 1e-5
+"""The difference from PyTorch's outputs, as a share of the largest, that rounding explains."""
+
+
+def prepare(folder: Path) -> None:
+    """Build the kernels before processes are forked."""
+    assert engine.available(), "there is no C++ compiler"
+
+
+def difference(found: Any, expected: tuple[Tensor, ...]) -> float:
+    """The largest difference of any output, as a share of its largest number."""
+    found = found if isinstance(found, tuple) else (found,)
+    worst = 0.0
+    for x, y in zip(found, expected, strict=True):
+        if x.shape != y.shape or x.dtype != y.dtype:
+            return float("inf")
+        if y.numel():
+            scale = max(1e-3, float(y.abs().max()))
+            worst = max(worst, float((x - y).abs().max()) / scale)
+    return worst
+
+
+def is_right(program: Program, images: Tensor, found: Any, expected: tuple[Tensor, ...]) -> bool:
+    """Whether outputs are as close to the exact ones as PyTorch's are, but for a factor."""
+    error = difference(found, expected)
+    if error < CLOSE:
+        return True
+    exact = program.to(dtype=torch.float64).run(images.double())
+    found = found if isinstance(found, tuple) else (found,)
+    own = difference(tuple(x.double() for x in found), exact)
+    return own < 10 * difference(tuple(x.double() for x in expected), exact) + CLOSE
+
+
+def case(_: None, folder: Path, seed: int) -> str:
+    """Compile a random program; a tenth of them are saved and loaded, and half of these files damaged."""
+    draw = random.Random(seed)
+    longest = draw.choice((8, 8, 20, 40))
+    shape = (draw.randint(1, 9), draw.randint(1, longest), draw.randint(1, longest))
+    program = RandomProgram(seed, shape).program(draw.randint(1, 10))
+    images = torch.randn(draw.choice((0, 1, 1, 2, 3, 5)), *shape, generator=torch.Generator().manual_seed(seed))
+    way = "auto" if draw.random() < 0.01 else draw.choice(("sparse", "dense"))
+    made = engine.compile(program, engine=way, threads=draw.choice((1, 1, 1, 1, 1, 2, 2, 3, 3, 8)))
+    if not made.compiled:
+        return f"{MISTAKE}: the kernels are not used"
+    found, expected = made(images), program.run(images)
+    if not is_right(program, images, found, expected):
+        return f"{MISTAKE}: other outputs than PyTorch's, by {difference(found, expected):.2g}"
+    if draw.random() > 0.1:
+        return "right"
+    path = folder / f"program{seed}.safetensors"
+    try:
+        made.save(path)
+        again = engine.load(path)
+        if not is_right(program, images, again(images), expected):
+            return f"{MISTAKE}: other outputs after loading, by {difference(again(images), expected):.2g}"
+        if draw.random() < 0.5:
+            return "right, also when loaded"
+        raw = bytearray(path.read_bytes())
+        before = bytes(raw)
+        draw.choice(DAMAGES)(raw, draw)
+        path.write_bytes(raw)
+        try:
+            again = engine.load(path)
+        except WiringError as error:
+            return "right, and refused when damaged" if str(path) in str(error) else f"{MISTAKE}: {error}"
+        same = bytes(raw) == before or is_right(program, images, again(images), expected)
+        return "right, and read in spite of damage" if same else f"{MISTAKE}: other outputs of a damaged file"
+    finally:
+        path.unlink(missing_ok=True)
+
+
+FUZZERS = {"programs": Fuzzer(prepare, case, chunk=500, short=300)}
