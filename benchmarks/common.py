@@ -48,7 +48,7 @@ def training(settings: Settings, device: str) -> tuple[Data, TrainingStep]:
     data = build.load_data(settings, place)
     model, wiring = build.build(settings, data.classes, place)
     optimizer = make_optimizer(model, wiring, settings, place.device)
-    return data, TrainingStep(model, wiring, optimizer, settings, place.device)
+    return data, TrainingStep(model, wiring, optimizer, settings, place.device, padded=data.train.padded)
 
 
 def peak_bytes(step: Callable[[], object], device: str, before: int) -> int | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import statistics
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 if not __package__:  # run as a script: keep this folder's select.py from shadowing Python's select
     sys.path[0] = str(Path(__file__).parents[1])
 
-from benchmarks import choosing, collapse, engine, seen, step_cost, your_model
+from benchmarks import choosing, collapse, engine, networks, reliability, seen, step_cost, your_model
 from benchmarks.common import record
 from wirings.train import recipes, results
 from wirings.train.settings import from_mapping
@@ -183,6 +184,21 @@ def tuned() -> str:
     return "\n".join(lines)
 
 
+def tuned_text() -> str:
+    """Bits per byte of a GPT on held-out text, by learning rate."""
+    rows = json.loads((ROOT / "results/tuning/text.json").read_text())
+    rates = sorted({row["lr"] for row in rows})
+    found: dict[str, dict[float, float]] = {}
+    for row in rows:
+        name = f"`{row['recipe'].removeprefix('text/')}`" + (", `scale_weights`" if row["scale_weights"] else "")
+        found.setdefault(name, {})[row["lr"]] = row["value"]
+    lines = [f"| learning rate | {' | '.join(f'{rate:g}' for rate in rates)} |", "|---|" + "---:|" * len(rates)]
+    for name, values in found.items():
+        cells = [f"{values[rate]:.3f}" if rate in values else "" for rate in rates]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def cost() -> str:
     lines = ["| | time | against |", "|---|---|---|"]
     step = record("benchmarks/wired_step-cpu")
@@ -227,15 +243,17 @@ PAGES = {
         "graphs": graphs,
         "shipped": engine.shipped,
     },
+    "docs/transformers.md": {"tuned_text": tuned_text},
     "docs/tutorials/neural_graph.md": {"examples": examples},
     "docs/your_model.md": your_model.FIGURES,
     "docs/results.md": {name: functools.partial(table, name) for name in TABLES}
     | {"paper": paper, "best": choosing.best, "ste": choosing.ste}
     | {"times": times, "scales": scales, "dead": dead, "tuned": tuned},
     "docs/rules.md": {"choosing": choosing.choosing},
-    "docs/engine.md": engine.FIGURES,
+    "docs/engine.md": {**engine.FIGURES, **networks.FIGURES},
     "docs/gallery.md": seen.FIGURES,
     "docs/theory.md": {"collapse": lambda: collapse.table(record("benchmarks/collapse-cpu"))},
+    "docs/reliability.md": reliability.FIGURES,
     "docs/graphs.md": {"scaling": scaling, "dense": dense},
 }
 

@@ -93,6 +93,42 @@ def test_billion_weights_fit_in_24_gigabytes() -> None:
 
 
 @pytest.mark.slow
+def test_latency_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime")
+    benchmark = importlib.import_module("benchmarks.latency_tokens")
+    monkeypatch.setattr(benchmark, "ENCODER", {"layers": 1, "width": 32, "heads": 2})
+    small = {"layers": 1, "width": 32, "heads": 2, "context": 136, "classes": 16}
+    monkeypatch.setattr(benchmark, "DECODER", small)
+    monkeypatch.setattr(sys, "argv", ["latency_tokens", "--threads=1", "--seconds=0.2", f"--out={tmp_path / 'r.json'}"])
+    benchmark.main()
+    record = json.loads((tmp_path / "r.json").read_text())
+    assert [row["density"] for row in record["encoder"]["rows"]] == [0.1, 0.05]
+    assert record["decoder"]["rows"][0]["tokens"] == 128
+    for part in ("encoder", "decoder"):
+        assert {"hardware", "versions", "commit", "date"} <= record[part].keys()
+        for row in record[part]["rows"]:
+            assert {"engine", "ONNX Runtime, int8", "PyTorch"} < row["times"].keys()
+            assert all(taken["median_s"] > 0 for taken in row["times"].values())
+
+
+@pytest.mark.slow
+def test_networks_benchmark(run: RunBenchmark) -> None:
+    networks = importlib.import_module("benchmarks.networks")
+    options = ("--only", "nn.TransformerEncoder", "graph network", "--seconds=0.1", "--engine=sparse", "--threads=1")
+    printed, record = run("networks", *options)
+    graph, encoder = record["rows"]
+    assert "the same batch size" in graph["compact_error"]
+    errors = [encoder[key] for key in encoder if key.endswith("_error")]
+    assert errors == [None] * 5
+    assert encoder["on_torch"] == {}
+    assert encoder["compact"]["before"]["mult_adds"] == encoder["profile"]["mult_adds"]
+    assert encoder["compact"]["after"]["parameters"] <= encoder["compact"]["before"]["parameters"]
+    assert encoder["ratio"] > 0
+    assert "× PyTorch's speed" in printed
+    assert networks._line(encoder).startswith("| nn.TransformerEncoder, 4 layers × 256 | 100 % | 100 % |")
+    assert networks._line(graph).count("|") == networks._line(encoder).count("|")
+
+
 def test_history_benchmark(run: RunBenchmark) -> None:
     text, record = run("history", "--pairs=2", "--disturbed=9")
     assert [row["every"] for row in record["rows"]] == [8, 1]

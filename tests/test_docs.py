@@ -19,7 +19,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCS.glob("**/*.md")])
 names = [str(page.relative_to(ROOT)) for page in PAGES]
 WITHOUT_CODE = {"CONTRIBUTING.md", "CHANGELOG.md"} | {
-    f"docs/{name}.md" for name in ("costs", "design", "play", "results", "where")
+    f"docs/{name}.md" for name in ("costs", "design", "play", "reliability", "results", "security", "where")
 }
 
 
