@@ -41,12 +41,17 @@ VALUES = {"clamp": (-0.5, 1.5), "leaky_relu": (0.1,), "elu": (1.0,)}
 class RandomProgram:
     """A program to which random operations are added."""
 
-    def __init__(self, seed: int, shape: tuple[int, int, int]) -> None:
+    def __init__(self, seed: int, shape: tuple[int, ...]) -> None:
         self.random = np.random.default_rng(seed)
         self.generator = torch.Generator().manual_seed(seed)
-        self.shapes: dict[str, tuple[int, ...]] = {"x": shape}
-        self.input = shape
+        self.values = {"x": torch.zeros(1, *shape)}
+        self.inputs = {"x": shape}
         self.operations: list[Operation] = []
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of all tensors, without the batch dimension."""
+        return {name: tuple(x.shape[1:]) for name, x in self.values.items()}
 
     def normal(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self.generator)
@@ -58,8 +63,7 @@ class RandomProgram:
         return self.normal(*shape) * kept / max(1.0, float(kept.sum() / shape[0])) ** 0.5
 
     def add(self, operation: Operation) -> str:
-        program = Program({"x": self.input}, [*self.operations, operation], (operation.output,))
-        self.shapes = program.shapes()
+        self.values[operation.output] = operation.run(*(self.values[name] for name in operation.inputs))
         self.operations.append(operation)
         return operation.output
 
@@ -189,7 +193,7 @@ class RandomProgram:
             self.head(last)
         outputs = {list(self.shapes)[-1], *([self.pick()] if self.random.random() < 0.3 else [])}
         notes = {"one_output": False}
-        return Program({"x": self.input}, self.operations, tuple(sorted(outputs)), notes)
+        return Program(self.inputs, self.operations, tuple(sorted(outputs)), notes)
 
     def head(self, name: str) -> None:
         mean = self.random.random() < 0.6

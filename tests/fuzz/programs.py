@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.engine.random_programs import RandomProgram
+from tests.engine.random_token_programs import random_program
 from tests.fuzz.files import DAMAGES
 from tests.fuzz.runner import MISTAKE, Fuzzer
 from wirings import WiringError, engine
@@ -37,12 +37,23 @@ def difference(found: Any, expected: tuple[Tensor, ...]) -> float:
     return worst
 
 
-def is_right(program: Program, images: Tensor, found: Any, expected: tuple[Tensor, ...]) -> bool:
+def inputs_of(program: Program, batch: int, seed: int) -> list[Tensor]:
+    """Random numbers and tokens for each input."""
+    generator, limits = torch.Generator().manual_seed(seed), program.index_limits()
+    return [
+        torch.randint(limits[name], (batch, *shape), generator=generator)
+        if name in limits
+        else torch.randn(batch, *shape, generator=generator)
+        for name, shape in program.inputs.items()
+    ]
+
+
+def is_right(program: Program, inputs: list[Tensor], found: Any, expected: tuple[Tensor, ...]) -> bool:
     """Whether outputs are as close to the exact ones as PyTorch's are, but for a factor."""
     error = difference(found, expected)
     if error < CLOSE:
         return True
-    exact = program.to(dtype=torch.float64).run(images.double())
+    exact = program.to(dtype=torch.float64).run(*(x.double() if x.is_floating_point() else x for x in inputs))
     found = found if isinstance(found, tuple) else (found,)
     own = difference(tuple(x.double() for x in found), exact)
     return own < 10 * difference(tuple(x.double() for x in expected), exact) + CLOSE
@@ -51,16 +62,14 @@ def is_right(program: Program, images: Tensor, found: Any, expected: tuple[Tenso
 def case(_: None, folder: Path, seed: int) -> str:
     """Compile a random program; a tenth of them are saved and loaded, and half of these files damaged."""
     draw = random.Random(seed)
-    longest = draw.choice((8, 8, 20, 40))
-    shape = (draw.randint(1, 9), draw.randint(1, longest), draw.randint(1, longest))
-    program = RandomProgram(seed, shape).program(draw.randint(1, 10))
-    images = torch.randn(draw.choice((0, 1, 1, 2, 3, 5)), *shape, generator=torch.Generator().manual_seed(seed))
+    program = random_program(seed, draw.choice((8, 8, 20, 40)), draw.randint(1, 10))
+    inputs = inputs_of(program, draw.choice((0, 1, 1, 2, 3, 5)), seed)
     way = "auto" if draw.random() < 0.01 else draw.choice(("sparse", "dense"))
     made = engine.compile(program, engine=way, threads=draw.choice((1, 1, 1, 1, 1, 2, 2, 3, 3, 8)))
     if not made.compiled:
         return f"{MISTAKE}: the kernels are not used"
-    found, expected = made(images), program.run(images)
-    if not is_right(program, images, found, expected):
+    found, expected = made(*inputs), program.run(*inputs)
+    if not is_right(program, inputs, found, expected):
         return f"{MISTAKE}: other outputs than PyTorch's, by {difference(found, expected):.2g}"
     if draw.random() > 0.1:
         return "right"
@@ -68,8 +77,8 @@ def case(_: None, folder: Path, seed: int) -> str:
     try:
         made.save(path)
         again = engine.load(path)
-        if not is_right(program, images, again(images), expected):
-            return f"{MISTAKE}: other outputs after loading, by {difference(again(images), expected):.2g}"
+        if not is_right(program, inputs, again(*inputs), expected):
+            return f"{MISTAKE}: other outputs after loading, by {difference(again(*inputs), expected):.2g}"
         if draw.random() < 0.5:
             return "right, also when loaded"
         raw = bytearray(path.read_bytes())
@@ -80,7 +89,7 @@ def case(_: None, folder: Path, seed: int) -> str:
             again = engine.load(path)
         except WiringError as error:
             return "right, and refused when damaged" if str(path) in str(error) else f"{MISTAKE}: {error}"
-        same = bytes(raw) == before or is_right(program, images, again(images), expected)
+        same = bytes(raw) == before or is_right(program, inputs, again(*inputs), expected)
         return "right, and read in spite of damage" if same else f"{MISTAKE}: other outputs of a damaged file"
     finally:
         path.unlink(missing_ok=True)

@@ -143,13 +143,14 @@ int64_t wirings_scratch(const KernelStep *step) {
     return step->kind == LINEAR ? step->inputs : 0;
 }
 
-// Memory of zeros, on large pages if the system has them: maps are far apart, and each page costs a lookup.
+// Memory of zeros. Large memory is on large pages if the system has them: maps are far apart, and each page costs a lookup.
+// It ends where the maps end, so that sanitizers notice reads beyond.
 float *wirings_memory(int64_t floats) {
-    const size_t page = size_t{1} << 21, bytes = (static_cast<size_t>(floats) * sizeof(float) + page - 1) / page * page;
+    const size_t page = size_t{1} << 21, bytes = static_cast<size_t>(floats) * sizeof(float);
     void *memory = nullptr;
-    if (posix_memalign(&memory, page, bytes ? bytes : page)) return nullptr;
+    if (posix_memalign(&memory, bytes < page ? LINE * sizeof(float) : page, bytes)) return nullptr;
 #ifdef MADV_HUGEPAGE
-    madvise(memory, bytes, MADV_HUGEPAGE);
+    if (bytes >= page) madvise(memory, bytes / page * page, MADV_HUGEPAGE);
 #endif
     memset(memory, 0, bytes);
     return static_cast<float *>(memory);
