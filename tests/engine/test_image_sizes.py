@@ -39,7 +39,7 @@ def test_large_images(make: Callable[[RandomProgram], None], size: tuple[int, in
     """These used to crash the process: numbers of pixels overflowed 32 bits."""
     made = RandomProgram(0, (3, *size))
     make(made)
-    program = Program({"x": made.input}, made.operations, (made.operations[-1].output,))
+    program = Program(made.inputs, made.operations, (made.operations[-1].output,))
     images = torch.randn(1, 3, *size, generator=torch.Generator().manual_seed(0))
     assert max(differences(program, images, engine=way, threads=1)) < 1e-5
 

@@ -67,7 +67,7 @@ def nodes(seed: int, size: tuple[int, int], widths: list[int], stride: int, dens
         state = made.add(Conv(f"edges{j}", (source,), weight, made.normal(after)))
     made.add(Mean("mean", (made.add(Activation("relu", (state,))),)))
     made.add(Linear("head", ("mean",), made.normal(10, 7)))
-    return Program({"x": made.input}, made.operations, ("head",))
+    return Program(made.inputs, made.operations, ("head",))
 
 
 @settings(max_examples=60, deadline=None)
@@ -133,7 +133,7 @@ def nodes_without_edges(made: RandomProgram) -> None:
 def test_regressions(make: Callable[[RandomProgram], None], way: str) -> None:
     made = RandomProgram(0, (3, 9, 7))
     make(made)
-    program = Program({"x": made.input}, made.operations, (made.operations[-1].output,))
+    program = Program(made.inputs, made.operations, (made.operations[-1].output,))
     assert max(differences(program, torch.randn(2, 3, 9, 7), engine=way, threads=2)) < 1e-5
 
 
