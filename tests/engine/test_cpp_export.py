@@ -153,15 +153,19 @@ def test_the_example_program(built: Built, example: Path) -> None:
     assert (wrong.returncode, wrong.stderr) == (exported.INVALID_TOKEN, b"error 2; see gpt.h\n")
 
 
-def test_too_little_memory_returns_an_error(example: Path) -> None:
+def test_too_little_memory_returns_an_error(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1)).eval()
+    fast = engine.compile(model, torch.zeros(1, 1, 600, 600), threads=2)  # several MB of maps for every thread
+    fast.export(tmp_path, name="large")
+    example = exported.build(tmp_path)
     found = set()
     for megabytes in range(50, 700, 25):  # every thread has memory of its own, and some more for batches
-        limited = ["sh", "-c", f'ulimit -v {megabytes}000 && exec "$0" 100 20', str(example)]
+        limited = ["sh", "-c", f'ulimit -v {megabytes}000 && exec "$0" 20 20', str(example)]
         done = subprocess.run(limited, capture_output=True, text=True)
         found.add((done.returncode, done.stderr))
     assert found == {
         (1, "not enough memory, or not a valid number of threads\n"),
-        (exported.OUT_OF_MEMORY, "error 3; see gpt.h\n"),
+        (exported.OUT_OF_MEMORY, "error 3; see large.h\n"),
         (0, ""),
     }
 

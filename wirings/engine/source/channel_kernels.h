@@ -163,7 +163,8 @@ static inline V function_of(int kind, V x, float a, const ClampRange &range) {
         case SIGMOID: return sigmoid_of(x);
         case SILU: return x * sigmoid_of(x);
         case GELU: return all(0.5f) * x * (one + erf_of(x * all(0.70710678118654752f)));
-        case GELU_TANH: return all(0.5f) * x * (one + tanh_of(all(0.79788456080286536f) * (x + all(0.044715f) * x * x * x)));
+        // 1 + tanh(u) = 2 · sigmoid(2u), which loses no digits where the tanh is near -1
+        case GELU_TANH: return x * sigmoid_of(all(1.59576912160573071f) * (x + all(0.044715f) * x * x * x));
         case HARDSWISH: return each(x, [](float v) { return v <= -3 ? 0 : v >= 3 ? v : v * (v + 3) / 6; });
         case HARDSIGMOID: return each(x, [](float v) { return v <= -3 ? 0 : v >= 3 ? 1 : (v + 3) / 6; });
         case SOFTPLUS: return each(x, softplus);
