@@ -34,6 +34,14 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     return call
 
 
+def test_clipping(run: RunBenchmark) -> None:
+    sizes = ["--layers=1", "--width=64", "--tokens=8", "--batch=1", "--seconds=0"]
+    out, record = run("clipping", "--device=cpu", *sizes)
+    assert [row["clipping"] for row in record["rows"]] == ["no clipping", "all edges", "edges in use"]
+    assert all(row["median_s"] > 0 for row in record["rows"])
+    assert out.count("ms per step") == 3
+
+
 def make(recipe: str, seed: int, accuracy: float) -> results.Result:
     return results.Result(
         recipe=recipe, seed=seed, accuracy=accuracy, epochs=1, steps=1, params=1, overrides={}, precision="bf16",

@@ -131,12 +131,14 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "table": ("--results", "--markdown", "--no-count", "--json"),
     "profile": ("--trained", "--best", "--image-size", "--classes", "--json"),
     "compact": ("--best", "--image-size"),
+    "ship": ("--best", "--data", "--dtype", "--threads", "--image-size", "--json"),
+    "push": ("--result", "--private", "--best"),
     "show": ("--html", "--pictures", "--svg", "--whole", "--heads"),
     "data": ("--data",),
 }
 FLAGS = {
     "--json", "--overwrite", "--resume", "--best", "--markdown", "--no-count", "--trained", "--html", "--svg",
-    "--whole",
+    "--whole", "--private",
 }  # fmt: skip
 
 
@@ -161,8 +163,10 @@ def command_line(draw: random.Random, keys: list[str], folder: Path) -> list[str
     if command in ("train", "sweep"):
         words += ["--out", out, *(word for change in TINY for word in ("--set", change))]
         words += ["--max-minutes", "0"] if command == "train" else ["--dry-run"]
-    elif command in ("show", "compact") and draw.random() < 0.5:
+    elif command in ("show", "compact", "ship") and draw.random() < 0.5:
         words += ["--out", out]
+    if command == "ship":
+        words += ["--quick", "--examples", "0"]
     return words
 
 
@@ -173,6 +177,7 @@ def command(given: tuple[list[str], list[str]], folder: Path, seed: int) -> str:
     draw = random.Random(seed)
     words = command_line(draw, given[1], folder)
     os.chdir(folder)
+    os.environ["HF_HUB_OFFLINE"] = "1"
     sys.argv = ["wirings", *words]
     out, err = io.StringIO(), io.StringIO()
     status: Any = 0

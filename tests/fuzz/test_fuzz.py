@@ -19,19 +19,27 @@ REFUSED |= {"sweep", "benchmark", "pairs", "setting changes", "wire calls", "gra
 """Kinds of which at least a third is refused."""
 
 
+PART = 2500
+"""The most cases of one test, so that long runs are divided among processes."""
+PARTS = [
+    pytest.param(kind, range(first, min(first + PART, fuzzer.short)), id=kind if first == 0 else f"{kind}-{first}")
+    for kind, fuzzer in FUZZERS.items()
+    for first in range(0, fuzzer.short, PART)
+]
+
+
 @LINUX
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", FUZZERS)
-def test_a_short_run(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "seeds"), PARTS)
+def test_a_short_run(kind: str, seeds: range) -> None:
     if kind in ("engine", "programs", "image sizes", "lives") and not engine.available():
         pytest.skip("no C++ compiler")
-    fuzzer = FUZZERS[kind]
-    outcomes = runner.run(fuzzer, range(fuzzer.short))
+    outcomes = runner.run(FUZZERS[kind], seeds)
     assert not outcomes.mistakes
-    assert outcomes.cases == fuzzer.short
+    assert outcomes.cases == len(seeds)
     if kind in REFUSED:
         refused = sum(count for outcome, count in outcomes.counts.items() if outcome.endswith("refused"))
-        assert refused > fuzzer.short / 3, outcomes.counts
+        assert refused > len(seeds) / 3, outcomes.counts
 
 
 def misbehave(given: str, folder: Path, seed: int) -> str:
