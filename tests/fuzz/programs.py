@@ -95,4 +95,4 @@ def case(_: None, folder: Path, seed: int) -> str:
         path.unlink(missing_ok=True)
 
 
-FUZZERS = {"programs": Fuzzer(prepare, case, chunk=500, short=10_000)}
+FUZZERS = {"programs": Fuzzer(prepare, case, chunk=5000, short=10_000)}
