@@ -29,6 +29,9 @@ from wirings.compaction.operations import (
 )
 from wirings.compaction.program import Program
 
+MOST_PAIRS = 2**18
+"""The most pairs of tokens that an attention compares: PyTorch, which it is compared with, stores them all."""
+
 
 class RandomTokenProgram(RandomProgram):
     """A program on (channels, tokens), to which random operations are added.
@@ -64,6 +67,8 @@ class RandomTokenProgram(RandomProgram):
         sizes = tuple(int(n) for n in self.random.integers(1, 9, heads))
         value_sizes = tuple(int(n) for n in self.random.integers(1, 9, heads))
         other = self.pick(2) if self.random.random() < 0.3 else name  # possibly with another number of tokens
+        if self.shapes[name][1] * self.shapes[other][1] > MOST_PAIRS:
+            return name
         queries = self.linear(name, sharing * sum(sizes))
         keys, values = self.linear(other, sum(sizes)), self.linear(other, sum(value_sizes))
         tokens, others = self.shapes[queries][1], self.shapes[keys][1]
