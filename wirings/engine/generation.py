@@ -8,15 +8,14 @@ values of the tokens before. Maps that differ from token to token, such as embed
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from wirings.compaction.operation import Operation, Tensors
+from wirings.compaction.operation import Operation
 from wirings.compaction.operations import (
     Activation,
     Add,
@@ -37,12 +36,9 @@ from wirings.compaction.operations import (
 from wirings.compaction.program import Program
 from wirings.engine.build import kernels
 from wirings.engine.execution_plan import ExecutionPlan
-from wirings.engine.fused_steps import LoweredStep
-from wirings.engine.kernel_step import StepKind
-from wirings.engine.lowering import Lowering
-from wirings.engine.memory_layout import LINE, FeatureMaps
-from wirings.engine.operations import kernel_for, supports
-from wirings.engine.token_steps import VALUE_TILE, CachedAttentionStep
+from wirings.engine.memory_layout import LINE
+from wirings.engine.operations import supports
+from wirings.engine.operations.cached_attention import VALUE_TILE, CachedAttention
 from wirings.engine.tune import tune
 from wirings.errors import WiringError
 from wirings.utils.checks import is_int, is_number
@@ -54,41 +50,6 @@ ALIAS = 128
 """Keys of which as many tokens are kept as a multiple of this get room for more."""
 _TOKENWISE = (Activation, Add, Affine, ChannelNorm, Concat, Multiply, ScatterChannels, SelectChannels)
 """Operations that are the same for one token as for many."""
-
-
-@dataclass(frozen=True, eq=False)
-class CachedAttention(Operation):
-    """Attention of one token to itself and those before it; the last two inputs are the cache and the position."""
-
-    input_count = 5
-    sizes: tuple[int, ...] = ()
-    value_sizes: tuple[int, ...] = ()
-    sharing: int = 1
-    scale: float = 1.0
-    capacity: int = 0
-
-    def compute(self, inputs: Sequence[Tensor], own: Tensors) -> Tensor:
-        """The result for an empty cache: a token that only sees itself has its own values."""
-        heads = Attention("", (), sizes=self.sizes, value_sizes=self.value_sizes, sharing=self.sharing).heads()
-        return torch.cat([inputs[2][:, values] for _, _, values in heads], 1)
-
-
-@kernel_for(CachedAttention, lambda o, shapes: len(shapes[0]) == 1)
-def lower_cached_attention(lowering: Lowering, o: CachedAttention) -> FeatureMaps:
-    queries, keys, values = (lowering.solid(lowering.ready(name)) for name in o.inputs[:3])
-    out = lowering.new_like(o.output)
-    numbers = [list(lowering.program.inputs).index(name) for name in o.inputs[3:]]
-    heads, given = [], 0
-    like = Attention("", (), sizes=o.sizes, value_sizes=o.value_sizes, sharing=o.sharing)
-    for query, key, value in like.heads():
-        size, value_size = key.stop - key.start, value.stop - value.start
-        heads.append((query.start, key.start, value.start, given, size, value_size))
-        given += value_size
-    own = CachedAttentionStep(
-        queries, keys, values, out, np.array(heads), o.sharing, o.capacity, numbers[0], numbers[1], o.scale
-    )
-    lowering.emit(LoweredStep(o.output, StepKind.CACHED_ATTENTION, out, own=own))
-    return out
 
 
 @dataclass(eq=False)
