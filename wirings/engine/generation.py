@@ -81,7 +81,9 @@ def one_token_program(program: Program) -> OneTokenProgram:
             f"{len(program.outputs)} outputs. Compile the language model itself, with tokens as its example."
         )
     ((source, (tokens,)),) = program.inputs.items()
-    inputs: dict[str, tuple[int, ...]] = {"position": (1,)}
+    taken = {source, *(o.output for o in program.operations)}
+    position = _unused("position", taken)
+    inputs: dict[str, tuple[int, ...]] = {position: (1,)}
     names: dict[str, str] = {}  # of tensors that became inputs
     tables: dict[str, Tensor] = {}
     embeddings: dict[str, Tensor] = {}
@@ -94,22 +96,22 @@ def one_token_program(program: Program) -> OneTokenProgram:
     for o in program.operations:
         o = dataclasses.replace(o, inputs=tuple(names.get(name, name) for name in o.inputs))
         if isinstance(o, Embedding) and o.inputs == (source,):
-            name = names[o.output] = f"{o.output}.row"
+            name = names[o.output] = _unused(f"{o.output}.row", taken)
             inputs[name], embeddings[name] = (o.weight.shape[1],), o.weight.float()
         elif isinstance(o, _TOKENWISE):
             made.append(o)
         elif isinstance(o, Conv) and o.pointwise:
             made.append(Linear(o.output, o.inputs, o.weight.flatten(1), o.bias))
         elif isinstance(o, (AddMap, MultiplyMap)) and o.map.dim() == 2 and o.map.shape[1] == tokens:
-            name = f"{o.output}.row"
+            name = _unused(f"{o.output}.row", taken)
             inputs[name], tables[name] = (len(o.map),), o.map.t().contiguous().float()
             kind = Add if isinstance(o, AddMap) else Multiply
             made.append(kind(o.output, (*o.inputs, name)))
         elif isinstance(o, Attention) and o.causal and o.mask is None and len(o.inputs) == 3:
-            name = f"{o.output}.cache"
+            name = _unused(f"{o.output}.cache", taken)
             caches[name] = (sum(o.sizes) + sum(o.value_sizes)) * capacity + VALUE_TILE * LINE
             inputs[name] = (caches[name],)
-            given = (*o.inputs, name, "position")
+            given = (*o.inputs, name, position)
             made.append(CachedAttention(o.output, given, o.sizes, o.value_sizes, o.sharing, o.scale, capacity))
             attentions.append(o)
         elif isinstance(o, Arrange) and o.transposes and o.output == output:
@@ -118,8 +120,16 @@ def one_token_program(program: Program) -> OneTokenProgram:
             raise _not_tokenwise(o)
     if not embeddings:
         raise WiringError("generating with a cache needs a network that begins with an embedding of tokens.")
-    one = Program(inputs, made, (output,), {"types": {"position": "torch.int64"}})
+    one = Program(inputs, made, (output,), {"types": {position: "torch.int64"}})
     return OneTokenProgram(one, tables, embeddings, caches, attentions, tokens)
+
+
+def _unused(name: str, taken: set[str]) -> str:
+    """A name that no tensor of the network has yet."""
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
 
 
 def _not_tokenwise(o: Operation) -> WiringError:
@@ -179,7 +189,7 @@ class TokenGenerator:
             elif name in self._one.tables:
                 given.append(self._one.tables[name][self._count : self._count + 1])
             else:
-                given.append(self._position if name == "position" else self._caches[name])
+                given.append(self._caches.get(name, self._position))
         return given
 
     @torch.no_grad()
