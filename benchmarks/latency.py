@@ -40,7 +40,7 @@ from wirings import compact, engine, finalize_, models
 from wirings.compaction import CompactModel
 from wirings.compaction.operations import Conv
 from wirings.compaction.program import Program
-from wirings.engine.kernel_step import StepKind
+from wirings.engine.edge_sums import SumsStep
 from wirings.engine.tune import step_seconds
 from wirings.models.mobilenet import STAGES, MobileNetV1DNW
 
@@ -289,7 +289,7 @@ def density(threads: int, seconds: float) -> dict[str, Any]:
                     plan = net._segments[0].plan
                     assert plan is not None
                     times = step_seconds(plan, [x])
-                    kinds = [step.kind == StepKind.SUMS for step in plan.steps]
+                    kinds = [isinstance(step, SumsStep) for step in plan.steps]
                     looks[way].append(float(times[kinds].sum()))  # without the copies of inputs and outputs
             median = {way: float(np.median(found)) for way, found in looks.items()}
             rows.append({"layer": layer, "density": share, **{f"{way}_s": value for way, value in median.items()}})

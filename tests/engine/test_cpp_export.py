@@ -24,7 +24,7 @@ from wirings.engine import EngineModel
 from wirings.engine.build import kernels
 from wirings.engine.export.export_network import TARGETS
 from wirings.engine.export.image import NetworkImage, as_text
-from wirings.engine.pack_steps import KernelSizes
+from wirings.engine.step import KernelSizes
 
 pytestmark = exported.needs_gpp
 Built = tuple[ctypes.CDLL, dict[str, EngineModel], Path]

@@ -1,5 +1,6 @@
 """Tokens one at a time, with a cache, give what the whole sequence does."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from wirings import WiringError, engine, models, wire_
+from wirings.compaction.operations import ChannelNorm, MultiplyMap
+from wirings.compaction.program import Program
 
 pytestmark = pytest.mark.skipif(not engine.available(), reason="there is no C++ compiler")
 
@@ -60,6 +63,24 @@ class Rotary(nn.Module):
         y = F.scaled_dot_product_attention(self.turned(q), self.turned(k), v, is_causal=True, enable_gqa=True)
         x = x + y.transpose(1, 2).flatten(2)
         return self.head(x + self.down(F.silu(self.gate(x)) * self.up(x)))
+
+
+def test_tensors_may_have_any_names() -> None:
+    """Also the names that the inputs of a network for one token would have."""
+    torch.manual_seed(0)
+    model, x = Rotary().eval(), torch.randint(7, (1, 9))
+    program = engine.compile(model, x, engine="sparse", threads=1).program
+    norm = next(o.output for o in program.operations if isinstance(o, ChannelNorm))
+    turned = next(o.output for o in program.operations if isinstance(o, MultiplyMap))
+    names = {norm: f"{turned}.row", program.operations[-2].output: "position"}
+    renamed = [
+        replace(o, output=names.get(o.output, o.output), inputs=tuple(names.get(name, name) for name in o.inputs))
+        for o in program.operations
+    ]
+    same = Program(program.inputs, renamed, program.outputs, program.notes)
+    generator = engine.compile(same, engine="sparse", threads=1).generator()
+    found = torch.stack([generator.step(int(token)) for token in x[0]])
+    torch.testing.assert_close(found, model(x)[0].detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_rotary_positions_and_shared_heads() -> None:

@@ -1,5 +1,6 @@
 """Images of every size: compiled networks return what PyTorch does or raise; they never crash the process."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -15,9 +16,10 @@ from tests.engine.test_kernels import differences, nodes
 from wirings import WiringError, engine
 from wirings.compaction.operations import Conv
 from wirings.compaction.program import Program
-from wirings.engine import bounds, pack_steps
+from wirings.engine import bounds
 from wirings.engine.memory_layout import MapMemory
 from wirings.engine.pack_weights import grouped
+from wirings.engine.step import LoweredStep, StepContext
 
 needs_kernels = pytest.mark.skipif(not engine.available(), reason="there is no C++ compiler")
 
@@ -222,21 +224,17 @@ def test_networks_that_do_not_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -
 def test_steps_stay_inside_their_memory(way: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the memory were smaller than its maps: the step that uses the last of them raises before it runs."""
     program = nodes(0, (60, 60), [6, 4], 1, 0.5)
-    checked = bounds.check
+    pack = LoweredStep.pack
     found: list[str] = []
 
-    def short(name: str, numbers: dict[str, Any], lanes: int, lowering: Any) -> None:
-        checked(name, numbers, lanes, lowering)
-        floats = lowering.floats
-        lowering.floats = 100
-        try:
-            with pytest.raises(WiringError, match=rf"{name}: .*would access floats .* of .*a bug in wirings"):
-                checked(name, numbers, lanes, lowering)
-        finally:
-            lowering.floats = floats
-        found.append(name)
+    def short(self: LoweredStep, context: StepContext) -> Any:
+        packed = pack(self, context)
+        with pytest.raises(WiringError, match=rf"{self.name}: .*would access floats .* of .*a bug in wirings"):
+            pack(self, dataclasses.replace(context, floats=100))
+        found.append(self.name)
+        return packed
 
-    monkeypatch.setattr(pack_steps, "check", short)
+    monkeypatch.setattr(LoweredStep, "pack", short)
     images: Tensor = torch.randn(2, 3, 60, 60)
     made = engine.compile(program, engine=way, threads=threads)
     torch.testing.assert_close(made(images), program.run(images)[0], rtol=1e-5, atol=1e-5)

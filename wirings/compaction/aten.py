@@ -1,10 +1,13 @@
 """Convert PyTorch's operators into operations of a program.
 
 The functions that do so are defined beside the operations they produce, in `wirings.compaction.operations`, and are
-registered here with `converts`. Each takes the builder, the operator's name without its overload (also a hint for the
-result's name) and the operator's arguments by name: tensors of the program (`ProgramTensor`), constant tensors
-(weights) and plain Python values. It returns a tensor of the program, a tuple of them, or None if it cannot express the
-operator with these arguments. Operators that nothing can express become a `TorchOperator`.
+registered here with `converts`. Each takes the builder, a hint for the result's name and the operator's arguments by
+name: tensors of the program (`ProgramTensor`), constant tensors (weights) and plain Python values. It returns a tensor
+of the program, a tuple of them, or None if it cannot express the operator with these arguments. Operators that nothing
+can express become a `TorchOperator`.
+
+Operators that share a function differ in keyword arguments that are given when it is registered. What a function does
+never depends on the hint.
 
 Functions that are registered with `converts` take tensors that are stored as the model sees them. Those registered with
 `converts_views` take tensors whose dimensions are in another order, too (`wirings.compaction.axes`).
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -49,21 +53,22 @@ CHANNELWISE = {
 """Operators of one tensor that treat all of its channels alike and separately. They have no operation of their own."""
 
 
-def converts(*names: str) -> Callable[[Converter], Converter]:
-    """Register a function that converts the operators of these names."""
-
-    def register(function: Converter) -> Converter:
-        CONVERTERS.update(dict.fromkeys(names, function))
-        return function
-
-    return register
+Register = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def converts_views(*names: str) -> Callable[[Converter], Converter]:
+def converts(*names: str, **variant: Any) -> Register:
+    """Register a function that converts the operators of these names, with keyword arguments that tell them apart."""
+    return _register(CONVERTERS, names, variant)
+
+
+def converts_views(*names: str, **variant: Any) -> Register:
     """Register a function that converts the operators of these names, for tensors with any `Axes`."""
+    return _register(VIEW_CONVERTERS, names, variant)
 
-    def register(function: Converter) -> Converter:
-        VIEW_CONVERTERS.update(dict.fromkeys(names, function))
+
+def _register(converters: dict[str, Converter], names: tuple[str, ...], variant: dict[str, Any]) -> Register:
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        converters.update(dict.fromkeys(names, partial(function, **variant) if variant else function))
         return function
 
     return register

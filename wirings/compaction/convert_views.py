@@ -6,6 +6,7 @@ tensor as it is stored, with its channels in dimension 1. The functions are regi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,44 +42,33 @@ def changed_axes(x: ProgramTensor, axes: Axes | None) -> ProgramTensor | None:
     return None if axes is None else ProgramTensor(x.name, None if axes.is_plain else axes)
 
 
-@converts_views("permute", "transpose", "t", "swapaxes", "movedim")
-def _permute(builder: ProgramBuilder, operator: str, a: Arguments) -> Any:
+@converts_views("permute", moved=lambda x, a: x.permute(a["dims"]))
+@converts_views("transpose", moved=lambda x, a: x.transpose(a["dim0"], a["dim1"]))
+@converts_views("swapaxes", moved=lambda x, a: x.swapaxes(a["axis0"], a["axis1"]))
+@converts_views("t", moved=lambda x, a: x.t())
+@converts_views("movedim", moved=lambda x, a: x.movedim(a["source"], a["destination"]))
+def _permute(builder: ProgramBuilder, hint: str, a: Arguments, moved: Callable[[Tensor, Arguments], Tensor]) -> Any:
+    """Another order of dimensions, which ``moved`` applies to a tensor with the given arguments."""
     x: Any = a["self"]
     axes = view_of(builder, x)
     if axes is None:
         return None
-    count = len(axes.dims)
-    order = list(range(count))
-    if operator == "permute":
-        order = [d % count for d in a["dims"]]
-    elif operator == "movedim":
-        source, target = a["source"], a["destination"]
-        order = _order_of(count, source, target)
-    else:
-        names = ("axis0", "axis1") if operator == "swapaxes" else ("dim0", "dim1")
-        one, two = (0, 1) if operator == "t" else (a[name] % count for name in names)
-        order[one], order[two] = order[two], order[one]
-    return changed_axes(x, axes.permuted(order))
+    numbered = torch.empty([d + 1 for d in range(len(axes.dims))], device="meta")  # sizes tell dimensions apart
+    return changed_axes(x, axes.permuted([size - 1 for size in moved(numbered, a).shape]))
 
 
-def _order_of(count: int, source: Any, target: Any) -> list[int]:
-    numbered = torch.empty([d + 1 for d in range(count)]).movedim(source, target)
-    return [size - 1 for size in numbered.shape]
-
-
-@converts_views("view", "reshape", "_unsafe_view", "flatten", "squeeze", "unsqueeze", "unflatten", "expand")
-def _reshape(builder: ProgramBuilder, operator: str, a: Arguments) -> Any:
+@converts_views("view", "reshape", "_unsafe_view", "flatten", "squeeze", "unsqueeze", "unflatten")
+@converts_views("expand", repeats=True)
+def _reshape(builder: ProgramBuilder, hint: str, a: Arguments, repeats: bool = False) -> Any:
     x, sizes = a["self"], a["sizes"]
     axes = view_of(builder, x)
     if isinstance(x, ProgramTensor) and x.axes is None and x.name not in builder.loose:
         value = builder.values[x.name]
         if isinstance(value, Tensor) and tuple(value.shape) == sizes:
             return x
-    if operator == "expand" and axes is not None and sizes is not None:
-        return _repeat_channels(builder, x, axes, sizes)
     if axes is None or sizes is None:
         return None
-    return changed_axes(x, axes.reshaped(sizes))
+    return _repeat_channels(builder, x, axes, sizes) if repeats else changed_axes(x, axes.reshaped(sizes))
 
 
 def _repeat_channels(builder: ProgramBuilder, x: ProgramTensor, axes: Axes, sizes: tuple[int, ...]) -> Any:
@@ -106,7 +96,7 @@ def _repeat_channels(builder: ProgramBuilder, x: ProgramTensor, axes: Axes, size
 
 
 @converts_views("clone", "contiguous", "alias", "detach", "dropout", "feature_dropout", "_to_copy", "to")
-def _identity(builder: ProgramBuilder, operator: str, a: Arguments) -> Any:
+def _identity(builder: ProgramBuilder, hint: str, a: Arguments) -> Any:
     x: Any = next(iter(a.values()))
     axes = view_of(builder, x)
     if axes is None or a.get("train") or a.get("dtype") not in (None, builder.values[x.name].dtype):
@@ -117,17 +107,21 @@ def _identity(builder: ProgramBuilder, operator: str, a: Arguments) -> Any:
 # ---- pixel by pixel -------------------------------------------------------------------------------------------------
 
 
-@converts_views(
-    "relu", "tanh", "sigmoid", "silu", "hardswish", "hardsigmoid", "mish", "gelu", "hardtanh", "relu6", "clamp",
-    "clamp_min", "clamp_max", "leaky_relu", "elu", "softplus",
-)  # fmt: skip
-def _activation(builder: ProgramBuilder, operator: str, a: Arguments) -> Any:
+def _activation(builder: ProgramBuilder, hint: str, a: Arguments, operator: str) -> Any:
+    """An operator on single numbers, of a tensor as it is stored."""
     first = next(iter(a))
     axes = view_of(builder, a[first])
     if axes is None:
         return None
-    made = CONVERTERS[operator](builder, operator, {**a, first: ProgramTensor(a[first].name)})
+    made = CONVERTERS[operator](builder, hint, {**a, first: ProgramTensor(a[first].name)})
     return None if made is None else viewed(builder, made.name, axes)
+
+
+for _operator in (
+    "relu", "tanh", "sigmoid", "silu", "hardswish", "hardsigmoid", "mish", "gelu", "hardtanh", "relu6", "clamp",
+    "clamp_min", "clamp_max", "leaky_relu", "elu", "softplus",
+):  # fmt: skip
+    converts_views(_operator, operator=_operator)(_activation)
 
 
 def stored_alike(builder: ProgramBuilder, x: ProgramTensor, y: ProgramTensor) -> tuple[str, str, Axes] | None:
@@ -153,12 +147,14 @@ def stored_alike(builder: ProgramBuilder, x: ProgramTensor, y: ProgramTensor) ->
     return x.name, arrange(builder, y.name, moved, "arranged"), one
 
 
-@converts_views("add", "sub", "rsub")
-def _sum(builder: ProgramBuilder, operator: str, a: Arguments) -> Any:
+@converts_views("add")
+@converts_views("sub", sign=-1.0)
+@converts_views("rsub", sign=-1.0, swapped=True)
+def _sum(builder: ProgramBuilder, hint: str, a: Arguments, sign: float = 1.0, swapped: bool = False) -> Any:
+    """The sum self + sign · other, or other + sign · self."""
     x, y, alpha = a["self"], a["other"], a.get("alpha", 1)
-    if operator == "rsub":
+    if swapped:
         x, y = y, x
-    sign = 1.0 if operator == "add" else -1.0
     if alpha != 1:
         return None
     if isinstance(x, ProgramTensor) and isinstance(y, ProgramTensor):
@@ -167,8 +163,8 @@ def _sum(builder: ProgramBuilder, operator: str, a: Arguments) -> Any:
             return None
         one, two, alike = found
         if sign < 0:
-            two = _affine(builder, operator, two, torch.tensor(-1.0), torch.tensor(0.0))
-        return viewed(builder, builder.add(Add, (one, two), operator), alike)
+            two = _affine(builder, hint, two, torch.tensor(-1.0), torch.tensor(0.0))
+        return viewed(builder, builder.add(Add, (one, two), hint), alike)
     if not isinstance(x, ProgramTensor):
         x, y, factor, sign = y, x, sign, 1.0
     else:
@@ -179,37 +175,38 @@ def _sum(builder: ProgramBuilder, operator: str, a: Arguments) -> Any:
     name = x.name
     scale = torch.tensor(factor, dtype=constant.dtype)
     if constant.dim() == 1:
-        return viewed(builder, _affine(builder, operator, name, scale, sign * constant), axes)
+        return viewed(builder, _affine(builder, hint, name, scale, sign * constant), axes)
     if factor != 1:
-        name = _affine(builder, operator, name, scale, torch.zeros_like(scale))
-    return viewed(builder, builder.add(AddMap, (name,), operator, map=sign * constant), axes)
+        name = _affine(builder, hint, name, scale, torch.zeros_like(scale))
+    return viewed(builder, builder.add(AddMap, (name,), hint, map=sign * constant), axes)
 
 
-@converts_views("mul", "div", "neg")
-def _product(builder: ProgramBuilder, operator: str, a: Arguments) -> Any:
+@converts_views("mul", "neg")
+@converts_views("div", divides=True)
+def _product(builder: ProgramBuilder, hint: str, a: Arguments, divides: bool = False) -> Any:
     x, y = a["self"], a.get("other", -1.0)
     if a.get("rounding_mode") is not None:
         return None
     if isinstance(x, ProgramTensor) and isinstance(y, ProgramTensor):
-        found = stored_alike(builder, x, y) if operator == "mul" else None
-        return None if found is None else viewed(builder, builder.add(Multiply, found[:2], operator), found[2])
+        found = None if divides else stored_alike(builder, x, y)
+        return None if found is None else viewed(builder, builder.add(Multiply, found[:2], hint), found[2])
     if not isinstance(x, ProgramTensor):
-        if operator == "div":
+        if divides:
             return None
         x, y = y, x
     axes, constant = view_of(builder, x), _stored_constant(builder, x, y)
     if axes is None or constant is None:
         return None
-    constant = 1 / constant if operator == "div" else constant
+    constant = 1 / constant if divides else constant
     if constant.dim() == 1:
-        made = _affine(builder, operator, x.name, constant, torch.zeros_like(constant))
+        made = _affine(builder, hint, x.name, constant, torch.zeros_like(constant))
     else:
-        made = builder.add(MultiplyMap, (x.name,), operator, map=constant)
+        made = builder.add(MultiplyMap, (x.name,), hint, map=constant)
     return viewed(builder, made, axes)
 
 
-def _affine(builder: ProgramBuilder, operator: str, name: str, scale: Tensor, shift: Tensor) -> str:
-    return add_affine(builder, operator, ProgramTensor(name), scale, shift).name
+def _affine(builder: ProgramBuilder, hint: str, name: str, scale: Tensor, shift: Tensor) -> str:
+    return add_affine(builder, hint, ProgramTensor(name), scale, shift).name
 
 
 def _stored_constant(builder: ProgramBuilder, x: Any, constant: Any) -> Tensor | None:
@@ -233,12 +230,12 @@ def _stored_constant(builder: ProgramBuilder, x: Any, constant: Any) -> Tensor |
 
 
 @converts_views("linear")
-def _linear(builder: ProgramBuilder, operator: str, a: Arguments) -> Any:
+def _linear(builder: ProgramBuilder, hint: str, a: Arguments) -> Any:
     x, weight, bias = a["input"], a["weight"], a.get("bias")
     axes = view_of(builder, x)
     if axes is None or not isinstance(weight, Tensor) or weight.dim() != 2 or isinstance(bias, ProgramTensor):
         return None
-    found = stored_with_channels(builder, x.name, axes, -1, operator)
+    found = stored_with_channels(builder, x.name, axes, -1, hint)
     if found is None:
         return None
     name, axes = found
@@ -246,34 +243,34 @@ def _linear(builder: ProgramBuilder, operator: str, a: Arguments) -> Any:
     if maps > 3:
         return None
     if maps == 0:
-        made = builder.add(Linear, (name,), operator, weight=weight, bias=bias)
+        made = builder.add(Linear, (name,), hint, weight=weight, bias=bias)
     else:
         sizes = {"stride": (1,) * maps, "padding": (0,) * maps, "dilation": (1,) * maps}
-        made = builder.add(Conv, (name,), operator, weight=weight.view(*weight.shape, *[1] * maps), bias=bias, **sizes)
+        made = builder.add(Conv, (name,), hint, weight=weight.view(*weight.shape, *[1] * maps), bias=bias, **sizes)
     return viewed(builder, made, axes, channels=-1)
 
 
 @converts_views("mm", "matmul")
-def _matrix_product(builder: ProgramBuilder, operator: str, a: Arguments) -> Any:
+def _matrix_product(builder: ProgramBuilder, hint: str, a: Arguments) -> Any:
     x, weight = list(a.values())[:2]
     if not isinstance(weight, Tensor) or weight.dim() != 2:
         return None
-    return _linear(builder, operator, {"input": x, "weight": weight.t().contiguous()})
+    return _linear(builder, hint, {"input": x, "weight": weight.t().contiguous()})
 
 
 @converts_views("addmm")
-def _product_and_bias(builder: ProgramBuilder, operator: str, a: Arguments) -> Any:
+def _product_and_bias(builder: ProgramBuilder, hint: str, a: Arguments) -> Any:
     weight, bias = a["mat2"], a["self"]
     if not isinstance(weight, Tensor) or not isinstance(bias, Tensor) or {a.get("alpha", 1), a.get("beta", 1)} != {1}:
         return None
     if bias.dim() > 1:
         return None
     bias = bias.expand(weight.shape[1]).clone()
-    return _linear(builder, operator, {"input": a["mat1"], "weight": weight.t().contiguous(), "bias": bias})
+    return _linear(builder, hint, {"input": a["mat1"], "weight": weight.t().contiguous(), "bias": bias})
 
 
 @converts_views("mean")
-def _mean(builder: ProgramBuilder, operator: str, a: Arguments) -> Any:
+def _mean(builder: ProgramBuilder, hint: str, a: Arguments) -> Any:
     x, dims = a["self"], a.get("dim")
     axes = view_of(builder, x)
     if axes is None or not dims or a.get("dtype") is not None or not axes.batch_first:
@@ -283,6 +280,6 @@ def _mean(builder: ProgramBuilder, operator: str, a: Arguments) -> Any:
     left = [own for d, own in enumerate(axes.dims) if d not in reduced]
     if any(f.dim < 2 for f in pixels) or any(f.dim >= 2 for own in left for f in own) or len(axes.stored) < 3:
         return None
-    name = builder.add(Mean, (x.name,), operator)
+    name = builder.add(Mean, (x.name,), hint)
     kept = [() if d in reduced else own for d, own in enumerate(axes.dims) if d not in reduced or a.get("keepdim")]
     return viewed(builder, name, Axes(axes.stored[:2], tuple(kept)))

@@ -10,11 +10,11 @@ import functools
 import os
 import threading
 import warnings
-from ctypes import POINTER, c_double, c_float, c_int, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 
 from wirings.engine.kernel_step import KernelStep
-from wirings.engine.token_steps import structs
+from wirings.engine.step import KINDS
 from wirings.utils.cache import cache_folder
 from wirings.utils.compiler import MissingError, Source
 
@@ -58,7 +58,8 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     pointers = POINTER(c_void_p)
     library.wirings_tile.argtypes = [c_int]
     library.wirings_step_bytes.restype = c_int64
-    library.wirings_own_bytes.argtypes, library.wirings_own_bytes.restype = [c_int], c_int64
+    library.wirings_kernel_name.argtypes, library.wirings_kernel_name.restype = [c_int], c_char_p
+    library.wirings_kernel_bytes.argtypes, library.wirings_kernel_bytes.restype = [c_int], c_int64
     library.wirings_scratch.argtypes, library.wirings_scratch.restype = [POINTER(KernelStep)], c_int64
     library.wirings_memory.argtypes, library.wirings_memory.restype = [c_int64], POINTER(c_float)
     library.wirings_free.argtypes, library.wirings_free.restype = [POINTER(c_float)], None
@@ -70,7 +71,15 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
         pointers, sizes, c_int, pointers, sizes, c_int, c_int64, c_int, POINTER(c_double),
     ]  # fmt: skip
     library.wirings_run.restype = c_int
-    own = all(library.wirings_own_bytes(kind) == ctypes.sizeof(struct) for kind, struct in structs.items())
-    if not own or library.wirings_step_bytes() != ctypes.sizeof(KernelStep):
-        raise MissingError("The compiler lays steps out differently from ctypes.")
+    compiled = {name: library.wirings_kernel_bytes(number) for name, number in kernel_kinds(library).items()}
+    declared = {name: ctypes.sizeof(kind.struct) for name, kind in KINDS.items()}
+    different = sorted(name for name, _ in compiled.items() ^ declared.items())
+    if different or library.wirings_step_bytes() != ctypes.sizeof(KernelStep):
+        names = ", ".join(dict.fromkeys(different)) or "all"
+        raise MissingError(f"The compiler lays steps out differently from ctypes: {names}.")
     return library
+
+
+def kernel_kinds(library: ctypes.CDLL) -> dict[str, int]:
+    """The kinds of steps that the kernels compute, by name: their numbers in the table of kernels."""
+    return {library.wirings_kernel_name(number).decode(): number for number in range(library.wirings_kernel_count())}

@@ -20,9 +20,9 @@ from wirings.compaction.report import operation_counts
 from wirings.engine.build import kernels
 from wirings.engine.execution_plan import ExecutionPlan
 from wirings.engine.export import export_network
-from wirings.engine.pack_steps import StepChoice
 from wirings.engine.report import EngineReport, StepReport
 from wirings.engine.segments import ProgramSegment, split_program
+from wirings.engine.step import StepChoice
 from wirings.engine.tune import fastest_of, step_seconds, tune
 from wirings.errors import WiringError, unknown
 from wirings.utils.checks import is_int
@@ -212,8 +212,8 @@ class EngineModel(nn.Module):
         taken = np.array([step_seconds(segment.plan, inputs) for _ in range(REPORT_RUNS)])
         rows = []
         for step, choice, seconds in zip(segment.plan.steps, segment.plan.choices, np.median(taken, 0), strict=True):
-            way = choice.way if step.fused is not None else ""
-            kind = step.kind.name.lower().replace("_", " ")
+            way = choice.way if step.ways() else ""
+            kind = step.kind.replace("_", " ")
             rows.append(StepReport(step.name, kind, way, choice.strips, step.work, float(seconds)))
         return rows
 

@@ -14,19 +14,15 @@ import torch
 from torch import Tensor
 
 from wirings.compaction.program import Program
-from wirings.engine.fused_steps import EdgeSum, LinearLayer, LoweredStep, NodeConvolution
-from wirings.engine.kernel_step import MAPS, KernelStep, StepKind
+from wirings.engine.build import kernel_kinds
+from wirings.engine.kernel_step import KernelStep
 from wirings.engine.lowering import Lowering
 from wirings.engine.operations import lower
-from wirings.engine.pack_steps import KernelSizes, PackedStep, StepChoice
+from wirings.engine.pack_steps import PackedStep
+from wirings.engine.step import KernelSizes, LoweredStep, StepChoice, WorkDivision
 from wirings.engine.thread_pool import ThreadPool, reset_in_children, shared_pool
 from wirings.errors import WiringError
 
-L1_BYTES = 24 * 1024
-"""Bytes of maps between the sums and the convolution of nodes that stay in the level-1 cache."""
-RARE, EVEN, COMMON = 0.15, 0.35, 0.7
-"""Densities: below the first, dense is never faster; above the last, sparse is never faster; at the second, both are
-about equally fast."""
 MAX_FLOATS = 2**31 - 2**16
 """The most floats of maps, and words of the weights of one step, that the kernels can address."""
 
@@ -78,7 +74,7 @@ class ExecutionPlan:
         like: ExecutionPlan | None = None,
     ) -> None:
         self.library, self.program, self.threads, self.together = library, program, threads, together
-        self.machine = KernelSizes.of(library)
+        self.machine, self.kinds = KernelSizes.of(library), kernel_kinds(library)
         whole = like is not None and like.lowering.bands == 1  # then the memory has the same layout
         self.lowering: Lowering = (
             like.lowering if like and whole else Lowering(program, shapes, threads if together else 1, lower)
@@ -112,57 +108,20 @@ class ExecutionPlan:
 
     def usual(self, step: LoweredStep, way: str | None = None) -> StepChoice:
         """The choice without measuring."""
-        way = way or self._ways(step)[0]
-        if isinstance(step.fused, LinearLayer):
-            return StepChoice(way)
-        if isinstance(step.fused, EdgeSum):
-            return StepChoice(way)
-        if isinstance(step.fused, NodeConvolution):
-            rows, width = step.fused.height, step.fused.sums.width * step.fused.stride
-            shared = self._split(step)
-            strips = max(shared, -(-rows * width * 4 * 2 // L1_BYTES))
-            return StepChoice(way, min(-(-strips // shared) * shared, max(rows // 4, 1)))
-        if step.kind == StepKind.COPY:
-            return StepChoice("sparse", self.threads if self.together else 1)
-        return StepChoice()
-
-    def _ways(self, step: LoweredStep) -> list[str]:
-        """The ways that may be the fastest, the most likely first."""
-        fused = step.fused
-        if isinstance(fused, LinearLayer):
-            density = float(np.count_nonzero(fused.weight) / max(fused.weight.size, 1))
-        elif fused is not None:
-            density = (fused.sums if isinstance(fused, NodeConvolution) else fused).density
-        else:
-            return ["sparse"]
-        ways = ["sparse", "dense"] if density < EVEN else ["dense", "sparse"]
-        return ways if RARE < density < COMMON or isinstance(fused, LinearLayer) else ways[:1]
-
-    def _split(self, step: LoweredStep) -> int:
-        """The smallest number of strips of a step, one for each thread if maps are cut into bands."""
-        cut = [
-            b.kept for maps in (*step.reads(), *([step.out] if step.out else [])) for b in self.lowering.memory.of(maps)
-        ]
-        return self.lowering.bands if any(kept is not None for kept in cut) else 1
+        ways = step.ways()
+        return StepChoice((way or ways[0]) if ways else "sparse", step.strips(self._division(step))[0])
 
     def choices_of(self, step: LoweredStep) -> list[StepChoice]:
         """The choices that are worth measuring, the default first."""
-        usual = self.usual(step)
-        found = [usual]
-        fused = step.fused
-        ways = self._ways(step)
-        if isinstance(fused, LinearLayer):
-            found += [StepChoice(way) for way in ways]
-        elif isinstance(fused, (EdgeSum, NodeConvolution)):
-            counts = [usual.strips]
-            if isinstance(fused, NodeConvolution):
-                least = self._split(step)
-                counts += [least * n for n in (1, 2, 4, 8, 16) if least * n <= max(fused.height // 3, least)]
-            elif step.fields["flag"] == MAPS:
-                vectors = fused.height * fused.width // self.machine.lanes
-                counts += [self.threads * n for n in (1, 2, 4) if self.threads * n <= vectors // 2]
-            found += [StepChoice(way, count) for way in ways for count in counts]
-        return list(dict.fromkeys(found))
+        counts = step.strips(self._division(step))
+        found = [StepChoice(way, count) for way in step.ways() for count in counts]
+        return list(dict.fromkeys([self.usual(step), *found]))
+
+    def _division(self, step: LoweredStep) -> WorkDivision:
+        used = (*step.reads(), *([step.out] if step.out is not None else []))
+        banded = any(buffer.kept is not None for maps in used for buffer in self.lowering.memory.of(maps))
+        bands = self.lowering.bands if banded else 1
+        return WorkDivision(bands, self.threads, self.machine.lanes, self.together)
 
     def choose(self, choices: Sequence[StepChoice]) -> None:
         """Compute each step as chosen."""
@@ -170,7 +129,7 @@ class ExecutionPlan:
         packed = []
         for i, choice in enumerate(self.choices):
             if (i, choice) not in self._kept:
-                self._kept[i, choice] = PackedStep(self.steps[i], self.lowering, self.machine, self.threads, choice)
+                self._kept[i, choice] = self.packed(self.steps[i], choice)
             packed.append(self._kept[i, choice])
         self._steps = (KernelStep * len(packed))(*(p.step for p in packed))
         need = max((self.library.wirings_scratch(ctypes.byref(p.step)) for p in packed), default=0)
@@ -183,6 +142,10 @@ class ExecutionPlan:
         if not self._scratch or len(self._scratch[0].values) < need:
             self._scratch = [KernelMemory(self.library, need) for _ in range(self.threads)]
         self._scratches = _pointers(self._scratch)
+
+    def packed(self, step: LoweredStep, choice: StepChoice, machine: KernelSizes | None = None) -> PackedStep:
+        """One of its steps, packed for this machine or for another one."""
+        return PackedStep(step, self.lowering, machine or self.machine, self.kinds, self.threads, choice)
 
     def settle(self) -> None:
         """Free the weights that were packed for other choices."""

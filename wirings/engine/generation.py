@@ -8,15 +8,14 @@ values of the tokens before. Maps that differ from token to token, such as embed
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from wirings.compaction.operation import Operation, Tensors
+from wirings.compaction.operation import Operation
 from wirings.compaction.operations import (
     Activation,
     Add,
@@ -37,12 +36,9 @@ from wirings.compaction.operations import (
 from wirings.compaction.program import Program
 from wirings.engine.build import kernels
 from wirings.engine.execution_plan import ExecutionPlan
-from wirings.engine.fused_steps import LoweredStep
-from wirings.engine.kernel_step import StepKind
-from wirings.engine.lowering import Lowering
-from wirings.engine.memory_layout import LINE, FeatureMaps
-from wirings.engine.operations import kernel_for, supports
-from wirings.engine.token_steps import VALUE_TILE, CachedAttentionStep
+from wirings.engine.memory_layout import LINE
+from wirings.engine.operations import supports
+from wirings.engine.operations.cached_attention import VALUE_TILE, CachedAttention
 from wirings.engine.tune import tune
 from wirings.errors import WiringError
 from wirings.utils.checks import is_int, is_number
@@ -54,41 +50,6 @@ ALIAS = 128
 """Keys of which as many tokens are kept as a multiple of this get room for more."""
 _TOKENWISE = (Activation, Add, Affine, ChannelNorm, Concat, Multiply, ScatterChannels, SelectChannels)
 """Operations that are the same for one token as for many."""
-
-
-@dataclass(frozen=True, eq=False)
-class CachedAttention(Operation):
-    """Attention of one token to itself and those before it; the last two inputs are the cache and the position."""
-
-    input_count = 5
-    sizes: tuple[int, ...] = ()
-    value_sizes: tuple[int, ...] = ()
-    sharing: int = 1
-    scale: float = 1.0
-    capacity: int = 0
-
-    def compute(self, inputs: Sequence[Tensor], own: Tensors) -> Tensor:
-        """The result for an empty cache: a token that only sees itself has its own values."""
-        heads = Attention("", (), sizes=self.sizes, value_sizes=self.value_sizes, sharing=self.sharing).heads()
-        return torch.cat([inputs[2][:, values] for _, _, values in heads], 1)
-
-
-@kernel_for(CachedAttention, lambda o, shapes: len(shapes[0]) == 1)
-def lower_cached_attention(lowering: Lowering, o: CachedAttention) -> FeatureMaps:
-    queries, keys, values = (lowering.solid(lowering.ready(name)) for name in o.inputs[:3])
-    out = lowering.new_like(o.output)
-    numbers = [list(lowering.program.inputs).index(name) for name in o.inputs[3:]]
-    heads, given = [], 0
-    like = Attention("", (), sizes=o.sizes, value_sizes=o.value_sizes, sharing=o.sharing)
-    for query, key, value in like.heads():
-        size, value_size = key.stop - key.start, value.stop - value.start
-        heads.append((query.start, key.start, value.start, given, size, value_size))
-        given += value_size
-    own = CachedAttentionStep(
-        queries, keys, values, out, np.array(heads), o.sharing, o.capacity, numbers[0], numbers[1], o.scale
-    )
-    lowering.emit(LoweredStep(o.output, StepKind.CACHED_ATTENTION, out, own=own))
-    return out
 
 
 @dataclass(eq=False)
@@ -120,7 +81,9 @@ def one_token_program(program: Program) -> OneTokenProgram:
             f"{len(program.outputs)} outputs. Compile the language model itself, with tokens as its example."
         )
     ((source, (tokens,)),) = program.inputs.items()
-    inputs: dict[str, tuple[int, ...]] = {"position": (1,)}
+    taken = {source, *(o.output for o in program.operations)}
+    position = _unused("position", taken)
+    inputs: dict[str, tuple[int, ...]] = {position: (1,)}
     names: dict[str, str] = {}  # of tensors that became inputs
     tables: dict[str, Tensor] = {}
     embeddings: dict[str, Tensor] = {}
@@ -133,22 +96,22 @@ def one_token_program(program: Program) -> OneTokenProgram:
     for o in program.operations:
         o = dataclasses.replace(o, inputs=tuple(names.get(name, name) for name in o.inputs))
         if isinstance(o, Embedding) and o.inputs == (source,):
-            name = names[o.output] = f"{o.output}.row"
+            name = names[o.output] = _unused(f"{o.output}.row", taken)
             inputs[name], embeddings[name] = (o.weight.shape[1],), o.weight.float()
         elif isinstance(o, _TOKENWISE):
             made.append(o)
         elif isinstance(o, Conv) and o.pointwise:
             made.append(Linear(o.output, o.inputs, o.weight.flatten(1), o.bias))
         elif isinstance(o, (AddMap, MultiplyMap)) and o.map.dim() == 2 and o.map.shape[1] == tokens:
-            name = f"{o.output}.row"
+            name = _unused(f"{o.output}.row", taken)
             inputs[name], tables[name] = (len(o.map),), o.map.t().contiguous().float()
             kind = Add if isinstance(o, AddMap) else Multiply
             made.append(kind(o.output, (*o.inputs, name)))
         elif isinstance(o, Attention) and o.causal and o.mask is None and len(o.inputs) == 3:
-            name = f"{o.output}.cache"
+            name = _unused(f"{o.output}.cache", taken)
             caches[name] = (sum(o.sizes) + sum(o.value_sizes)) * capacity + VALUE_TILE * LINE
             inputs[name] = (caches[name],)
-            given = (*o.inputs, name, "position")
+            given = (*o.inputs, name, position)
             made.append(CachedAttention(o.output, given, o.sizes, o.value_sizes, o.sharing, o.scale, capacity))
             attentions.append(o)
         elif isinstance(o, Arrange) and o.transposes and o.output == output:
@@ -157,8 +120,16 @@ def one_token_program(program: Program) -> OneTokenProgram:
             raise _not_tokenwise(o)
     if not embeddings:
         raise WiringError("generating with a cache needs a network that begins with an embedding of tokens.")
-    one = Program(inputs, made, (output,), {"types": {"position": "torch.int64"}})
+    one = Program(inputs, made, (output,), {"types": {position: "torch.int64"}})
     return OneTokenProgram(one, tables, embeddings, caches, attentions, tokens)
+
+
+def _unused(name: str, taken: set[str]) -> str:
+    """A name that no tensor of the network has yet."""
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
 
 
 def _not_tokenwise(o: Operation) -> WiringError:
@@ -218,7 +189,7 @@ class TokenGenerator:
             elif name in self._one.tables:
                 given.append(self._one.tables[name][self._count : self._count + 1])
             else:
-                given.append(self._position if name == "position" else self._caches[name])
+                given.append(self._caches.get(name, self._position))
         return given
 
     @torch.no_grad()

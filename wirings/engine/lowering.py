@@ -16,19 +16,13 @@ from torch import Tensor
 
 from wirings.compaction.operations import Conv, Operation
 from wirings.compaction.program import Program
-from wirings.engine.fused_steps import (
-    CallerInput,
-    EdgeSum,
-    EdgeTerm,
-    FusedStep,
-    LinearLayer,
-    LoweredStep,
-    NodeConvolution,
-)
-from wirings.engine.kernel_step import MAPS, PHASES, StepKind
+from wirings.engine.copies import CopyStep, GatherStep, GiveStep
+from wirings.engine.edge_sums import EdgeSum, EdgeTerm, SumsResult
+from wirings.engine.fused_steps import FusedStep
 from wirings.engine.memory_layout import EMPTY, FeatureMaps, MapMemory
+from wirings.engine.node_convolution import CallerInput
 from wirings.engine.row_bands import cut_into_bands
-from wirings.engine.token_steps import GatherStep
+from wirings.engine.step import LoweredStep
 
 LowerOperation = Callable[["Lowering", Operation], "FusedStep | FeatureMaps | GatherStep"]
 
@@ -51,16 +45,15 @@ class Lowering:
         self.users = {name: len(users) for name, users in program.users().items()}
         for name in program.outputs:
             self.users[name] += 1
-        self.phases: dict[tuple[str, int, int], LoweredStep] = {}
+        self.phases: dict[tuple[str, int, int], tuple[FeatureMaps, LoweredStep]] = {}
         for operation in program.operations:
             self.values[operation.output] = lower(self, operation)
         for number, name in enumerate(program.outputs):
             value = self.values.get(name)
             if isinstance(value, GatherStep):
-                self.emit(LoweredStep(name, StepKind.GATHER, None, own=value))
+                self.emit(value)
                 continue
-            maps = self.solid(self.ready(name))
-            self.emit(LoweredStep(name, StepKind.GIVE, None, maps, fields={"source": number, **height_and_width(maps)}))
+            self.emit(GiveStep(name, None, self.solid(self.ready(name)), number))
         for number, step in enumerate(self.steps):
             self.memory.used(number, *step.reads(), *([step.out] if step.out is not None else []))
         if bands > 1:
@@ -80,6 +73,10 @@ class Lowering:
         """New memory for a tensor."""
         return self.memory.new(*self.shape(name), packed=len(self.shapes[name]) == 1)
 
+    def input_number(self, name: str) -> int:
+        """The number of one of the caller's inputs."""
+        return list(self.program.inputs).index(name)
+
     # ---- inputs of an operation -------------------------------------------------------------------------------------
 
     def ready(self, name: str) -> FeatureMaps:
@@ -89,7 +86,7 @@ class Lowering:
         value = self.values[name]
         assert not isinstance(value, GatherStep)  # nothing reads what is copied to the caller
         if not isinstance(value, FeatureMaps):
-            value = self.values[name] = self._close(value)
+            value = self.values[name] = value.close(self)
         return value
 
     def fusible(self, name: str) -> FusedStep | None:
@@ -129,9 +126,7 @@ class Lowering:
             first = (part[:1] for part in (buffers, numbers.channels, numbers.y, numbers.x))
             return FeatureMaps(1, count, *first)
         row = self.memory.new(1, 1, count)
-        self.emit(
-            LoweredStep(f"{name} together", StepKind.GATHER, row, own=GatherStep(np.arange(count)[None], numbers, row))
-        )
+        self.emit(GatherStep(f"{name} together", row, np.arange(count)[None], numbers))
         return row
 
     @staticmethod
@@ -145,75 +140,38 @@ class Lowering:
         packed = len(self.shapes[name]) == 1
         maps = self.memory.new(*self.shape(name), packed=packed)
         out = FeatureMaps(1, len(maps), maps.buffers[:1], maps.channels[:1]) if packed else maps
-        fields = {
-            "source": list(self.program.inputs).index(name),
-            "stride_y": 1,
-            "stride_x": 1,
-            **height_and_width(out),
-        }
-        self.emit(LoweredStep(f"{name} in", StepKind.COPY, out, fields=fields))
+        self.emit(CopyStep(f"{name} in", out, self.input_number(name), out.height, out.width))
         return maps
 
     # ---- steps ------------------------------------------------------------------------------------------------------
 
-    def emit(self, step: LoweredStep) -> LoweredStep:
+    def emit(self, step: LoweredStep) -> None:
         """Add a step."""
         self.steps.append(step)
-        return step
-
-    def emit_sums(self, sums: EdgeSum, out: FeatureMaps, fields: dict[str, int]) -> LoweredStep:
-        """Add a step of sums; ``fields`` say what becomes of them."""
-        self.memory.join(*sums.sources())
-        work = sums.edges * sums.height * sums.width
-        fields = {"stride_y": 1, "stride_x": 1, **fields}
-        return self.emit(LoweredStep(sums.name, StepKind.SUMS, out, fused=sums, work=work, fields=fields))
 
     def emit_copy(self, name: str, source: FeatureMaps, out: FeatureMaps) -> None:
         """Add a step that copies maps."""
-        fields = {"source": -1, "stride_y": 1, "stride_x": 1, "height": source.height, "width": source.width}
-        self.emit(LoweredStep(name, StepKind.COPY, out, source, fields=fields))
-
-    def _close(self, fused: FusedStep) -> FeatureMaps:
-        """Add an open step; returns where its result is."""
-        if isinstance(fused, LinearLayer):
-            out = self.memory.new(len(fused.bias), 1, 1, packed=True)
-            work = int(np.count_nonzero(fused.weight))
-            self.emit(LoweredStep(fused.name, StepKind.LINEAR, out, fused=fused, work=work))
-            return out
-        if isinstance(fused, NodeConvolution):
-            sums = fused.sums
-            self.memory.join(*sums.sources())
-            out = self.memory.new(len(fused.bias), fused.height, fused.width)
-            work = sums.edges * sums.height * sums.width + 9 * len(fused.bias) * fused.height * fused.width
-            self.emit(LoweredStep(fused.name, StepKind.NODES, out, fused=fused, work=work))
-            return out
-        out = self.memory.new(len(fused.bias), fused.height, fused.width)
-        self.memory.join(*fused.sources(), out)
-        self.emit_sums(fused, out, {"flag": MAPS})
-        return out
+        self.emit(CopyStep(name, out, source, source.height, source.width))
 
     # ---- strided convolutions ---------------------------------------------------------------------------------------
 
     def phases_of(self, name: str, stride: tuple[int, int]) -> FeatureMaps:
         """A tensor as maps of the pixels with equal remainders by the stride: (channels · stride · stride) of them."""
         if (name, *stride) in self.phases:
-            out = self.phases[(name, *stride)].out
-            assert out is not None
-            return out
+            return self.phases[(name, *stride)][0]
         channels, height, width = self.shape(name)
         sy, sx = stride
         out = self.memory.new(channels * sy * sx, -(-height // sy), -(-width // sx))
         self.memory.buffers[out.buffers[0]].own = True  # a phase may be smaller than the others
         made = self.values.get(name)
         if isinstance(made, EdgeSum) and self._only_strided(name, stride):
-            self.phases[(name, *stride)] = self.emit_sums(made, out, {"flag": PHASES, "stride_y": sy, "stride_x": sx})
+            self.phases[(name, *stride)] = out, made.emit(self, out, SumsResult.PHASES, stride)
             return out
         outside = name in self.program.inputs and name not in self.values
-        source = None if outside else self.solid(self.ready(name))
-        number = list(self.program.inputs).index(name) if outside else -1
-        fields = {"source": number, "stride_y": sy, "stride_x": sx, "height": height, "width": width}
-        copy = self.emit(LoweredStep(f"{name} by {sy} × {sx}", StepKind.COPY, out, source, fields=fields))
-        self.phases[(name, *stride)] = copy
+        source = self.input_number(name) if outside else self.solid(self.ready(name))
+        copy = CopyStep(f"{name} by {sy} × {sx}", out, source, height, width, stride)
+        self.emit(copy)
+        self.phases[(name, *stride)] = out, copy
         return out
 
     def _only_strided(self, name: str, stride: tuple[int, int]) -> bool:
@@ -226,12 +184,12 @@ class Lowering:
 
     def read_from_caller(self, sums: EdgeSum) -> CallerInput | None:
         """If sums are over one of the caller's inputs alone, that input; the step that copies it is removed."""
-        for (name, *stride), copy in self.phases.items():
-            if len(sums.terms) == 1 and sums.terms[0].source is copy.out and self.users[name] == 1:
-                if copy.kind != StepKind.COPY or copy.source is not None or not sums.edges:
+        for (name, *stride), (out, copy) in self.phases.items():
+            if len(sums.terms) == 1 and sums.terms[0].source is out and self.users[name] == 1:
+                if not isinstance(copy, CopyStep) or isinstance(copy.source, FeatureMaps) or not sums.edges:
                     return None
                 self.steps.remove(copy)
-                return CallerInput(copy.fields["source"], *self.shape(name), (stride[0], stride[1]))
+                return CallerInput(copy.source, *self.shape(name), (stride[0], stride[1]))
         return None
 
 
@@ -247,11 +205,6 @@ def in_two_dimensions(o: Conv) -> Conv:
         return o
     sizes = {"stride": (1, *o.stride), "padding": (0, *o.padding), "dilation": (1, *o.dilation)}
     return replace(o, weight=o.weight.unsqueeze(2), **sizes)  # type: ignore[arg-type]
-
-
-def height_and_width(maps: FeatureMaps) -> dict[str, int]:
-    """The height and width of maps, as fields of a step."""
-    return {"height": maps.height, "width": maps.width}
 
 
 def as_array(x: Tensor | None, zeros: int = 0) -> np.ndarray:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-
-from wirings.engine.fused_steps import LinearLayer
 
 
 def filled(values: np.ndarray, rows: int) -> np.ndarray:
@@ -51,30 +47,30 @@ def _shared(
     return (1 + block) * np.concatenate([[0], np.cumsum(np.bincount(group, minlength=groups))]), records
 
 
-def sliced(layer: LinearLayer, places: np.ndarray, out: np.ndarray, lanes: int) -> dict[str, Any]:
-    """A sparse linear layer, ``lanes`` rows at a time, sorted by their number of edges."""
-    rows = len(layer.bias)
-    counts = np.count_nonzero(layer.weight, 1)
+def sliced(weight: np.ndarray, places: np.ndarray, lanes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The edges of a linear layer, ``lanes`` rows at a time, sorted by their number of edges.
+
+    Args:
+        weight: (rows, inputs).
+        places: the offset of each input.
+        lanes: rows per slice.
+
+    Returns:
+        Where the records of each slice begin, in words; the records; and the order of the rows.
+    """
+    counts = np.count_nonzero(weight, 1)
     order = np.argsort(-counts, kind="stable")
-    slices = -(-rows // lanes)
     starts, parts = [0], []
-    for i in range(slices):
-        own = order[i * lanes : (i + 1) * lanes]
+    for i in range(0, len(weight), lanes):
+        own = order[i : i + lanes]
         longest = int(counts[own].max())
         record = np.zeros((longest, 2, lanes), np.int32)
         weights = np.zeros((longest, lanes), np.float32)
         for lane, r in enumerate(own):
-            columns = np.flatnonzero(layer.weight[r])
+            columns = np.flatnonzero(weight[r])
             record[: len(columns), 0, lane] = places[columns]
-            weights[: len(columns), lane] = layer.weight[r, columns]
+            weights[: len(columns), lane] = weight[r, columns]
         record[:, 1] = weights.view(np.int32)
         parts.append(record.reshape(-1))
         starts.append(starts[-1] + len(parts[-1]))
-    bias, to = np.zeros(slices * lanes, np.float32), np.full(slices * lanes, -1)
-    bias[:rows], to[:rows] = layer.bias[order], out[order]
-    return {
-        "starts": np.array(starts),
-        "records": np.concatenate([*parts, np.zeros(0, np.int32)]),
-        "bias": bias,
-        "out": to,
-    }
+    return np.array(starts), np.concatenate([*parts, np.zeros(0, np.int32)]), order

@@ -6,8 +6,8 @@ writes it to all bands that hold it. Bands have separate memory with the same la
 
 from __future__ import annotations
 
-from wirings.engine.fused_steps import EdgeSum, LoweredStep, NodeConvolution
 from wirings.engine.memory_layout import MapMemory
+from wirings.engine.step import LoweredStep
 
 LEAST_ROWS = 14
 """The smallest number of rows of a band; with fewer, too large a share would be rows of its neighbours."""
@@ -25,13 +25,14 @@ def cut_into_bands(memory: MapMemory, steps: list[LoweredStep], bands: int) -> N
     whole: set[int] = set()
     for step in steps:
         read = {memory.root(b.number) for maps in step.reads() for b in memory.of(maps)}
-        if isinstance(step.fused, NodeConvolution) and (step.fused.caller or not _moved(step.fused.sums)):
-            for root in read:
-                needs.setdefault(root, []).append((step.fused.height, step.fused.stride))
-        else:
+        rows = step.rows_read()
+        if rows is None:
             whole |= read
-            if step.out is not None and not isinstance(step.fused, NodeConvolution):
-                whole |= {memory.root(b.number) for b in memory.of(step.out)}
+        else:
+            for root in read:
+                needs.setdefault(root, []).append(rows)
+        if step.out is not None and not step.writes_bands:
+            whole |= {memory.root(b.number) for b in memory.of(step.out)}
     for root, taken in needs.items():
         buffers = classes[root]
         height = buffers[0].height
@@ -48,8 +49,3 @@ def cut_into_bands(memory: MapMemory, steps: list[LoweredStep], bands: int) -> N
             kept.append((first, last))
         for buffer in buffers:
             buffer.kept = kept
-
-
-def _moved(sums: EdgeSum) -> bool:
-    """Whether a row of the sums reads other rows of the maps."""
-    return any(term.dy.any() for term in sums.terms)

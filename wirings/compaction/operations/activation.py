@@ -102,9 +102,15 @@ def _gelu_to_onnx(w: OnnxWriter, x: str, out: str, by_tanh: bool) -> None:
     w.node("Mul", [half, w.node("Add", [gate, number(1.0)], f"{out}.gate")], out)
 
 
-@converts("relu", "tanh", "sigmoid", "silu", "hardswish", "hardsigmoid", "mish")
-def _plain(builder: ProgramBuilder, hint: str, a: Arguments) -> Any:
-    return _activation(builder, hint, a, hint.split("_")[0])
+@converts("relu", kind="relu")
+@converts("tanh", kind="tanh")
+@converts("sigmoid", kind="sigmoid")
+@converts("silu", kind="silu")
+@converts("hardswish", kind="hardswish")
+@converts("hardsigmoid", kind="hardsigmoid")
+@converts("mish", kind="mish")
+def _plain(builder: ProgramBuilder, hint: str, a: Arguments, kind: str) -> Any:
+    return _activation(builder, hint, a, kind)
 
 
 def _activation(builder: ProgramBuilder, hint: str, a: Arguments, kind: str, *values: float) -> Any:
@@ -120,14 +126,13 @@ def _gelu(builder: ProgramBuilder, hint: str, a: Arguments) -> Any:
     return _activation(builder, hint, a, "gelu_tanh" if a.get("approximate") == "tanh" else "gelu")
 
 
-@converts("hardtanh", "relu6", "clamp", "clamp_min", "clamp_max")
-def _clamp(builder: ProgramBuilder, hint: str, a: Arguments) -> Any:
+@converts("clamp", "clamp_min", "clamp_max")
+@converts("hardtanh", low=-1.0, high=1.0)
+@converts("relu6", low=0.0, high=6.0)
+def _clamp(builder: ProgramBuilder, hint: str, a: Arguments, low: float = -math.inf, high: float = math.inf) -> Any:
+    """A clamp to the limits among the arguments; ``low`` and ``high`` are those that are missing there."""
     lowest, highest = a.get("min_val", a.get("min")), a.get("max_val", a.get("max"))
-    if hint.startswith("relu6"):
-        lowest, highest = 0.0, 6.0
-    elif hint.startswith("hardtanh"):
-        lowest, highest = -1.0 if lowest is None else lowest, 1.0 if highest is None else highest
-    lowest, highest = -math.inf if lowest is None else lowest, math.inf if highest is None else highest
+    lowest, highest = low if lowest is None else lowest, high if highest is None else highest
     if not all(isinstance(limit, (int, float)) for limit in (lowest, highest)):
         return None
     if (lowest, highest) == (0, math.inf):

@@ -84,12 +84,14 @@ class Add(Operation):
         writer.node("Add" if len(self.inputs) == 2 else "Sum", list(self.inputs), self.output)
 
 
-@converts("add", "sub", "rsub")
-def _sum(builder: ProgramBuilder, hint: str, a: Arguments) -> Any:
+@converts("add")
+@converts("sub", sign=-1)
+@converts("rsub", sign=-1, swapped=True)
+def _sum(builder: ProgramBuilder, hint: str, a: Arguments, sign: int = 1, swapped: bool = False) -> Any:
+    """The sum self + sign · other, or other + sign · self."""
     x, y, alpha = a["self"], a["other"], a.get("alpha", 1)
-    if hint.startswith("rsub"):
+    if swapped:
         x, y = y, x
-    sign = 1 if hint.startswith("add") else -1
     if alpha != 1:
         return None
     if not isinstance(x, ProgramTensor):

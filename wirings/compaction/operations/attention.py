@@ -186,7 +186,7 @@ class Attention(Operation):
             for name, size in zip(self.inputs[:3], sizes, strict=True):
                 shape = writer.integers([0, heads, size, -1], f"{self.output}.heads")
                 parts.append(writer.node("Reshape", [name, shape], f"{self.output}.split{len(parts)}"))
-            made = self._one_to_onnx(writer, parts, mask, f"{self.output}.all")
+            made = self._one_to_onnx(writer, parts, mask, f"{self.output}.all", [0, 1, 3, 2])
             shape = writer.integers([0, heads * sizes[2], -1], f"{self.output}.merge")
             writer.node("Reshape", [made, shape], self.output)
             return
@@ -197,7 +197,7 @@ class Attention(Operation):
                 limits = [writer.integers([n], f"{self.output}.limit") for n in (part.start, part.stop, 1)]
                 parts.append(writer.node("Slice", [name, *limits], f"{self.output}.{number}.part{len(parts)}"))
             own = mask if mask is None or len(mask) == 1 else mask[number : number + 1]
-            results.append(self._one_to_onnx(writer, parts, own, f"{self.output}.{number}"))
+            results.append(self._one_to_onnx(writer, parts, own, f"{self.output}.{number}", [0, 2, 1]))
         writer.node("Concat", results, self.output, axis=1)
 
     def _full_mask(self, writer: OnnxWriter) -> Tensor | None:
@@ -207,10 +207,11 @@ class Attention(Operation):
         later = torch.full(tokens, -math.inf).triu(1)[None]
         return later if self.mask is None else self.mask + later
 
-    def _one_to_onnx(self, writer: OnnxWriter, parts: Sequence[str], mask: Tensor | None, hint: str) -> str:
-        """One head, or all of them in a dimension of their own: (…, channels, tokens) each."""
+    def _one_to_onnx(
+        self, writer: OnnxWriter, parts: Sequence[str], mask: Tensor | None, hint: str, dims: list[int]
+    ) -> str:
+        """One head, or all of them in a dimension of their own: (…, channels, tokens) each, which ``dims`` swap."""
         queries, keys, values = parts
-        dims = [0, 1, 3, 2] if hint.endswith("all") else [0, 2, 1]
         turned = writer.node("Transpose", [queries], f"{hint}.turned", perm=dims)
         scores = writer.node("MatMul", [turned, keys], f"{hint}.products")
         scores = writer.node(
@@ -229,7 +230,7 @@ def _uniform(x: ChannelConstants) -> Tensor:
 
 
 @converts_views("scaled_dot_product_attention")
-def _attention(builder: ProgramBuilder, operator: str, a: Arguments) -> Any:
+def _attention(builder: ProgramBuilder, hint: str, a: Arguments) -> Any:
     mask, scale = a.get("attn_mask"), a.get("scale")
     if isinstance(mask, BatchConstant):
         mask = mask.value
@@ -255,7 +256,7 @@ def _attention(builder: ProgramBuilder, operator: str, a: Arguments) -> Any:
         causal, mask = True, None
     fields = {"sizes": (size,) * key_heads, "value_sizes": (value_size,) * key_heads, "sharing": heads // key_heads}
     fields |= {"scale": float(scale) if scale is not None else size**-0.5, "causal": causal}
-    name = builder.add(Attention, (queries, keys, values, *extra), operator, mask=mask, **fields)
+    name = builder.add(Attention, (queries, keys, values, *extra), hint, mask=mask, **fields)
     axes = Axes.plain(tuple(builder.values[name].shape)).permuted((0, 2, 1))
     batch, tokens, _ = axes.shape
     split = axes.reshaped((batch, tokens, heads, value_size))

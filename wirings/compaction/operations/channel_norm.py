@@ -142,8 +142,11 @@ class ChannelNorm(ScaledChannels):
         writer.node("Add", [scaled, writer.by_channel(self, self.shift, "shift")], out)
 
 
-@converts_views("layer_norm", "native_layer_norm", "rms_norm")
-def _norm(builder: ProgramBuilder, operator: str, a: Arguments) -> Any:
+@converts_views("layer_norm")
+@converts_views("native_layer_norm", results=3)
+@converts_views("rms_norm", centered=False)
+def _norm(builder: ProgramBuilder, hint: str, a: Arguments, centered: bool = True, results: int = 1) -> Any:
+    """A norm of the last dimension; the mean and the deviation, which are results two and three, are not computed."""
     x: Any = a["input"]
     axes = view_of(builder, x)
     weight, bias, shape = a.get("weight"), a.get("bias"), a.get("normalized_shape")
@@ -151,7 +154,7 @@ def _norm(builder: ProgramBuilder, operator: str, a: Arguments) -> Any:
         return None
     if any(p is not None and not isinstance(p, Tensor) for p in (weight, bias)):
         return None
-    found = stored_with_channels(builder, x.name, axes, -1, operator)
+    found = stored_with_channels(builder, x.name, axes, -1, hint)
     if found is None:
         return None
     name, axes = found
@@ -160,6 +163,6 @@ def _norm(builder: ProgramBuilder, operator: str, a: Arguments) -> Any:
     epsilon = torch.finfo(dtype).eps if epsilon is None else float(epsilon)
     scale = torch.ones(shape[0], dtype=dtype) if weight is None else weight.to(dtype)
     shift = torch.zeros(shape[0], dtype=dtype) if bias is None else bias.to(dtype)
-    fields = {"epsilon": epsilon, "centered": operator != "rms_norm", "features": int(shape[0])}
-    result = viewed(builder, builder.add(ChannelNorm, (name,), operator, scale=scale, shift=shift, **fields), axes)
-    return (result, None, None) if operator == "native_layer_norm" else result
+    fields = {"epsilon": epsilon, "centered": centered, "features": int(shape[0])}
+    result = viewed(builder, builder.add(ChannelNorm, (name,), hint, scale=scale, shift=shift, **fields), axes)
+    return result if results == 1 else (result, None, None)

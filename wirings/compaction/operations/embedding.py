@@ -65,11 +65,11 @@ class Embedding(Operation):
 
 
 @converts_views("embedding")
-def _embedding(builder: ProgramBuilder, operator: str, a: Arguments) -> Any:
+def _embedding(builder: ProgramBuilder, hint: str, a: Arguments) -> Any:
     weight, tokens = a["weight"], a["indices"]
     if not isinstance(weight, Tensor) or not isinstance(tokens, ProgramTensor) or tokens.axes is not None:
         return None
     if builder.values[tokens.name].dim() != 2 or builder.values[tokens.name].is_floating_point():
         return None
-    made = builder.add(Embedding, (tokens.name,), operator, weight=weight)
+    made = builder.add(Embedding, (tokens.name,), hint, weight=weight)
     return ProgramTensor(made, Axes.plain(tuple(builder.values[made].shape)).permuted((0, 2, 1)))

@@ -46,10 +46,10 @@ class Multiply(Operation):
         writer.node("Mul", list(self.inputs), self.output)
 
 
-@converts("mul", "div", "neg")
-def _product(builder: ProgramBuilder, hint: str, a: Arguments) -> Any:
+@converts("mul", "neg")
+@converts("div", divides=True)
+def _product(builder: ProgramBuilder, hint: str, a: Arguments, divides: bool = False) -> Any:
     x, y = a["self"], a.get("other", -1)
-    divides = hint.startswith("div")
     if a.get("rounding_mode") is not None:
         return None
     if isinstance(x, ProgramTensor) and isinstance(y, ProgramTensor):

@@ -85,15 +85,19 @@ class Pooling(Operation):
             raise UnsupportedByOnnxError(self.kind)
 
 
-@converts("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d")
-def _pool(builder: ProgramBuilder, hint: str, a: Arguments) -> Any:
+@converts("max_pool1d", kind="max", dims=1)
+@converts("max_pool2d", kind="max", dims=2)
+@converts("max_pool3d", kind="max", dims=3)
+@converts("avg_pool1d", kind="avg", dims=1)
+@converts("avg_pool2d", kind="avg", dims=2)
+@converts("avg_pool3d", kind="avg", dims=3)
+def _pool(builder: ProgramBuilder, hint: str, a: Arguments, kind: str, dims: int) -> Any:
     x: Any = a["self"]
-    dims = int(hint.split("pool")[1][0])
     if not has_channels(builder, x) or builder.values[x.name].dim() != dims + 2 or a.get("divisor_override"):
         return None
     kernel = per_dimension(a["kernel_size"], dims)
     settings = {
-        "kind": hint[:3],
+        "kind": kind,
         "kernel": kernel,
         "stride": per_dimension(a.get("stride") or kernel, dims),
         "padding": per_dimension(a.get("padding", 0), dims),
@@ -104,10 +108,11 @@ def _pool(builder: ProgramBuilder, hint: str, a: Arguments) -> Any:
     return ProgramTensor(builder.add(Pooling, (x.name,), hint, **settings))
 
 
-@converts("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
-def _adaptive_pool(builder: ProgramBuilder, hint: str, a: Arguments) -> Any:
+@converts("adaptive_avg_pool1d", dims=1)
+@converts("adaptive_avg_pool2d", dims=2)
+@converts("adaptive_avg_pool3d", dims=3)
+def _adaptive_pool(builder: ProgramBuilder, hint: str, a: Arguments, dims: int) -> Any:
     x: Any = a["self"]
-    dims = int(hint.split("pool")[1][0])
     if not has_channels(builder, x) or builder.values[x.name].dim() != dims + 2:
         return None
     size = per_dimension(a["output_size"], dims)

@@ -15,9 +15,8 @@ from wirings.engine.export.image import NetworkImage, PlanPlaces, as_text
 from wirings.engine.export.interface import Interface
 from wirings.engine.export.kernels_source import kernels_source
 from wirings.engine.kernel_step import KernelStep
-from wirings.engine.pack_steps import KernelSizes
 from wirings.engine.segments import ProgramSegment
-from wirings.engine.token_steps import structs
+from wirings.engine.step import KINDS, KernelSizes
 from wirings.errors import WiringError, unknown
 from wirings.utils.compiler import FLAGS
 from wirings.utils.files import disk_errors, whole_file
@@ -144,7 +143,7 @@ def _source(
         len(interface.inputs), len(interface.outputs), len(tensors), batch,
     ]  # fmt: skip
     headers, kernels = kernels_source()
-    kinds: list[type[ctypes.Structure]] = [KernelStep, *structs.values()]
+    kinds: list[type[ctypes.Structure]] = [KernelStep, *(kind.struct for kind in KINDS.values())]
     sizes = target.sizes
     return interface.fill(
         "network.cpp.txt",

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from wirings.engine.execution_plan import ExecutionPlan
-from wirings.engine.pack_steps import KernelSizes, PackedStep
+from wirings.engine.step import KernelSizes
 
 ALIGNMENT = 64
 """Bytes to which everything in an image is aligned."""
@@ -71,12 +71,9 @@ class NetworkImage:
         data = bytearray(b"".join(bytes(struct) for struct in structs))
         found, start = [], 0
         for struct in structs:
-            for name, kind in struct._fields_:  # type: ignore[misc]
-                address = getattr(struct, name)
-                if kind is ctypes.c_void_p and address:
-                    at = start + getattr(type(struct), name).offset
-                    data[at : at + 8] = bytes(8)
-                    found.append((at, places[address]))
+            for at, address in _pointers(struct, start):
+                data[at : at + 8] = bytes(8)
+                found.append((at, places[address]))
             start += ctypes.sizeof(struct)
         place = self._add(np.frombuffer(bytes(data), np.uint8))
         self.pointers += [(place + at, to) for at, to in found]
@@ -86,10 +83,9 @@ class NetworkImage:
         """Add the steps and constants of a plan, packed for vectors of other sizes than this machine's if necessary."""
         steps, places = [], dict[int, int]()
         for lowered, choice in zip(plan.steps, plan.choices, strict=True):
-            packed = PackedStep(lowered, plan.lowering, sizes, plan.threads, choice)
+            packed = plan.packed(lowered, choice, sizes)
             places |= {array.ctypes.data: self.add_array(array) for array in packed.arrays}
-            if lowered.own is not None:
-                places[ctypes.addressof(packed.own)] = self.add_structs([packed.own], places)
+            places[ctypes.addressof(packed.own)] = self.add_structs([packed.own], places)
             steps.append(packed)
         floats = plan.lowering.floats
         constants = [x for b in plan.lowering.memory.buffers for x in b.constants(floats) if x[1].any()]  # others are 0
@@ -128,6 +124,16 @@ class NetworkImage:
             self._words.append(np.frombuffer(data, np.uint32))
             self._count += len(self._words[-1])
         return self._stored[key]
+
+
+def _pointers(struct: ctypes.Structure, start: int) -> Iterator[tuple[int, int]]:
+    """The pointers of a struct, and of those inside of it, that are not null: their places and what they point to."""
+    for name, kind in struct._fields_:  # type: ignore[misc]
+        at, value = start + getattr(type(struct), name).offset, getattr(struct, name)
+        if isinstance(value, ctypes.Structure):
+            yield from _pointers(value, at)
+        elif kind is ctypes.c_void_p and value:
+            yield at, value
 
 
 def _key(data: bytes, shape: tuple[int, ...] = ()) -> bytes:

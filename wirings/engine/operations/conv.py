@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from wirings.compaction.operations import Conv
-from wirings.engine.fused_steps import EdgeSum, EdgeTerm, NodeConvolution
+from wirings.engine.edge_sums import EdgeSum, EdgeTerm
 from wirings.engine.lowering import Lowering, as_array, in_two_dimensions, is_node_convolution
 from wirings.engine.memory_layout import EMPTY
+from wirings.engine.node_convolution import NodeConvolution
 from wirings.engine.operations.registry import Shape, is_maps, kernel_for
 
 MAX_STRIDE = 16  # as in source/stride_phases.h

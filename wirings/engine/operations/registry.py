@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from wirings.compaction.operations import Operation
+from wirings.engine.copies import GatherStep
 from wirings.engine.fused_steps import FusedStep
 from wirings.engine.lowering import Lowering
 from wirings.engine.memory_layout import FeatureMaps
-from wirings.engine.token_steps import GatherStep
 
 Shape = tuple[int, ...]
 OperationT = TypeVar("OperationT", bound=Operation)

@@ -5,6 +5,7 @@
 // the same code with another list of records.
 #pragma once
 
+#include "row_sums.h"
 #include "stride_phases.h"
 
 enum {
@@ -108,13 +109,24 @@ struct Tables {
 };
 static const Tables tables;
 
+// The edges of sums. Rows (output channels) are in groups of `block` that share a list of records: the offset of an input
+// map plus that of the place within the kernel, then a weight for each row.
+struct EdgeGroups {
+    const int32_t *starts;   // where the records of each group begin, in words; one more than there are groups
+    const int32_t *records;  // one offset, then `block` weights
+    const float *bias;       // one per row
+    ClampRange activation;   // of the sums
+    int32_t block;           // rows of a group: 1 (sparse) or BLOCK (dense)
+    int32_t tile;            // vectors of pixels that are summed at a time: TILE or DENSE_TILE
+};
+
 // The sums of one group for `vectors` vectors of pixels: from `in` + offset to `to` of each row.
-static inline void sum_group(const KernelStep &step, int64_t group, const float *in, float *const *to, const int32_t *mask,
+static inline void sum_group(const EdgeGroups &edges, int64_t group, const float *in, float *const *to, const int32_t *mask,
                              int64_t vectors) {
-    const SumTile *table = step.block == 1 ? tables.single : tables.dense;
-    const int32_t *record = step.records + step.starts[group], *end = step.records + step.starts[group + 1];
-    const float *bias = step.bias + group * step.block;
-    const int64_t tiles = ceil_div(vectors, step.tile);
+    const SumTile *table = edges.block == 1 ? tables.single : tables.dense;
+    const int32_t *record = edges.records + edges.starts[group], *end = edges.records + edges.starts[group + 1];
+    const float *bias = edges.bias + group * edges.block;
+    const int64_t tiles = ceil_div(vectors, edges.tile);
     if (tiles == 0) return;
     const int64_t each = vectors / tiles, over = vectors % tiles;  // avoids a division per tile
     float *own[BLOCK];
@@ -123,62 +135,57 @@ static inline void sum_group(const KernelStep &step, int64_t group, const float 
         rest += over;
         const bool longer = rest >= tiles;
         if (longer) rest -= tiles;
-        for (int b = 0; b < step.block; b++) own[b] = to[b] ? to[b] + from : nullptr;
-        table[each + longer](record, end, bias, step.activation, in + from, own, mask ? mask + from : nullptr);
+        for (int b = 0; b < edges.block; b++) own[b] = to[b] ? to[b] + from : nullptr;
+        table[each + longer](record, end, bias, edges.activation, in + from, own, mask ? mask + from : nullptr);
         from += (each + longer) * LANES;
     }
 }
 
-enum { RUN = 1 << 16 };  // numbers that are summed at a time, since small numbers are lost in long sums
+// What becomes of the sums; all but maps need scratch memory.
+enum SumsResult {
+    MAPS,    // maps
+    MEANS,   // the mean of each map
+    PHASES,  // maps for a strided convolution
+};
 
-// The sum of `of(x)` over n numbers; up to LANES - 1 numbers after the last are read, but not used.
-template <class Of>
-static inline float sum_of(const float *row, int64_t n, Of &&of) {
-    float all_runs = 0;
-    for (; n > 0; row += RUN, n -= RUN) {
-        const int own = n < RUN ? static_cast<int>(n) : RUN;
-        V sum = V{};
-        int i = 0;
-        for (; i + LANES <= own; i += LANES) sum += of(load(row + i));
-        if (i < own) sum += masked(of(load(row + i)), count_up() < own - i);
-        all_runs += total(sum);
-    }
-    return all_runs;
+struct SumsStep {
+    EdgeGroups edges;
+    const int32_t *out;      // the offset of the result of each row, or of its phases; -1 for rows that only pad a group
+    const int32_t *mask;     // all ones for pixels of the output, zero for the zeros between rows; or null
+    const int32_t *chunks;   // the groups of one task are chunks[i] to chunks[i + 1]
+    StridePhases phases;     // of the result, if it is PHASES
+    int32_t chunk_count;
+    int32_t strips;          // into which the pixels of a map are cut; a task is a strip of a chunk
+    int32_t result;          // a SumsResult
+    int32_t length;          // pixels of a flat map, including zeros between rows
+    int32_t height, width, pitch;
+    float share;             // of one pixel in the mean of a map
+};
+
+static int64_t sums_scratch(const SumsStep &step) {
+    return step.result == MAPS ? 0 : step.edges.block * ceil_div(step.length, LANES) * LANES;
 }
 
-static inline float sum_of(const float *row, int64_t n) {
-    return sum_of(row, n, [](V v) { return v; });
-}
-
-static inline float mean_of(const KernelStep &step, const float *map) {
-    float sum = 0;
-    for (int y = 0; y < step.height; y++) sum += sum_of(map + at(0, y, step.pitch), step.width);
-    return sum * step.scale;
-}
-
-// What the sums are turned into: maps, the mean of each map, or maps for a strided convolution. The latter two use
-// scratch memory.
-enum { MAPS, MEANS, PHASES };
-
-static void run_sums(const KernelStep &step, float *memory, float *scratch, int task, const CallerTensors &) {
-    const int strip = task / step.chunk_count, chunk = task % step.chunk_count;
-    const int64_t vectors = ceil_div(step.length, LANES), phases = step.stride_y * step.stride_x;
+static void run_sums(const SumsStep &step, float *memory, float *scratch, int task, const CallerTensors &) {
+    const int strip = task / step.chunk_count, chunk = task % step.chunk_count, block = step.edges.block;
+    const int64_t vectors = ceil_div(step.length, LANES), phases = step.result == PHASES ? step.phases.count() : 1;
     const int64_t first = cut(vectors, strip, step.strips), last = cut(vectors, strip + 1, step.strips);
     const int64_t from = first * LANES;
     const int32_t *mask = step.mask ? step.mask + from : nullptr;
     float *to[BLOCK];
     for (int64_t group = step.chunks[chunk]; group < step.chunks[chunk + 1]; group++) {
-        const int32_t *out = step.out + group * step.block * phases;
-        for (int b = 0; b < step.block; b++)
-            to[b] = out[b * phases] < 0 ? nullptr : step.flag ? scratch + b * vectors * LANES : memory + out[b] + from;
-        sum_group(step, group, memory + from, to, mask, last - first);
-        for (int b = 0; step.flag && b < step.block; b++) {
+        const int32_t *out = step.out + group * block * phases;
+        for (int b = 0; b < block; b++)
+            to[b] = out[b * phases] < 0 ? nullptr
+                : step.result == MAPS ? memory + out[b] + from : scratch + b * vectors * LANES;
+        sum_group(step.edges, group, memory + from, to, mask, last - first);
+        for (int b = 0; step.result != MAPS && b < block; b++) {
             if (!to[b]) continue;
-            if (step.flag == MEANS)
-                memory[out[b]] = sum_of(to[b], vectors * LANES) * step.scale;
+            if (step.result == MEANS)
+                memory[out[b]] = sum_of(to[b], vectors * LANES) * step.share;
             else
                 for (int y = 0; y < step.height; y++)
-                    deal_out(to[b] + at(0, y, step.pitch), y, step.width, step, memory, out + b * phases);
+                    deal_out(to[b] + at(0, y, step.pitch), y, step.width, step.phases, memory, out + b * phases);
         }
     }
 }

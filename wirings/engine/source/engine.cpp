@@ -6,22 +6,13 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "fused_node_convolution.h"
-#include "channel_kernels.h"
+#include "kernel_table.h"
 #include "thread_pool.h"
-#include "token_kernels.h"
 
 namespace {
 
-typedef void (*Run)(const KernelStep &, float *memory, float *scratch, int task, const CallerTensors &);
-
-// By kind of step.
-const Run KERNELS[] = {run_sums, run_nodes, run_copy, run_pool, run_mean, run_linear, run_sparse_linear, run_function,
-                       run_instance_norm, run_multiply, run_give, run_norm, run_attention, run_embedding, run_gather,
-                       run_cached_attention};
-
 void run_task(const KernelStep &step, float *memory, float *scratch, int task, const CallerTensors &callers) {
-    KERNELS[step.kind](step, memory, scratch, task, callers);
+    KERNELS[step.kind].run(step.own, memory, scratch, task, callers);
 }
 
 double seconds() {
@@ -68,7 +59,7 @@ public:
         for (int i = 0; i < call.images; i++) {
             images.emplace_back(call, call.first + i);
             for (int s = 0; s < call.count; s++)
-                tasks[static_cast<size_t>(i) * call.count + s].set(call.steps[s].strips * call.steps[s].chunk_count, threads);
+                tasks[static_cast<size_t>(i) * call.count + s].set(call.steps[s].tasks, threads);
         }
     }
 
@@ -105,7 +96,7 @@ public:
     void share(int number) override {
         tasks.share(number, [&](int image) {
             for (int s = 0; s < call.count; s++)
-                for (int task = 0; task < call.steps[s].strips * call.steps[s].chunk_count; task++)
+                for (int task = 0; task < call.steps[s].tasks; task++)
                     run_task(call.steps[s], call.memories[number], call.scratches[number], task,
                              images[image].callers());
         });
@@ -123,25 +114,12 @@ int wirings_tile(int block) { return block == 1 ? TILE : DENSE_TILE; }
 int wirings_panel() { return PANEL * LANES; }
 int64_t wirings_step_bytes() { return sizeof(KernelStep); }
 
-// The size of the struct of a kind of step; 0 if it has none.
-int64_t wirings_own_bytes(int kind) {
-    switch (kind) {
-        case NORM: return sizeof(NormStep);
-        case ATTENTION: return sizeof(AttentionStep);
-        case EMBEDDING: return sizeof(EmbeddingStep);
-        case GATHER: return sizeof(GatherStep);
-        case CACHED_ATTENTION: return sizeof(CachedAttentionStep);
-        default: return 0;
-    }
-}
+// The table of kernels; a kind of step is a number below the count.
+int wirings_kernel_count() { return KERNEL_COUNT; }
+const char *wirings_kernel_name(int kind) { return KERNELS[kind].name; }
+int64_t wirings_kernel_bytes(int kind) { return KERNELS[kind].bytes; }
 
-int64_t wirings_scratch(const KernelStep *step) {
-    if (step->kind == NODES) return scratch_of(*step);
-    if (step->kind == SUMS && step->flag) return step->block * ceil_div(step->length, LANES) * LANES;
-    if (step->kind == ATTENTION) return int64_t{static_cast<const AttentionStep *>(step->own)->others} * ATTENTION_TILE * LANES;
-    if (step->kind == CACHED_ATTENTION) return static_cast<const CachedAttentionStep *>(step->own)->capacity;
-    return step->kind == LINEAR ? step->inputs : 0;
-}
+int64_t wirings_scratch(const KernelStep *step) { return KERNELS[step->kind].scratch(step->own); }
 
 // Memory of zeros. Large memory is on large pages if the system has them: maps are far apart, and each page costs a lookup.
 // It ends where the maps end, so that sanitizers notice reads beyond.

@@ -4,6 +4,32 @@
 
 #include "edge_sums.h"
 
+// Maps may be cut into bands of rows, one for each thread, in separate memory, so that what a thread works on stays in
+// its cache. A band also holds the few rows of its neighbours that the next step reads. A strip is within one band.
+struct Strip {
+    int32_t from, to;        // rows of the output
+    int32_t band, first;     // the band of the inputs, and the row of the map at which it begins
+    int32_t out_band, out_first;
+};
+
+struct NodesStep {
+    EdgeGroups edges;
+    const float *kernels;    // nine per row
+    const float *kernel_bias;  // one per row
+    const int32_t *out;      // the offset of the map of each row; -1 for rows that only pad a group
+    const int32_t *chunks;   // the groups of one task are chunks[i] to chunks[i + 1]
+    const Strip *strip;      // the strips; a task is a strip of a chunk
+    const int32_t *kept;     // the first row of each band of the output, and the row after its last; or null
+    CallerPhases caller;     // the input that is read in place, if the sums are over one
+    ClampRange activation;   // of the results of the convolution
+    int32_t chunk_count, strips;
+    int32_t stride;          // of the convolution: 1 or 2
+    int32_t height, width, pitch;  // of the sums
+    int32_t out_width, out_pitch;
+    int32_t bands;
+    int64_t band_floats;     // from the memory of one band to that of the next
+};
+
 enum { MARGIN = 2 * LINE };  // floats before and after a map in scratch memory that may be read, but are not used
 
 // The masks of a block of columns: false where the left or right column of a kernel is outside the map.
@@ -29,10 +55,10 @@ static inline V weighted(const PixelRow &row, const V *kernel, V start) {
 
 // Compute rows `from` to `to` of the output; `map` is where row 0 of the input would begin. LIMITS: see `limited`.
 template <int STRIDE, int LIMITS>
-static void convolve(const KernelStep &step, const float *map, const float *kernel, float bias, float *out, int from, int to) {
+static void convolve(const NodesStep &step, const float *map, const float *kernel, float bias, float *out, int from, int to) {
     V k[9];
     for (int i = 0; i < 9; i++) k[i] = all(kernel[i]);
-    const V start = all(bias), low = all(step.activation2.low), high = all(step.activation2.high);
+    const V start = all(bias), low = all(step.activation.low), high = all(step.activation.high);
     const int height = step.height, width = step.width, pitch = step.pitch, out_pitch = step.out_pitch;
     const PixelRow none = {V{}, V{}, V{}};
     for (int x = 0; x < step.out_width; x += LANES) {
@@ -85,26 +111,26 @@ static void convolve(const KernelStep &step, const float *map, const float *kern
     }
 }
 
-typedef void (*Convolve)(const KernelStep &, const float *, const float *, float, float *, int, int);
+typedef void (*Convolve)(const NodesStep &, const float *, const float *, float, float *, int, int);
 
-static Convolve convolution(const KernelStep &step) {
+static Convolve convolution(const NodesStep &step) {
     static const Convolve all_of_them[2][3] = {{convolve<1, 0>, convolve<1, 1>, convolve<1, 2>},
                                                {convolve<2, 0>, convolve<2, 1>, convolve<2, 2>}};
-    return all_of_them[step.stride_y - 1][step.activation2.limits()];
+    return all_of_them[step.stride - 1][step.activation.limits()];
 }
 
 // The first row of the sums that a strip of the output reads, and the row after the last.
-static inline int top_of(const KernelStep &step, const Strip &strip) {
-    const int top = strip.from * step.stride_y - 1;
+static inline int top_of(const NodesStep &step, const Strip &strip) {
+    const int top = strip.from * step.stride - 1;
     return top < 0 ? 0 : top;
 }
-static inline int bottom_of(const KernelStep &step, const Strip &strip) {
-    const int64_t bottom = at(2, strip.to - 1, step.stride_y);
+static inline int bottom_of(const NodesStep &step, const Strip &strip) {
+    const int64_t bottom = at(2, strip.to - 1, step.stride);
     return bottom > step.height ? step.height : static_cast<int>(bottom);
 }
 
 // Floats of scratch memory for one map.
-static int64_t map_of(const KernelStep &step) {
+static int64_t map_of(const NodesStep &step) {
     int rows = 0;
     for (int i = 0; i < step.strips; i++) {
         const int own = bottom_of(step, step.strip[i]) - top_of(step, step.strip[i]);
@@ -114,14 +140,12 @@ static int64_t map_of(const KernelStep &step) {
     return (map + LINE - 1) / LINE * LINE;
 }
 
-// Floats of scratch memory for one thread.
-static int64_t scratch_of(const KernelStep &step) {
-    const int64_t phases = step.source < 0 ? 0 : int64_t{step.inputs} * step.dilate_y * step.dilate_x * step.flag;
-    return step.block * map_of(step) + phases + step.length + LINE;
+static int64_t nodes_scratch(const NodesStep &step) {
+    return step.edges.block * map_of(step) + step.caller.size() + LINE;
 }
 
 // Copy rows to the other bands that hold them.
-static inline void pass_on(const KernelStep &step, const Strip &strip, const float *own, float *memory, int32_t out) {
+static inline void pass_on(const NodesStep &step, const Strip &strip, const float *own, float *memory, int32_t out) {
     for (int band = 0; band < step.bands; band++) {
         const int first = step.kept[2 * band], last = step.kept[2 * band + 1];
         if (band == strip.out_band) continue;
@@ -131,27 +155,28 @@ static inline void pass_on(const KernelStep &step, const Strip &strip, const flo
     }
 }
 
-static void run_nodes(const KernelStep &step, float *memory, float *scratch, int task, const CallerTensors &callers) {
+static void run_nodes(const NodesStep &step, float *memory, float *scratch, int task, const CallerTensors &callers) {
     const Strip &strip = step.strip[task / step.chunk_count];
     const int chunk = task % step.chunk_count, top = top_of(step, strip), bottom = bottom_of(step, strip);
-    const int origin = step.source < 0 ? strip.first : top;
+    const int origin = step.caller.source < 0 ? strip.first : top;
     const int64_t start = at(0, top - origin, step.pitch) / LINE * LINE;  // aligned to cache lines, which load faster
     const int64_t vectors = ceil_div(at(step.width, bottom - 1 - origin, step.pitch) - start, LANES);
     const float *in = memory + strip.band * step.band_floats + start;
-    if (step.source >= 0) {
-        make_phases(step, callers.inputs[step.source], scratch + step.length, top, bottom);
-        in = scratch + step.length;
-        scratch += int64_t{step.inputs} * step.dilate_y * step.dilate_x * step.flag + step.length;
+    if (step.caller.source >= 0) {
+        float *phases = scratch + step.caller.zeros;
+        make_phases(step.caller, step.pitch, callers.inputs[step.caller.source], phases, top, bottom);
+        in = phases;
+        scratch += step.caller.size();
     }
     float *out = memory + strip.out_band * step.band_floats;
     const int64_t each = map_of(step);
     const Convolve convolved = convolution(step);
     float *rows[BLOCK];
-    for (int b = 0; b < step.block; b++) rows[b] = scratch + b * each + MARGIN;
+    for (int b = 0; b < step.edges.block; b++) rows[b] = scratch + b * each + MARGIN;
     for (int64_t group = step.chunks[chunk]; group < step.chunks[chunk + 1]; group++) {
-        sum_group(step, group, in, rows, nullptr, vectors);
-        for (int b = 0; b < step.block; b++) {
-            const int64_t row = group * step.block + b;
+        sum_group(step.edges, group, in, rows, nullptr, vectors);
+        for (int b = 0; b < step.edges.block; b++) {
+            const int64_t row = group * step.edges.block + b;
             if (step.out[row] < 0) continue;
             const float *map = rows[b] - start - at(0, origin, step.pitch);
             float *to = out + step.out[row] - at(0, strip.out_first, step.out_pitch);

@@ -30,25 +30,46 @@ static inline void deal_out(const float *row, int width, int stride, float *cons
         for (int64_t x = phase, i = 0; x < width; x += stride, i++) to[phase][i] = row[x];
 }
 
-// Distribute row y of a map over the phases at `out`.
-static inline void deal_out(const float *row, int y, int width, const KernelStep &step, float *memory, const int32_t *out) {
+// The phases of a map. With strides of 1, there is one, which is the map.
+struct StridePhases {
+    int32_t stride_y, stride_x;
+    int32_t pitch;           // of a phase
+
+    int64_t count() const { return int64_t{stride_y} * stride_x; }
+};
+
+// Distribute row y of a map over its phases, which are at the offsets `out`.
+static inline void deal_out(const float *row, int y, int width, const StridePhases &phases, float *memory, const int32_t *out) {
     float *to[MAX_STRIDE];
-    for (int x = 0; x < step.stride_x; x++)
-        to[x] = memory + at(out[y % step.stride_y * step.stride_x + x], y / step.stride_y, step.out_pitch);
-    deal_out(row, width, step.stride_x, to);
+    for (int x = 0; x < phases.stride_x; x++)
+        to[x] = memory + at(out[y % phases.stride_y * phases.stride_x + x], y / phases.stride_y, phases.pitch);
+    deal_out(row, width, phases.stride_x, to);
 }
 
-// Compute the phases of a caller's input that rows `top` to `bottom` of a convolution read, with zeros around them, in
-// scratch memory: `flag` floats each, which begin with `length` zeros and the row `pad_y` above `top`.
-static void make_phases(const KernelStep &step, const float *input, float *scratch, int top, int bottom) {
-    const int height = step.kernel_y, width = step.kernel_x, sy = step.dilate_y, sx = step.dilate_x;
-    const int64_t first = int64_t{top} - step.pad_y, last = int64_t{bottom} + step.pad_x, pitch = step.pitch;
-    for (int64_t c = 0; c < step.inputs; c++)
+// A caller's input that a step reads in place: it computes the phases of the rows that it needs in scratch memory.
+struct CallerPhases {
+    int32_t source;          // the number of the input; -1 for none
+    int32_t channels, height, width;
+    int32_t stride_y, stride_x;
+    int32_t above, below;    // rows of the phases that are read above the first row of the sums, and below the last
+    int32_t floats;          // of one phase in scratch memory
+    int32_t zeros;           // floats before each phase that are zero; 0 if there is no input
+
+    // Floats of scratch memory.
+    int64_t size() const { return source < 0 ? 0 : int64_t{channels} * stride_y * stride_x * floats + zeros; }
+};
+
+// Compute the phases that rows `top` to `bottom` of the sums read, with zeros around them, in scratch memory. They have
+// the pitch of the sums, and begin with the row `above` the top.
+static void make_phases(const CallerPhases &caller, int64_t pitch, const float *input, float *scratch, int top, int bottom) {
+    const int height = caller.height, width = caller.width, sy = caller.stride_y, sx = caller.stride_x;
+    const int64_t first = int64_t{top} - caller.above, last = int64_t{bottom} + caller.below;
+    for (int64_t c = 0; c < caller.channels; c++)
         for (int py = 0; py < sy; py++) {
             float *maps[MAX_STRIDE];
             for (int px = 0; px < sx; px++) {
-                maps[px] = scratch + ((c * sy + py) * sx + px) * step.flag;
-                memset(maps[px] - step.length, 0, sizeof(float) * step.length);
+                maps[px] = scratch + ((c * sy + py) * sx + px) * caller.floats;
+                memset(maps[px] - caller.zeros, 0, sizeof(float) * caller.zeros);
             }
             for (int64_t y = first; y < last; y++) {
                 const int64_t row = y * sy + py;

@@ -1,18 +1,18 @@
-"""Affine operations, activations, sums and products. Where possible, they are fused with the sums before them."""
+"""Affine operations and sums. They are fused with the sums before them, or become edges of weight one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from wirings.compaction.operations import Activation, Add, AddMap, Affine, InstanceNorm, Multiply
-from wirings.engine.fused_steps import INFINITY, EdgeSum, EdgeTerm, FusedStep, LoweredStep, NodeConvolution
-from wirings.engine.kernel_step import FUNCTIONS, MAPS, StepKind
-from wirings.engine.lowering import Lowering, as_array, height_and_width
+from wirings.compaction.operations import Add, AddMap, Affine
+from wirings.engine.edge_sums import EdgeSum, EdgeTerm
+from wirings.engine.fused_steps import FusedStep
+from wirings.engine.lowering import Lowering, as_array
 from wirings.engine.memory_layout import FeatureMaps
-from wirings.engine.operations.registry import Shape, is_maps, kernel_for
+from wirings.engine.node_convolution import NodeConvolution
+from wirings.engine.operations.registry import is_maps, kernel_for
 
 MAX_PIXEL_KINDS = 33
 """Constant maps with no more kinds of pixels than this are composed of that many maps."""
@@ -30,37 +30,6 @@ def lower_affine(lowering: Lowering, o: Affine) -> FusedStep:
         return replace(before, name=o.output, terms=terms, bias=before.bias * scale + shift)
     _, height, width = lowering.shape(o.output)
     return EdgeSum(o.output, height, width, [lowering.identity(o.inputs[0], scale)], shift)
-
-
-def _supports_activation(o: Activation, shapes: Sequence[Shape]) -> bool:
-    """The kernels have these functions with their usual parameters."""
-    if len(shapes[0]) not in (1, 2, 3):
-        return False
-    if o.kind == "softplus":
-        return o.values in ((), (1.0,), (1.0, 20.0))
-    return len(o.values) == {"clamp": 2, "leaky_relu": 1, "elu": 1}.get(o.kind, 0)
-
-
-@kernel_for(Activation, _supports_activation)
-def lower_activation(lowering: Lowering, o: Activation) -> FusedStep | FeatureMaps:
-    limits = {"relu": (0.0, INFINITY), "clamp": o.values}.get(o.kind)
-    low, high = (-INFINITY, INFINITY) if limits is None else limits
-    if limits is not None:
-        before = lowering.fusible(o.inputs[0])
-        if before is not None:
-            return replace(before, name=o.output, low=low, high=high)
-        if len(lowering.shapes[o.output]) > 1:
-            channels, height, width = lowering.shape(o.output)
-            bias = np.zeros(channels, np.float32)
-            return EdgeSum(o.output, height, width, [lowering.identity(o.inputs[0])], bias, low=low, high=high)
-    single = len(lowering.shapes[o.output]) == 1
-    source = lowering.as_row(o.inputs[0]) if single else lowering.solid(lowering.ready(o.inputs[0]))
-    out = lowering.memory.new(len(source), source.height, source.width)
-    kind = "clamp" if limits is not None else o.kind
-    scale = o.values[0] if o.values and limits is None else 1.0
-    fields = {"flag": FUNCTIONS.index(kind), "scale": scale, "low": low, "high": high, **height_and_width(source)}
-    lowering.emit(LoweredStep(o.output, StepKind.FUNCTION, out, source, fields=fields))
-    return lowering.as_numbers(out) if single else out
 
 
 @kernel_for(Add, lambda o, shapes: all(len(shape) in (1, 2, 3) for shape in shapes))
@@ -87,7 +56,7 @@ def _add_rows(lowering: Lowering, o: Add) -> FeatureMaps:
     count = lowering.shapes[o.output][0]
     out = lowering.memory.new(1, 1, count)
     lowering.memory.join(*(term.source for term in terms), out)
-    lowering.emit_sums(EdgeSum(o.output, 1, count, terms, np.zeros(1, np.float32)), out, {"flag": MAPS})
+    EdgeSum(o.output, 1, count, terms, np.zeros(1, np.float32)).emit(lowering, out)
     return lowering.as_numbers(out)
 
 
@@ -125,37 +94,3 @@ def _as_few_maps(added: np.ndarray) -> tuple[np.ndarray, ...]:
     value = kinds[:, rest] - bias[:, None]
     row, channel = np.nonzero(value)
     return maps, row, channel, value[row, channel], bias
-
-
-@kernel_for(InstanceNorm, lambda o, shapes: is_maps(*shapes))
-def lower_instance_norm(lowering: Lowering, o: InstanceNorm) -> FeatureMaps:
-    source = lowering.solid(lowering.ready(o.inputs[0]))
-    out = lowering.memory.new(*lowering.shape(o.output))
-    fields = {
-        "weights": as_array(o.scale),
-        "weights2": as_array(o.shift),
-        "scale": o.epsilon,
-        **height_and_width(source),
-    }
-    lowering.emit(LoweredStep(o.output, StepKind.INSTANCE_NORM, out, source, fields=fields))
-    return out
-
-
-def _supports_multiply(o: Multiply, shapes: Sequence[Shape]) -> bool:
-    if len(shapes[0]) == 1:
-        return shapes[0] == shapes[1]
-    return is_maps(*shapes) and (shapes[0] == shapes[1] or set(shapes[1][1:]) == {1})
-
-
-@kernel_for(Multiply, _supports_multiply)
-def lower_multiply(lowering: Lowering, o: Multiply) -> FeatureMaps:
-    single = len(lowering.shapes[o.output]) == 1
-    read = lowering.as_row if single else lambda name: lowering.solid(lowering.ready(name))
-    source, second = (read(name) for name in o.inputs)
-    one = not single and lowering.shape(o.inputs[1])[1:] == (1, 1)
-    if not one:
-        lowering.memory.join(source, second)
-    out = lowering.memory.new(len(source), source.height, source.width)
-    fields = {"second": second, "flag": int(one), **height_and_width(source)}
-    lowering.emit(LoweredStep(o.output, StepKind.MULTIPLY, out, source, fields=fields))
-    return lowering.as_numbers(out) if single else out

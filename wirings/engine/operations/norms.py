@@ -1,0 +1,118 @@
+"""Norms: over the pixels of each channel, and over the channels of each pixel. Kernels: ``source/norms.h``."""
+
+from __future__ import annotations
+
+from ctypes import c_float
+from dataclasses import dataclass
+
+import numpy as np
+
+from wirings.compaction.operations import ChannelNorm, InstanceNorm
+from wirings.engine.bounds import expect_inside
+from wirings.engine.lowering import Lowering, as_array
+from wirings.engine.memory_layout import FeatureMaps
+from wirings.engine.operations.registry import is_maps, kernel_for
+from wirings.engine.step import Fields, LoweredStep, StepContext, integers, pointers
+
+
+@dataclass(eq=False)
+class InstanceNormStep(LoweredStep):
+    """A norm over the pixels of each channel."""
+
+    kind = "instance_norm"
+    layout = (
+        *pointers("in_", "out", "scale", "shift", "chunks"),
+        *integers("height", "width", "pitch", "out_pitch"),
+        ("epsilon", c_float),
+    )
+    out: FeatureMaps
+    source: FeatureMaps
+    scale: np.ndarray
+    shift: np.ndarray
+    epsilon: float
+
+    def reads(self) -> list[FeatureMaps]:
+        return [self.source]
+
+    def fields(self, context: StepContext) -> tuple[Fields, int]:
+        source, memory = self.source, context.memory
+        in_, out = memory.offsets(source), memory.offsets(self.out)
+        expect_inside(self.name, in_, context.extent(source), context.floats)
+        expect_inside(self.name, out, context.extent(self.out), context.floats)
+        chunks = context.channel_chunks(len(in_), source.height, source.width)
+        values = {
+            "in_": in_,
+            "out": out,
+            "scale": self.scale,
+            "shift": self.shift,
+            "chunks": chunks,
+            "height": source.height,
+            "width": source.width,
+            "pitch": memory.pitch(source),
+            "out_pitch": memory.pitch(self.out),
+            "epsilon": self.epsilon,
+        }
+        return values, len(chunks) - 1
+
+
+@kernel_for(InstanceNorm, lambda o, shapes: is_maps(*shapes))
+def lower_instance_norm(lowering: Lowering, o: InstanceNorm) -> FeatureMaps:
+    source = lowering.solid(lowering.ready(o.inputs[0]))
+    out = lowering.memory.new(*lowering.shape(o.output))
+    lowering.emit(InstanceNormStep(o.output, out, source, as_array(o.scale), as_array(o.shift), o.epsilon))
+    return out
+
+
+@dataclass(eq=False)
+class NormStep(LoweredStep):
+    """A norm over the channels of each pixel."""
+
+    kind = "norm"
+    layout = (
+        *pointers("in_", "out", "scale", "shift"),
+        *integers("channels", "height", "width", "pitch", "out_pitch", "features", "centered", "tiles"),
+        ("epsilon", c_float),
+    )
+    out: FeatureMaps
+    source: FeatureMaps
+    scale: np.ndarray
+    shift: np.ndarray
+    features: int
+    centered: bool
+    epsilon: float
+
+    def reads(self) -> list[FeatureMaps]:
+        return [self.source]
+
+    def fields(self, context: StepContext) -> tuple[Fields, int]:
+        source, memory = self.source, context.memory
+        in_, out = memory.offsets(source), memory.offsets(self.out)
+        single = source.height == source.width == 1
+        expect_inside(self.name, in_, 1 if single else context.vector_extent(source), context.floats)
+        expect_inside(self.name, out, context.extent(self.out), context.floats)
+        tiles = context.tiles(-(-source.width // context.lanes), source.height)
+        values = {
+            "in_": in_,
+            "out": out,
+            "scale": self.scale,
+            "shift": self.shift,
+            "channels": len(in_),
+            "height": source.height,
+            "width": source.width,
+            "pitch": memory.pitch(source),
+            "out_pitch": memory.pitch(self.out),
+            "features": self.features,
+            "centered": self.centered,
+            "tiles": tiles,
+            "epsilon": self.epsilon,
+        }
+        return values, tiles * source.height
+
+
+@kernel_for(ChannelNorm, lambda o, shapes: len(shapes[0]) in (1, 2, 3))
+def lower_norm(lowering: Lowering, o: ChannelNorm) -> FeatureMaps:
+    source = lowering.solid(lowering.ready(o.inputs[0]))
+    out = lowering.new_like(o.output)
+    scale, shift = as_array(o.scale), as_array(o.shift)
+    lowering.emit(NormStep(o.output, out, source, scale, shift, o.features, o.centered, o.epsilon))
+    return out
