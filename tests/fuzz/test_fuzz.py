@@ -15,7 +15,7 @@ from wirings import engine
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="it limits the memory of processes as Linux does")
 REFUSED = {"compact", "engine", "checkpoint", "history", "text.gz", "text.xz", "shards", "settings", "recipe", "result"}
-REFUSED |= {"sweep", "benchmark", "pairs", "setting changes", "wire calls", "graphs"}
+REFUSED |= {"hub", "sweep", "benchmark", "pairs", "setting changes", "wire calls", "graphs"}
 """Kinds of which at least a third is refused."""
 
 

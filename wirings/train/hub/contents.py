@@ -9,14 +9,15 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from wirings import models, rules
 from wirings.compaction import CompactModel, load_compact
 from wirings.errors import WiringError
-from wirings.models.registry import built_as
+from wirings.models.registry import built_as, is_bundled
 from wirings.train import files
 from wirings.train.hub.card import Card, make_card
+from wirings.train.hub.limits import CONFIG_BYTES, BuildLimit, check_sizes
 from wirings.train.results import Result, read
 from wirings.train.run import checkpoint
 from wirings.train.run.folder import RESULT, SETTINGS
@@ -191,6 +192,8 @@ def _read_config(folder: Path, shown: str) -> dict[str, Any]:
             "network to another folder with wirings.hub.save_pretrained()."
         )
     try:
+        if (folder / CONFIG).stat().st_size > CONFIG_BYTES:
+            raise ValueError("too large")
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise WiringError(f"{shown} does not hold a network of wirings: {expected}") from error
@@ -214,12 +217,19 @@ def _build(config: dict[str, Any], path: Path) -> nn.Module:
         rule = config["rule"]
         options["rule"] = rules.get(rule["name"], rule.get("schedule"), **rule.get("settings", {}))
     tensors, _ = checkpoint.read(path)
-    model = models.get(given["name"], **options)
+    if is_bundled(given["name"]):  # options of others may be anything, such as a seed
+        check_sizes(given["options"], tensors)
+    with BuildLimit(tensors):
+        return _build_from(config, options, tensors, path)
+
+
+def _build_from(config: dict[str, Any], options: dict[str, Any], tensors: dict[str, Tensor], path: Path) -> nn.Module:
+    model = models.get(config["model"]["name"], **options)
     if "rule" in config:
         checkpoint.load_model(model, tensors, path)
         wiring = _own_wiring(model)
         if wiring is None:
-            raise WiringError(f"rule {rule['name']!r} leaves this network dense")
+            raise WiringError(f"rule {config['rule']['name']!r} leaves this network dense")
         wiring.load_state_dict(config["state"])
         wiring.look()  # swapped edges are counted from here
         return model
