@@ -229,8 +229,8 @@ def _folder(out: str | Path | None) -> Iterator[Path]:
 
 
 def _made(folder: str | Path, option: str) -> Path:
+    check_folder(folder, option)
     path = Path(folder)
-    check_folder(path, option)
     with disk_errors(path):
         path.mkdir(parents=True, exist_ok=True)
     return path
@@ -246,7 +246,7 @@ def _check(model: Any, out: Any, threads: Any, seconds: Any) -> None:
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
         raise WiringError(f"seconds must be a positive number, got {seconds!r}.")
     if out is not None:
-        check_folder(Path(out), "out")
+        check_folder(out, "out")
 
 
 @contextlib.contextmanager
