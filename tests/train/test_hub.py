@@ -294,6 +294,52 @@ def test_names_from_outside_are_text(runs: list[Path], tmp_path: Path) -> None:
     assert "\\x1b" in line
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("settings", {"rule": None, "data": "x"}),
+        ("settings", {"rule": [HOSTILE], "data": {"name": [HOSTILE]}}),
+        ("settings", {"rule": {"name": HOSTILE * 1000}, "data": {"name": HOSTILE * 1000}}),
+        ("settings", {}),
+        ("overrides", {HOSTILE: {HOSTILE: [HOSTILE]}}),
+        ("versions", {HOSTILE: HOSTILE}),
+        ("hardware", HOSTILE * 1000),
+        ("params", 10**400),
+    ],
+)
+def test_edited_results_make_a_card_of_plain_text(key: str, value: Any, runs: list[Path], tmp_path: Path) -> None:
+    mapping = json.loads((runs[0] / "result.json").read_text())
+    (tmp_path / "result.json").write_text(json.dumps({**mapping, key: value}))
+    hub.save_pretrained(models.get("digits_static"), tmp_path / "saved", results=tmp_path / "result.json")
+    whole = (tmp_path / "saved" / "README.md").read_text(encoding="utf-8")
+    assert all(c.isprintable() or c == "\n" for c in whole)
+    assert len(whole) < 5000
+    data, text = card_of(tmp_path / "saved")
+    assert set(data) == {"library_name", "tags", "pipeline_tag", "model-index"}
+    assert not re.search(r"<script|(?<!\\)\[a|javascript:|www\.evil", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"settings": None},
+        {"recipe": 3},
+        {"hardware": ["x"]},
+        {"seed": "0"},
+        {"accuracy": float("nan")},
+        {"metric": "x"},
+    ],
+)
+def test_results_of_wrong_types_are_one_error(change: dict[str, Any], runs: list[Path], tmp_path: Path) -> None:
+    mapping = json.loads((runs[0] / "result.json").read_text())
+    (tmp_path / "result.json").write_text(json.dumps({**mapping, **change}))
+    with pytest.raises(WiringError, match=rf"result\.json is not a result.*{next(iter(change))}"):
+        hub.save_pretrained(models.get("digits_static"), tmp_path / "saved", results=tmp_path / "result.json")
+    (tmp_path / "result.json").write_text(json.dumps(mapping) + " " * 2**22)
+    with pytest.raises(WiringError, match=r"it has more than 4,194,304 bytes"):
+        hub.save_pretrained(models.get("digits_static"), tmp_path / "saved", results=tmp_path / "result.json")
+
+
 def test_markdown_of_plain_names_is_readable() -> None:
     assert as_markdown("table1/static-dnw (seed 0), 80.9 ± 0.6 %") == "table1/static-dnw (seed 0), 80.9 ± 0.6 %"
     assert len(as_markdown("x" * 10_000)) < 300
