@@ -23,6 +23,7 @@ from wirings.draw.common import check_has_records
 from wirings.errors import WiringError
 from wirings.history import History, file_format
 from wirings.utils.files import check_file, whole_file
+from wirings.utils.text import printable
 
 SCRIPTS = (
     "dom.js",
@@ -85,7 +86,7 @@ def _assemble(template: str, styles: tuple[str, ...], scripts: tuple[str, ...], 
     parts = "".join((folder / name).read_text(encoding="utf-8") for name in scripts)
     script = f'(() => {{\n"use strict";\n{parts}}})();\n'
     return Template((folder / template).read_text(encoding="utf-8")).substitute(
-        title=html.escape(title),
+        title=html.escape(printable(title)),
         style=style,
         script=script,
         style_hash=_hash(style),
