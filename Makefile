@@ -26,8 +26,9 @@ unit: $(VENV)/.installed
 MINUTES ?= 10
 SEED ?= $(shell date +%s)
 soak: $(VENV)/.installed
-	$(BIN)/python -m tests.sanitize --no-tests --cases 1000000000 --seed $(SEED) --minutes $$(( ($(MINUTES) + 9) / 10 ))
-	$(BIN)/python -m tests.fuzz --cases 1000000000 --seed $(SEED) --minutes $$(( $(MINUTES) * 9 / 10 ))
+	$(BIN)/python -m tests.sanitize --no-tests --cases 1000000000 --seed $(SEED) \
+		--minutes $$(awk 'BEGIN { print 0.1 * $(MINUTES) }')
+	$(BIN)/python -m tests.fuzz --cases 1000000000 --seed $(SEED) --minutes $$(awk 'BEGIN { print 0.9 * $(MINUTES) }')
 
 # The engine's tests and random programs, with kernels under AddressSanitizer and UndefinedBehaviorSanitizer.
 sanitize: $(VENV)/.installed

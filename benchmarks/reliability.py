@@ -9,7 +9,10 @@ from benchmarks.common import RESULTS, record
 
 FILES = {
     "compact": "compact models (`.safetensors`)",
+    "int8": "compact models, rounded to int8",
     "engine": "compiled networks (`.safetensors`)",
+    "sparse": "sparse states of `save_sparse`",
+    "hub": "descriptions of shared networks (`config.json`)",
     "checkpoint": "checkpoints of runs",
     "history": "histories (`history.wirings`)",
     "settings": "settings of runs (`settings.yaml`)",

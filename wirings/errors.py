@@ -3,12 +3,18 @@
 import difflib
 from collections.abc import Iterable
 
+from wirings.utils.text import printable
+
 
 class WiringError(ValueError):
     """A mistake in how the library was used.
 
-    Its message says what was expected, what it got, where, and how to fix it. The caller's model is unchanged.
+    Its message says what was expected, what it got, where, and how to fix it. The caller's model is unchanged. Control
+    characters in it, as names of files and layers may have them, are escaped.
     """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(printable(one, keep="\n\t") if isinstance(one, str) else one for one in args))
 
 
 def unknown(kind: str, name: str, choices: Iterable[str], listed: Iterable[str] | None = None) -> WiringError:

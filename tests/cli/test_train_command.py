@@ -254,6 +254,39 @@ def test_control_characters_in_names_are_escaped(tmp_path: Path) -> None:
     assert r"see run\x1b[2J" in said
 
 
+HOSTILE = "a\x1b[31m[red]<img src=x>|`*_\u202e\x07"
+
+
+@pytest.mark.slow
+def test_names_from_outside_are_text_in_every_command(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for folder in (f"images/{part}/{name}" for part in ("train", "val") for name in (HOSTILE, f"{HOSTILE}2")):
+        (tmp_path / folder).mkdir(parents=True)
+        image.new("RGB", (16, 16)).save(tmp_path / folder / "one.png")
+    image.new("RGB", (16, 16)).save(tmp_path / f"{HOSTILE}.png")
+    data = ["data.name=folder", "data.image_size=16", "data.workers=0", "data.directory=images"]
+    said = [
+        train("--out", HOSTILE, settings=["model.name=tiny_static", "model.options={}", "epochs=1", "batch=2", *data]),
+        call("eval", HOSTILE, "--device", "cpu"),
+        call("predict", HOSTILE, f"{HOSTILE}.png"),
+        call("predict", HOSTILE, f"{HOSTILE}.png", "--json"),
+        call("show", HOSTILE),
+        call("show", HOSTILE, "--html"),
+        call("profile", HOSTILE),
+        call("compact", HOSTILE, "-o", f"{HOSTILE}.safetensors"),
+        call("ship", HOSTILE, "--out", "shipped", "--quick", "--examples", "2"),
+    ]
+    assert r"\x1b[31m[red]<img src=x>" in said[2]
+    said += [(tmp_path / name).read_text(encoding="utf-8") for name in (f"{HOSTILE}/history.html", "shipped/report.md")]
+    for name in ("eval", "show", "predict", "profile", "ship", "generate", "bleu", "recipes", "table", "data"):
+        with pytest.raises(WiringError) as caught:
+            call(name, f"no {HOSTILE}", *(["x.png"] if name == "predict" else []))
+        said.append(str(caught.value))
+    for text in said:
+        assert all(c.isprintable() or c in "\n\t" for c in text), ascii(text)
+    assert not any("<img" in text for text in said[9:11])  # the page and the report
+
+
 def test_output_as_json(tmp_path: Path) -> None:
     train("--out", "run")
     result = results.read(tmp_path / "run" / "result.json")

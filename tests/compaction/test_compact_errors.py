@@ -1,5 +1,6 @@
 """Models that cannot be compacted, and the errors that say so."""
 
+import threading
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from wirings import ContinuousGraph, StaticGraph, WiringError, compact
+from wirings import ContinuousGraph, StaticGraph, WiringError, compact, engine, ship
 from wirings.compaction import check_outputs
 from wirings.graph import ActivationNode
 
@@ -253,3 +254,26 @@ def test_the_model_is_not_changed() -> None:
     compact(model, torch.randn(4, 2))
     assert model.training
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+
+
+class Unshared(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize(
+    ("model", "example", "message"),
+    [
+        (nn.Linear(3, 2, device="meta"), torch.zeros(1, 3), "weight is on the meta device, without values"),
+        (nn.Linear(3, 2), torch.zeros(1, 3, device="meta"), "got one on the meta device"),
+        (nn.Linear(3, 2), torch.zeros(1, 3).to_sparse(), "got one of layout torch.sparse_coo"),
+        (nn.Linear(3, 2), (10**13,), "does not fit into memory"),
+        (nn.Linear(3, 2), (10**30,), "does not fit into memory"),
+        (Unshared(), torch.zeros(1, 3), "Unshared cannot be copied, and so not be compacted"),
+    ],
+)
+def test_what_has_no_values_no_room_or_no_copy(model: nn.Module, example: Any, message: str) -> None:
+    for function in (compact, engine.compile, ship):
+        with pytest.raises(WiringError, match=message):
+            function(model, example)

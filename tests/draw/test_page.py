@@ -412,3 +412,9 @@ def test_plays_smoothly_with_800_nodes_and_32000_edges(open_page: Open) -> None:
         pytest.skip(f"the machine is too busy to measure: {measured} at a load of {os.getloadavg()[0]:.1f}")
     assert min(first) < 2000
     assert max(rate) >= 30
+
+
+def test_the_title_shows_control_characters() -> None:
+    text = page_of(small(), "a\x1b[2J\u202e<b>")
+    assert "a\\x1b[2J\\u202e&lt;b&gt;" in text
+    assert all(c.isprintable() or c in "\n\t" for c in text)

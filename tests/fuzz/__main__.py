@@ -1,5 +1,7 @@
 """Fuzz the library: ``python -m tests.fuzz --kind history --cases 10000``, or ``--minutes 10`` for all kinds in turn.
 
+Each kind gets an equal part of the time that is left, and at least one case.
+
 Every case has a number, its seed, so a bug is found again with ``--seed NUMBER --cases 1``.
 """
 

@@ -290,7 +290,26 @@ def write_result(folder: Path) -> None:
     (folder / "result.json").write_bytes(found.read_bytes())
 
 
+def write_hub(folder: Path) -> None:
+    torch.manual_seed(0)
+    wirings.hub.save_pretrained(wirings.models.get("digits_static", rule="rigl", edges=500), folder, card=False)
+
+
+def craft_config(raw: bytes, draw: random.Random) -> bytes:
+    """Change values of a description, or name another network of any size."""
+    if draw.random() < 0.5:
+        return craft_json(raw, draw)
+    config = json.loads(raw)
+    name = draw.choice(wirings.models.names())
+    names = [key for key in wirings.models.options(name) if key != "rule"]
+    sizes = (*ODD, 64, 512, 4096, 5000, 10**4, 8.0, 0.1, 1e-9)
+    config["model"] = {"name": name, "options": {key: draw.choice(sizes) for key in draw.sample(names, 2)}}
+    config["rule"] = draw.choice((config["rule"], {"name": draw.choice(wirings.rules.names())}))
+    return json.dumps(config).encode()
+
+
 KINDS = {
+    "hub": Kind("config.json", write_hub, wirings.hub.from_pretrained, craft_config),
     "history": Kind("history.wirings", write_history, read_history, craft_history),
     "text.gz": Kind("train.txt.gz", write_text("gz"), read_data("text", context=8, epoch_steps=2), craft_packed("gz")),
     "text.xz": Kind("train.txt.xz", write_text("xz"), read_data("text", context=8, epoch_steps=2), craft_packed("xz")),

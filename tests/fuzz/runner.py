@@ -17,6 +17,8 @@ import torch
 
 MISTAKE = "MISTAKE"
 """How the outcome of a case begins that shows a bug."""
+OUT_OF_TIME = "out of time"
+"""What a process says instead of the outcome of a case that it does not try any more."""
 SECONDS = 20.0
 """The time limit of one case, on a busy machine."""
 MEMORY_DISK = Path("/dev/shm")
@@ -89,23 +91,26 @@ def run(
     Args:
         fuzzer: what is tried.
         seeds: the numbers of the cases.
-        minutes: when to stop before the end of ``seeds``.
+        minutes: when to stop before the end of ``seeds``. The first case is always tried.
         progress: called with the outcomes so far.
     """
     outcomes, began = Outcomes(), time.monotonic()
+    deadline = began + 60 * minutes
     context = multiprocessing.get_context("fork")  # the shared objects need not be pickled
     with tempfile.TemporaryDirectory(dir=MEMORY_DISK if MEMORY_DISK.is_dir() else None) as made:
         folder = Path(made)
         given = fuzzer.prepare(folder)
         next_seed = seeds.start
-        while next_seed < seeds.stop and time.monotonic() - began < 60 * minutes:
+        while next_seed < seeds.stop and (not outcomes.cases or time.monotonic() < deadline):
             chunk = range(next_seed, min(next_seed + fuzzer.chunk, seeds.stop))
             receiver, sender = context.Pipe(duplex=False)
-            worker = context.Process(target=_work, args=(fuzzer, given, folder, chunk, sender))
+            worker = context.Process(target=_work, args=(fuzzer, given, folder, chunk, deadline, sender))
             worker.start()
             sender.close()  # so that the end of the process is noticed
             for seed in chunk:
                 outcome, ended = _outcome(receiver, worker, fuzzer.seconds)
+                if outcome == OUT_OF_TIME:
+                    break
                 outcomes.add(seed, outcome)
                 next_seed = seed + 1
                 if ended:  # another process goes on after this case
@@ -130,10 +135,13 @@ def _outcome(receiver: Any, worker: Any, seconds: float) -> tuple[str, bool]:
         return f"{MISTAKE}: crashed, exit status {worker.exitcode}", True
 
 
-def _work(fuzzer: Fuzzer, given: Any, folder: Path, seeds: range, sender: Any) -> None:
+def _work(fuzzer: Fuzzer, given: Any, folder: Path, seeds: range, deadline: float, sender: Any) -> None:
     torch.set_num_threads(1)
     limit_memory(fuzzer.memory)
     for seed in seeds:
+        if seed > seeds.start and time.monotonic() > deadline:
+            sender.send(OUT_OF_TIME)
+            return
         try:
             outcome = fuzzer.case(given, folder, seed)
         except BaseException as error:

@@ -1,7 +1,9 @@
 """A short run of every kind of fuzzing; `make soak` runs them for as long as one asks."""
 
 import os
+import re
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,9 +15,10 @@ from tests.fuzz.kinds import FUZZERS
 from tests.fuzz.runner import Fuzzer
 from wirings import engine
 
+ROOT = Path(__file__).parents[2]
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="it limits the memory of processes as Linux does")
 REFUSED = {"compact", "engine", "checkpoint", "history", "text.gz", "text.xz", "shards", "settings", "recipe", "result"}
-REFUSED |= {"sweep", "benchmark", "pairs", "setting changes", "wire calls", "graphs"}
+REFUSED |= {"hub", "sweep", "benchmark", "pairs", "setting changes", "wire calls", "graphs"}
 """Kinds of which at least a third is refused."""
 
 
@@ -68,3 +71,27 @@ def test_bugs_are_counted_once_and_do_not_stop_the_run() -> None:
         "seed 5: MemoryError: ",
     ]
     assert runner.run(fuzzer, range(6, 10**9), minutes=0.001).mistakes == []
+
+
+def take_a_moment(given: str, folder: Path, seed: int) -> str:
+    time.sleep(0.05)
+    return "fine"
+
+
+@LINUX
+@pytest.mark.parametrize("minutes", [-1.0, 0.0, 0.002])
+def test_every_kind_gets_a_turn(minutes: float) -> None:
+    outcomes = runner.run(Fuzzer(lambda folder: "", take_a_moment, chunk=1000), range(1000), minutes)
+    assert 1 <= outcomes.cases <= (1 if minutes <= 0 else 5)
+    assert not outcomes.mistakes
+
+
+@pytest.mark.parametrize("minutes", ["1", "2", "7", "10", "60"])
+def test_soak_divides_its_time(minutes: str) -> None:
+    words = ["make", "--dry-run", "soak", f"MINUTES={minutes}", "VENV=none"]
+    lines = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.replace("\\\n", " ")
+    (sanitizers,) = re.findall(r"tests\.sanitize .*--minutes (.*)$", lines, re.MULTILINE)
+    (fuzzers,) = re.findall(r"tests\.fuzz .*--minutes (.*)$", lines, re.MULTILINE)
+    said = subprocess.run(["sh", "-c", f"echo {sanitizers} {fuzzers}"], capture_output=True, text=True, check=True)
+    shares = [float(share) for share in said.stdout.split()]
+    assert shares == [pytest.approx(0.1 * float(minutes)), pytest.approx(0.9 * float(minutes))]

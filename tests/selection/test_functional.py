@@ -209,3 +209,10 @@ def test_mistakes(call: object, says: str) -> None:
 def test_rejects_counts_that_are_not_integers(k: Any) -> None:
     with pytest.raises(wirings.WiringError, match="k must be an int or an integer scalar tensor, got"):
         choose(torch.randn(10), k)
+
+
+def test_an_empty_weight_has_no_edges() -> None:
+    assert choose(torch.zeros(0), 0).shape == (0,)
+    assert choose(torch.zeros(0, 3), 0).shape == (0, 3)
+    with pytest.raises(wirings.WiringError, match="k must be between 0 and the 0 edges"):
+        choose(torch.zeros(0), 1)

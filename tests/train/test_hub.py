@@ -3,8 +3,10 @@
 import inspect
 import json
 import re
+import resource
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +21,7 @@ from torch import nn
 import wirings
 from wirings import WiringError, hub, models
 from wirings.history import snapshot_of
+from wirings.models import registry
 from wirings.train import recipes, results
 from wirings.train.phases import train
 from wirings.train.run import checkpoint
@@ -291,6 +294,52 @@ def test_names_from_outside_are_text(runs: list[Path], tmp_path: Path) -> None:
     assert "\\x1b" in line
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("settings", {"rule": None, "data": "x"}),
+        ("settings", {"rule": [HOSTILE], "data": {"name": [HOSTILE]}}),
+        ("settings", {"rule": {"name": HOSTILE * 1000}, "data": {"name": HOSTILE * 1000}}),
+        ("settings", {}),
+        ("overrides", {HOSTILE: {HOSTILE: [HOSTILE]}}),
+        ("versions", {HOSTILE: HOSTILE}),
+        ("hardware", HOSTILE * 1000),
+        ("params", 10**400),
+    ],
+)
+def test_edited_results_make_a_card_of_plain_text(key: str, value: Any, runs: list[Path], tmp_path: Path) -> None:
+    mapping = json.loads((runs[0] / "result.json").read_text())
+    (tmp_path / "result.json").write_text(json.dumps({**mapping, key: value}))
+    hub.save_pretrained(models.get("digits_static"), tmp_path / "saved", results=tmp_path / "result.json")
+    whole = (tmp_path / "saved" / "README.md").read_text(encoding="utf-8")
+    assert all(c.isprintable() or c == "\n" for c in whole)
+    assert len(whole) < 5000
+    data, text = card_of(tmp_path / "saved")
+    assert set(data) == {"library_name", "tags", "pipeline_tag", "model-index"}
+    assert not re.search(r"<script|(?<!\\)\[a|javascript:|www\.evil", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"settings": None},
+        {"recipe": 3},
+        {"hardware": ["x"]},
+        {"seed": "0"},
+        {"accuracy": float("nan")},
+        {"metric": "x"},
+    ],
+)
+def test_results_of_wrong_types_are_one_error(change: dict[str, Any], runs: list[Path], tmp_path: Path) -> None:
+    mapping = json.loads((runs[0] / "result.json").read_text())
+    (tmp_path / "result.json").write_text(json.dumps({**mapping, **change}))
+    with pytest.raises(WiringError, match=rf"result\.json is not a result.*{next(iter(change))}"):
+        hub.save_pretrained(models.get("digits_static"), tmp_path / "saved", results=tmp_path / "result.json")
+    (tmp_path / "result.json").write_text(json.dumps(mapping) + " " * 2**22)
+    with pytest.raises(WiringError, match=r"it has more than 4,194,304 bytes"):
+        hub.save_pretrained(models.get("digits_static"), tmp_path / "saved", results=tmp_path / "result.json")
+
+
 def test_markdown_of_plain_names_is_readable() -> None:
     assert as_markdown("table1/static-dnw (seed 0), 80.9 ± 0.6 %") == "table1/static-dnw (seed 0), 80.9 ± 0.6 %"
     assert len(as_markdown("x" * 10_000)) < 300
@@ -391,6 +440,57 @@ def test_any_value_in_a_config_is_accepted_or_explained(wire: Callable[[nn.Modul
                 messages.append(str(error))
     assert len(messages) > 20
     assert max(map(len, messages)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("gpt", {"layers": 10**9}, "layers = 1000000000 is out of proportion to the weights file"),
+        ("gpt", {"width": 10**400}, r"width = about 2\^1329 is out of proportion"),
+        ("resnet18", {"width": float("nan")}, "width = nan is out of proportion"),
+        ("gpt", {"layers": 4000, "width": 4, "heads": 1, "context": 4}, "many more layers than its weights file"),
+        ("gpt", {"width": 4092, "layers": 4000}, r"takes more than 64 MiB, but its weights file has 24,\d+ bytes"),
+        ("vit", {"image_size": 4096, "patch": 4}, "takes more than 64 MiB"),
+        ("seq2seq", {"length": 4096, "width": 4096, "classes": 4, "hidden": 8}, "takes more than 64 MiB"),
+        ("resnet18", {"image_size": 4096, "density": 0.1, "mult_adds": 10**9}, "takes more than 64 MiB"),
+    ],
+)
+def test_a_network_far_larger_than_its_weights_is_refused(
+    name: str, options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    hub.save_pretrained(models.get("digits_static"), tmp_path, card=False)
+    before, start = peak_bytes(), time.monotonic()
+    with pytest.raises(WiringError, match=message):
+        hub.from_pretrained(edited(tmp_path, model={"name": name, "options": options}))
+    assert time.monotonic() - start < 30
+    assert peak_bytes() - before < 2**30
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has taken."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def test_a_huge_config_is_not_read(tmp_path: Path) -> None:
+    hub.save_pretrained(models.get("digits_static"), tmp_path, card=False)
+    text = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text(text + " " * 2**24)
+    with pytest.raises(WiringError, match="does not hold a network of wirings"):
+        hub.from_pretrained(tmp_path)
+
+
+def test_options_of_your_own_models_may_be_any_number(tmp_path: Path) -> None:
+    def own(seed: int = 0) -> nn.Module:
+        return nn.Linear(seed % 7 + 1, 2)
+
+    own.__module__ = "mine"
+    models.register(own)
+    try:
+        hub.save_pretrained(models.get("own", seed=10**12), tmp_path, card=False)
+        assert hub.from_pretrained(tmp_path).in_features == 10**12 % 7 + 1
+    finally:
+        registry._registry.pop("own")
 
 
 def test_folders_that_are_not_ours(runs: list[Path], tmp_path: Path) -> None:

@@ -357,3 +357,48 @@ def test_rejects_what_is_no_model_and_what_cannot_be_traced() -> None:
     with pytest.raises(WiringError):
         wirings.ship(Branches(), torch.randn(2, 3))
     assert torch.get_num_threads() == 1
+
+
+class Failing:
+    def __iter__(self) -> Iterator[Any]:
+        raise RuntimeError("the disk is gone")
+
+
+def fail(model: nn.Module) -> float:
+    raise KeyError("label")
+
+
+INPUTS, LABELS = torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([("text", LABELS)], "cannot be run on a batch of data"),
+        ([(INPUTS[:, :3], LABELS)], "cannot be run on a batch of data"),
+        ([(INPUTS.double(), LABELS)], "cannot be run on a batch of data"),
+        ([(INPUTS.to("meta"), LABELS)], "cannot be run on a batch of data"),
+        ([({"x": INPUTS}, LABELS)], "cannot be run on a batch of data"),
+        ([((), LABELS)], "cannot be run on a batch of data"),
+        ([(INPUTS, LABELS.to(torch.complex64))], "integer labels"),
+        ([(INPUTS.to_sparse(), LABELS)], r"expects float32 on the CPU, got sparse|cannot be run"),
+        (Failing(), "data cannot be read: RuntimeError: the disk is gone"),
+        (fail, "the function that was given as data raised KeyError: 'label'"),
+        (lambda model: "x", "a function that returns 'x'"),
+        (lambda model: None, "a function that returns None"),
+        (lambda model: torch.zeros(2), r"a function that returns a Tensor of shape \(2,\)"),
+        (lambda model: 10**400, "a function that returns"),
+        (lambda: 1.0, "raised TypeError"),
+        (nn.Linear(2, 2), "data must be a loader.*got Linear"),
+        (type("Loader", (), {"epoch": 3})(), "data must be a loader.*got Loader"),
+        (type("Loader", (), {"epoch": lambda self, number: 5})(), "data cannot be read: TypeError"),
+    ],
+)
+def test_odd_data_is_one_error(data: Any, message: str) -> None:
+    with pytest.raises(WiringError, match=message):
+        wirings.ship(nn.Linear(4, 2), INPUTS[:1], data=data, threads=1, **FAST)
+
+
+def test_rejects_a_name_that_is_no_text() -> None:
+    with pytest.raises(WiringError, match="name must be a text, got 3"):
+        wirings.ship(nn.Linear(4, 2), INPUTS[:1], name=3, **FAST)  # type: ignore[arg-type]

@@ -401,3 +401,19 @@ def test_sizes(model: str, density: str, tmp_path: Path) -> None:
     with safe_open(str(path), "pt") as file:
         places = sum(file.get_tensor(name).numel() for name in file.keys() if name.endswith(".places"))  # noqa: SIM118
     assert places / edges == pytest.approx(place, abs=0.011)
+
+
+@pytest.mark.parametrize("dtype", [None, "float16", "int8"])
+@pytest.mark.parametrize("rule", ["dnw", "set", "rigl", "soft_threshold", "keep"])
+def test_edges_that_weigh_zero_stay_edges_where_all_are_real(rule: str, dtype: str | None, tmp_path: Path) -> None:
+    model, again = nn.Sequential(nn.Linear(8, 4)), nn.Sequential(nn.Linear(8, 4))
+    wiring, other = (wire(x, rule, density=1.0) for x in (model, again))
+    with torch.no_grad():
+        model[0].parametrizations.weight.original[1, ::2] = 0
+    assert wiring.report()[0].edges == 32
+    wirings.save_sparse(model, tmp_path / "file.safetensors", dtype)
+    assert header_of(tmp_path / "file.safetensors")["state"]["wiring"]["0.weight"]["k"] == 32
+    wirings.load_sparse(again, tmp_path / "file.safetensors")
+    assert other.report()[0].edges == 32
+    assert other.masks()["0.weight"].all()
+    assert torch.equal(again.eval()[0].weight[1, ::2], torch.zeros(4))

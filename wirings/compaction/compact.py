@@ -53,7 +53,7 @@ def compact(model: nn.Module, example_input: ExampleInput | None = None) -> Comp
     >>> small(torch.zeros(5, 3)).shape
     torch.Size([5, 2])
     """
-    arguments = _check_arguments(model, example_input)
+    arguments = check_arguments(model, example_input)
     named = [*(("input", x) for x in arguments.args), *arguments.kwargs.items()]
     tensors = [(name, x.detach().cpu()) for name, x in named if isinstance(x, Tensor)]
     device = next(x.device for _, x in named if isinstance(x, Tensor))
@@ -101,7 +101,11 @@ def _exact_outputs(model: nn.Module, program: Program, inputs: Sequence[Tensor])
 
 def plain_copy(model: nn.Module) -> nn.Module:
     """A copy of a model on the CPU, in evaluation, finalized if it is wired."""
-    plain = copy.deepcopy(model).cpu()
+    try:
+        plain = copy.deepcopy(model).cpu()
+    except Exception as error:  # locks, open files, or tensors with a history among its attributes
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200].rstrip(".")
+        raise WiringError(f"{type(model).__name__} cannot be copied, and so not be compacted: {reason}.") from error
     if wired(plain):
         finalize_(plain)
     return plain.eval()
@@ -109,7 +113,7 @@ def plain_copy(model: nn.Module) -> nn.Module:
 
 def flat_copy(model: nn.Module, example_input: ExampleInput | None) -> tuple[nn.Module, list[Tensor]]:
     """A copy of a model as a program calls it, on the CPU and in single precision, and the inputs of an example."""
-    arguments = _check_arguments(model, example_input)
+    arguments = check_arguments(model, example_input)
     given = [*arguments.args, *arguments.kwargs.values()]
     tensors = [x.detach().cpu() for x in given if isinstance(x, Tensor)]
     single = [x.float() if x.is_floating_point() else x for x in tensors]
@@ -205,10 +209,11 @@ def _works_for_any_size(model: nn.Module, small: Program, inputs: Sequence[Tenso
         return False
 
 
-def _check_arguments(model: nn.Module, example_input: ExampleInput | None) -> CallArguments:
+def check_arguments(model: nn.Module, example_input: ExampleInput | None, where: str = "compact") -> CallArguments:
+    """What a model is called with. Raises, in the name of ``where``, if it cannot be compacted with that."""
     if not isinstance(model, nn.Module):
-        raise WiringError(f"compact expects a torch.nn.Module, got {type(model).__name__}.")
-    arguments = example_arguments(model, example_input, "compact")
+        raise WiringError(f"{where} expects a torch.nn.Module, got {type(model).__name__}.")
+    arguments = example_arguments(model, example_input, where)
     named = [*((f"input {i}", x) for i, x in enumerate(arguments.args)), *arguments.kwargs.items()]
     for name, x in named:
         if isinstance(x, (bool, int, float, str)) or x is None:
@@ -216,25 +221,32 @@ def _check_arguments(model: nn.Module, example_input: ExampleInput | None) -> Ca
         if not isinstance(x, Tensor) or x.dim() == 0:
             got = "a tensor without a batch dimension" if isinstance(x, Tensor) else type(x).__name__
             raise WiringError(
-                f"compact expects tensors (batch, …) as inputs of the model, got {got} for {name}. Wrap the model in a "
+                f"{where} expects tensors (batch, …) as inputs of the model, got {got} for {name}. Wrap the model in a "
                 "module that sets all other arguments."
             )
+        if x.is_meta or x.layout != torch.strided:
+            got = "one on the meta device, without values" if x.is_meta else f"one of layout {x.layout}"
+            raise WiringError(f"{where} expects dense tensors as inputs of the model, got {got} for {name}.")
         if x.shape[0] == 0:
             raise WiringError("example_input is an empty batch. Outputs are compared on at least one example.")
     sizes = {name: len(x) for name, x in named if isinstance(x, Tensor)}
     if len(set(sizes.values())) > 1:
         counts = ", ".join(f"{size} for {name}" for name, size in sizes.items())
         raise WiringError(
-            f"compact expects the same batch size, in dimension 0, for all inputs of the model, got {counts}. Wrap the "
+            f"{where} expects the same batch size, in dimension 0, for all inputs of the model, got {counts}. Wrap the "
             "model in a module that takes inputs with a batch dimension and removes it."
         )
     if not any(isinstance(x, Tensor) for _, x in named):
-        raise WiringError("compact expects at least one tensor (batch, …) as an input of the model, got none.")
+        raise WiringError(f"{where} expects at least one tensor (batch, …) as an input of the model, got none.")
     for name, x in [*model.named_parameters(), *model.named_buffers()]:
         if is_sharded(x):
             raise WiringError(
                 f"{name} is sharded over processes. Load the full weights, as from get_model_state_dict with "
                 "full_state_dict=True, into a model in one process, and compact that one."
+            )
+        if x.is_meta:
+            raise WiringError(
+                f"{name} is on the meta device, without values. Load the weights first, into model.to_empty(device=…)."
             )
         if x.dtype in (torch.float16, torch.bfloat16):
             raise WiringError(

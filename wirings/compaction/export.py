@@ -56,7 +56,7 @@ def export_program(program: Program, path: str | Path, dtype: str | torch.dtype 
 
 def check_export_path(path: str | Path) -> Path:
     """Raise unless the suffix is known and the folder exists, before any work is done."""
-    checked = check_path(path)
+    checked = check_path(path, "a file")
     if checked.suffix not in _WRITERS:
         raise WiringError(f"expected a file name that ends in {', '.join(_WRITERS)}, got {path}.")
     if not checked.parent.is_dir():

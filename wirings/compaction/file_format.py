@@ -35,7 +35,7 @@ from wirings.compaction.program import TORCH_CONSTANTS, Program
 from wirings.compaction.tensor_storage import equal_tensors, is_constant, loaded_tensors, stored_parts
 from wirings.errors import WiringError
 from wirings.utils.encoded_tensors import Description, rounding_type
-from wirings.utils.files import check_path, disk_errors, whole_file
+from wirings.utils.files import check_file, check_path, disk_errors, whole_file
 from wirings.utils.tensor_files import OtherFileError, read_tensors, require_safetensors, write_tensors
 from wirings.utils.tensor_files import file_errors as file_errors
 
@@ -61,7 +61,8 @@ def save(program: Program, path: str | Path, dtype: str | torch.dtype | None = N
     Raises:
         WiringError: if it contains an operator that is not allowed in a file, or the file cannot be written.
     """
-    with disk_errors(Path(path)), whole_file(Path(path)) as part:
+    checked = check_file(path)
+    with disk_errors(checked), whole_file(checked) as part:
         write_program(program, part, rounding_type(dtype))
 
 

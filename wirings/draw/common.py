@@ -12,7 +12,7 @@ from torch import nn
 
 from wirings.errors import WiringError
 from wirings.history import History, WiringState, snapshot_of
-from wirings.utils.files import whole_file
+from wirings.utils.files import check_path, whole_file
 from wirings.utils.text import printable
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def save(
     """
     from matplotlib import rc_context
 
-    path = Path(path)
+    path = check_path(path, "a file")
     if path.suffix not in (".png", ".svg"):
         raise WiringError(f"expected a file name that ends in .png or .svg, got {path.name}.")
     figure = figure_of(picture, *what, size=size, **options)

@@ -14,6 +14,7 @@ from wirings.draw.by_block import picture_size
 from wirings.draw.common import as_label, check_has_records, figure_of, save
 from wirings.errors import WiringError
 from wirings.history import History, WiringState, snapshot_of
+from wirings.utils.files import check_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -102,4 +103,5 @@ def save_pictures(history: History, folder: str | Path, kind: str = "png", title
     """
     if kind not in ("png", "svg"):
         raise WiringError(f"kind must be 'png' or 'svg', got {kind!r}.")
-    return [picture.save(Path(folder) / f"{name}.{kind}", title) for name, picture in pictures(history).items()]
+    place = check_path(folder, "a folder")
+    return [picture.save(place / f"{name}.{kind}", title) for name, picture in pictures(history).items()]

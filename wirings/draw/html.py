@@ -22,7 +22,8 @@ from wirings.draw.coarsen import coarsen, too_large
 from wirings.draw.common import check_has_records
 from wirings.errors import WiringError
 from wirings.history import History, file_format
-from wirings.utils.files import whole_file
+from wirings.utils.files import check_file, whole_file
+from wirings.utils.text import printable
 
 SCRIPTS = (
     "dom.js",
@@ -85,7 +86,7 @@ def _assemble(template: str, styles: tuple[str, ...], scripts: tuple[str, ...], 
     parts = "".join((folder / name).read_text(encoding="utf-8") for name in scripts)
     script = f'(() => {{\n"use strict";\n{parts}}})();\n'
     return Template((folder / template).read_text(encoding="utf-8")).substitute(
-        title=html.escape(title),
+        title=html.escape(printable(title)),
         style=style,
         script=script,
         style_hash=_hash(style),
@@ -98,7 +99,7 @@ def write_page(history: History, path: str | Path, title: str, whole: bool = Fal
     """Write the page to a file, atomically. The arguments are those of `page`."""
     text = page(history, title, whole)
     try:
-        with whole_file(Path(path)) as part:
+        with whole_file(check_file(path)) as part:
             part.write_text(text, encoding="utf-8")
     except OSError as error:
         raise WiringError(f"cannot write the page to {path}: {error.strerror}. Choose another path.") from error

@@ -21,7 +21,7 @@ from wirings.engine.build import kernels
 from wirings.engine.execution_plan import ExecutionPlan
 from wirings.engine.export import export_network
 from wirings.engine.report import EngineReport, StepReport
-from wirings.engine.segments import ProgramSegment, split_program
+from wirings.engine.segments import ProgramSegment, check_tokens, split_program
 from wirings.engine.step import StepChoice
 from wirings.engine.tune import fastest_of, step_seconds, tune
 from wirings.errors import WiringError, unknown
@@ -150,6 +150,9 @@ class EngineModel(nn.Module):
         """The outputs for a batch. Inputs may be given by keyword, by the names in ``program.inputs``."""
         inputs = bind_inputs(list(self.program.inputs), args, kwargs)
         self._check(inputs)
+        if self._original:  # PyTorch would raise an IndexError, or worse
+            for operation in self.program.operations:
+                check_tokens(operation, dict(zip(self.program.inputs, inputs, strict=True)))
         return self.program.packed(self._run(inputs))
 
     def _run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -171,10 +174,11 @@ class EngineModel(nn.Module):
                     f"{name}: this compiled network expects shape ({expected}), got {tuple(x.shape)}. Compile it with "
                     "an example of this size."
                 )
-            if x.dtype != like.dtype or not x.is_cpu:
-                kind = str(like.dtype).removeprefix("torch.")
+            if x.dtype != like.dtype or not x.is_cpu or x.layout != torch.strided:
+                kind, sparse = str(like.dtype).removeprefix("torch."), "" if x.layout == torch.strided else "sparse "
                 raise WiringError(
-                    f"{name}: a compiled network expects {kind} on the CPU, got {x.dtype} on {x.device}. Convert it."
+                    f"{name}: a compiled network expects {kind} on the CPU, got {sparse}{x.dtype} on {x.device}. "
+                    "Convert it."
                 )
             check_batch(self.program.notes, x.shape[0])
         if len({len(x) for x in inputs}) > 1:  # the kernels rely on it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -59,7 +59,7 @@ class ProgramSegment:
         if self.plan is None:
             with torch.no_grad():
                 for operation in self.operations:
-                    _check_tokens(operation, values)
+                    check_tokens(operation, values)
                     values[operation.output] = operation.run(*(values[name] for name in operation.inputs))
             return
         types = self.plan.program.notes["types"]
@@ -94,9 +94,11 @@ class ProgramSegment:
         return x.contiguous()
 
 
-def _check_tokens(operation: Operation, values: dict[str, Tensor]) -> None:
+def check_tokens(operation: Operation, values: Mapping[str, Tensor]) -> None:
     """Raise if an embedding that PyTorch computes has no row for a token, as for those that the kernels compute."""
-    if operation.index_limit is None or not (tokens := values[operation.inputs[0]]).numel():
+    if operation.index_limit is None or operation.inputs[0] not in values:
+        return
+    if not (tokens := values[operation.inputs[0]]).numel():
         return
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= operation.index_limit:

@@ -22,6 +22,7 @@ from wirings.history.from_model import kernel_weights, structure_of, wired_weigh
 from wirings.history.quantize import encode
 from wirings.history.replay import History
 from wirings.utils.checks import is_int
+from wirings.utils.files import check_file
 from wirings.wire import fsdp
 from wirings.wire.handle import Wiring
 
@@ -69,7 +70,7 @@ class Recorder:
         if not is_int(every) or every < 1:
             raise WiringError(f"Recorder: every must be a number of steps, at least 1, got {every!r}.")
         self.wiring, self.every, self.steps = wiring, every, step
-        self.path = None if path is None else Path(path)
+        self.path = None if path is None else check_file(path)
         structure = structure_of(wired_weights_of(wiring), wiring.model)
         self._kernels = kernel_weights(wired_weights_of(wiring))
         self._codes = np.zeros(structure.size, np.int8)

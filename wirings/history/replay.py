@@ -14,7 +14,7 @@ from wirings.history import file_format
 from wirings.history.check_structure import check_structure
 from wirings.history.quantize import decode
 from wirings.history.structure import WiringStructure, alive
-from wirings.utils.files import check_path, whole_file
+from wirings.utils.files import check_file, check_path, whole_file
 
 MIN_EDGE_LIMIT, EDGES_PER_BYTE = 2**25, 64
 """How many edges a file of any size may record, and how many more for each of its bytes."""
@@ -265,7 +265,7 @@ class History:
     def save(self, path: str | Path) -> Path:
         """Write the history to a file, atomically."""
         try:
-            with whole_file(check_path(path)) as part:
+            with whole_file(check_file(path)) as part:
                 part.write_bytes(self.to_bytes())
         except OSError as error:
             raise WiringError(

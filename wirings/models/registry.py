@@ -128,6 +128,11 @@ def options(name: str) -> dict[str, Any]:
     return _registry[name].options
 
 
+def is_bundled(name: str) -> bool:
+    """Return whether a model comes with the library; others are registered by users' code."""
+    return name in _registry and _registry[name].build.__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
 def get(name: str, **given: Any) -> nn.Module:
     """Build a registered model.
 

@@ -26,6 +26,8 @@ from wirings.utils.files import check_path
 from wirings.utils.text import shortened
 
 SCHEMA = 1
+LARGEST = 2**22
+"""The most bytes of a result that is read; those of the library have a few thousand."""
 FILE = "seed{}.json"
 _OF_METRIC = ("metric", "higher_is_better", "value", "best_value")
 """Fields of results that are measured by another metric than accuracy."""
@@ -175,8 +177,11 @@ def write_json(path: Path, result: Result) -> None:
 
 def read(path: Path) -> Result:
     """Read a result from a file."""
+    path = check_path(path)
     try:
-        mapping = json.loads(Path(path).read_text(encoding="utf-8"))
+        if path.stat().st_size > LARGEST:
+            raise WiringError(f"it has more than {LARGEST:,} bytes.")
+        mapping = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(mapping, dict) and "schema" not in mapping:
             raise WiringError(f"it has no schema (expected {SCHEMA}).")
         if isinstance(mapping, dict) and mapping["schema"] != SCHEMA:  # before its fields, which may differ

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from wirings.compaction import CompactModel, Program, compact, load_compact
-from wirings.compaction.compact import plain_copy
+from wirings.compaction.compact import check_arguments, plain_copy
 from wirings.engine import EngineModel
 from wirings.engine import compile as compile_engine
 from wirings.engine.engine_model import check_settings
@@ -34,8 +34,9 @@ from wirings.train.ship_sides import (
 )
 from wirings.utils.compiler import cpu_name
 from wirings.utils.encoded_tensors import rounding_type
-from wirings.utils.example_input import ExampleInput, example_arguments
+from wirings.utils.example_input import ExampleInput
 from wirings.utils.files import check_folder, disk_errors, whole_file
+from wirings.utils.text import brief
 from wirings.version import __version__
 
 COMPACT_FILE, ENGINE_FILE, ONNX_FILE = "compact.safetensors", "engine.safetensors", "model.onnx"
@@ -127,10 +128,10 @@ def ship(
     >>> shipped.fast(zeros(5, 3)).shape, shipped.report.sides[0].name
     (torch.Size([5, 2]), 'PyTorch')
     """
-    _check(model, out, threads, seconds)
+    _check(model, out, threads, seconds, name)
     rounding = rounding_type(dtype)
     measure = None if data is None else quality_measure(data)
-    arguments = on_cpu(example_arguments(model, example_input, "ship"))
+    arguments = on_cpu(check_arguments(model, example_input, "ship"))
     threads = threads or torch.get_num_threads()
     with _torch_threads(threads), _folder(out) as folder:
         plain = plain_copy(model)
@@ -229,8 +230,8 @@ def _folder(out: str | Path | None) -> Iterator[Path]:
 
 
 def _made(folder: str | Path, option: str) -> Path:
+    check_folder(folder, option)
     path = Path(folder)
-    check_folder(path, option)
     with disk_errors(path):
         path.mkdir(parents=True, exist_ok=True)
     return path
@@ -239,14 +240,16 @@ def _made(folder: str | Path, option: str) -> Path:
 # ---- helpers --------------------------------------------------------------------------------------------------------
 
 
-def _check(model: Any, out: Any, threads: Any, seconds: Any) -> None:
+def _check(model: Any, out: Any, threads: Any, seconds: Any, name: Any) -> None:
     if not isinstance(model, nn.Module):
         raise WiringError(f"ship expects a torch.nn.Module, got {type(model).__name__}.")
     check_settings("auto", threads)
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
-        raise WiringError(f"seconds must be a positive number, got {seconds!r}.")
+        raise WiringError(f"seconds must be a positive number, got {brief(seconds)}.")
+    if name is not None and not isinstance(name, str):
+        raise WiringError(f"name must be a text, got {brief(name)}.")
     if out is not None:
-        check_folder(Path(out), "out")
+        check_folder(out, "out")
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from wirings.errors import WiringError
 from wirings.utils.example_input import tensors_in
+from wirings.utils.text import brief
 
 _EXPECTED = "data must be a loader of batches (x, y), or a function that takes a model and returns a number"
 
@@ -47,20 +48,35 @@ def quality_measure(data: ShipData) -> QualityMeasure:
     """The measure that a user's data stands for."""
     if isinstance(data, QualityMeasure):
         return data
-    if hasattr(data, "epoch"):  # a loader of wirings.train.data
-        return QualityMeasure(lambda model: accuracy(model, data.epoch(0)))
+    epoch: Any = getattr(data, "epoch", None)
+    if callable(epoch):  # a loader of wirings.train.data
+        return QualityMeasure(lambda model: accuracy(model, epoch(0)))
     if isinstance(data, Iterable):
-        if iter(data) is data:
+        if isinstance(data, Iterator):
             raise WiringError(
                 f"{_EXPECTED}, got {type(data).__name__}, which can be read only once, but is needed before and after. "
                 "Give a list or a DataLoader."
             )
         return QualityMeasure(lambda model: accuracy(model, data))
-    if not callable(data):
+    if not callable(data) or isinstance(data, nn.Module):
         raise WiringError(f"{_EXPECTED}, got {type(data).__name__}.")
     name = getattr(data, "__name__", "<")
     label = "metric" if name.startswith("<") else name.replace("_", " ")
-    return QualityMeasure(lambda model: Quality(float(data(model)), label))
+    return QualityMeasure(lambda model: Quality(_called(data, model), label))
+
+
+def _called(measure: Callable[[nn.Module], Any], model: nn.Module) -> float:
+    """The number that a user's function returns."""
+    try:
+        value = measure(model)
+    except WiringError:
+        raise
+    except Exception as error:  # of the user, so that the cause has to be shown, too
+        raise WiringError(f"the function that was given as data raised {type(error).__name__}: {error}") from error
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise WiringError(f"{_EXPECTED}, got a function that returns {brief(value)}.") from error
 
 
 @torch.no_grad()
@@ -73,12 +89,18 @@ def accuracy(model: nn.Module, batches: Iterable[Any]) -> Quality:
             such as padding, are not counted.
     """
     right = labels = 0
-    for batch in batches:
+    for batch in _read(batches):
         if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
             raise WiringError(f"{_EXPECTED}, got a batch that is no pair with a tensor of labels.")
-        x, y = _on_cpu(batch[0]), batch[1].cpu()
-        scores = _scores(model(**x) if isinstance(x, Mapping) else model(*x) if isinstance(x, tuple) else model(x))
-        if scores.shape[:-1] != y.shape or y.is_floating_point():
+        try:
+            x, y = _on_cpu(batch[0]), batch[1].cpu()
+            scores = _scores(model(**x) if isinstance(x, Mapping) else model(*x) if isinstance(x, tuple) else model(x))
+        except WiringError:
+            raise
+        except Exception as error:  # whatever a model raises for inputs that do not fit it
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200].rstrip(".")
+            raise WiringError(f"the model cannot be run on a batch of data: {reason}. {_EXPECTED}.") from error
+        if scores.shape[:-1] != y.shape or y.is_floating_point() or y.is_complex():
             raise WiringError(
                 f"accuracy needs integer labels of shape {tuple(scores.shape[:-1])} for scores "
                 f"{tuple(scores.shape)}, got {y.dtype} {tuple(y.shape)}. Give a function as data for other measures."
@@ -89,6 +111,16 @@ def accuracy(model: nn.Module, batches: Iterable[Any]) -> Quality:
     if not labels:
         raise WiringError("data has no labelled examples, so there is no accuracy to measure.")
     return Quality(100 * right / labels, "accuracy", " %", 2, labels)
+
+
+def _read(batches: Iterable[Any]) -> Iterator[Any]:
+    """The batches; errors of whatever makes them name the data."""
+    try:
+        yield from batches
+    except WiringError:
+        raise
+    except Exception as error:
+        raise WiringError(f"data cannot be read: {type(error).__name__}: {error}. {_EXPECTED}.") from error
 
 
 def _on_cpu(x: Any) -> Any:

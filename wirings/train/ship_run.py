@@ -48,7 +48,7 @@ def ship_run(
         seconds: see ``out``.
     """
     if out is not None:
-        check_folder(Path(out), "out")
+        check_folder(out, "out")
     rounding_type(dtype)  # before the run and its data are loaded
     opened, about = open_with_header(run, best, "cpu")
     example = example_of(run, opened, image_size)

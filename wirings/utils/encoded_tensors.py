@@ -74,10 +74,12 @@ def encode(
     size = min(_TYPES[dtype].itemsize, x.element_size()) if rounds and dtype else x.element_size()
     description = describe_plain(x)
     places, parts = None, {}
-    if count < len(flat) and (edges is not None or (len(flat) - count) * size > OVERHEAD):
+    # Without places, the edges are all that is not zero: those that weigh zero need places also where all are real.
+    given = edges is not None and (count < len(flat) or bool((flat == 0).any()))
+    if given or (count < len(flat) and edges is None and (len(flat) - count) * size > OVERHEAD):
         found = np.flatnonzero(real.numpy())
         bits, code = pack_places(found)
-        if edges is not None or len(code) + count * size + OVERHEAD < len(flat) * size:
+        if given or len(code) + count * size + OVERHEAD < len(flat) * size:
             places, description["bits"], parts["places"] = torch.from_numpy(found), bits, torch.from_numpy(code)
     values = flat if places is None else flat[places]
     rounded = _rounded(values, places, x.shape, str(dtype)) if rounds and size < x.element_size() else None

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from wirings.errors import WiringError
+from wirings.utils.text import brief
 
 ExampleInput = Tensor | Sequence[int] | Sequence[Any] | Mapping[str, Any]
 """A tensor, the shape of one example without the batch dimension, several inputs, or inputs by keyword."""
@@ -81,12 +82,22 @@ def example_arguments(model: nn.Module, example_input: Any, where: str) -> CallA
     if min(shape) < 1:
         raise WiringError(f"{where}: the sizes of a shape must be positive, got {tuple(shape)}.")
     first = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
+    try:
+        return CallArguments((_example_of(model, shape, first),), {})
+    except (RuntimeError, TypeError) as error:  # no memory for it, or a size beyond 64 bits
+        raise WiringError(
+            f"{where}: an example of shape {brief(tuple(shape))} cannot be made: it does not fit into memory."
+        ) from error
+
+
+def _example_of(model: nn.Module, shape: list[int], first: Tensor) -> Tensor:
+    """A batch of one example, with the device and, unless they are token ids, the dtype of ``first``."""
     if (count := getattr(model, "input_tokens", None)) is not None:
         tokens = torch.randint(count, (1, *shape), generator=torch.Generator().manual_seed(0))
-        return CallArguments((tokens.to(first.device),), {})
+        return tokens.to(first.device)
     # Random like an image rather than zeros: how many steps a continuous graph takes depends on its input.
     x = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
-    return CallArguments((x.to(first.device, first.dtype),), {})
+    return x.to(first.device, first.dtype)
 
 
 def is_shape(example_input: Any) -> bool:

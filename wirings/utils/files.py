@@ -71,8 +71,15 @@ _LONGEST_NAME = 255
 """The longest file name that most file systems allow, in bytes."""
 
 
-def check_path(path: str | Path) -> Path:
-    """Raise if a path is invalid or cannot be accessed; a path that does not exist is fine."""
+def check_path(path: str | os.PathLike[str], what: str = "a path") -> Path:
+    """Raise if a path is invalid or cannot be accessed; a path that does not exist is fine.
+
+    Args:
+        path: what was given as a path.
+        what: what messages call it, such as "a folder".
+    """
+    if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
+        raise WiringError(f"expected {what} as a str or a pathlib.Path, got {type(path).__name__}.")
     text = str(path)
     short = text if len(text) <= 80 else f"{text[:60]}… ({len(text)} characters)"
     try:
@@ -89,11 +96,22 @@ def check_path(path: str | Path) -> Path:
     return Path(path)
 
 
-def check_folder(folder: Path, option: str) -> None:
+def check_file(path: str | os.PathLike[str]) -> Path:
+    """Raise if a path is invalid, or is a folder, so that no file can be written there."""
+    checked = check_path(path, "a file")
+    if not checked.name or checked.is_dir():
+        raise WiringError(f"expected the path of a file, got the folder {str(checked)!r}. Add the name of a file.")
+    return checked
+
+
+def check_folder(folder: str | os.PathLike[str], option: str) -> None:
     """Raise if no folder can be made or written there: before hours of work, not after."""
     try:
+        folder = check_path(folder, "a folder")
         first = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    except OSError as error:  # a name that is too long, for instance
+    except WiringError as error:
+        raise WiringError(f"{option}: {error}") from error
+    except OSError as error:
         raise WiringError(f"{option}: the folder cannot be used: {error.strerror}. Give another one.") from error
     if not first.is_dir():
         raise WiringError(f"{option} takes a folder, but {first} is a file: give another one.")

@@ -18,7 +18,6 @@ import re
 import sys
 import warnings
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from torch import Tensor, nn
 
 from wirings.errors import WiringError
 from wirings.selection.sharded import is_sharded, same_memory
+from wirings.utils.files import check_path
 from wirings.wire.finalize import final_weight
 from wirings.wire.handle import Wiring
 from wirings.wire.layer import Layer
@@ -138,7 +138,7 @@ def _with_final_weights(model: nn.Module, state: dict[str, Any]) -> dict[str, An
 
 def read_descriptions(folder: str | PathLike[str]) -> list[dict[str, Any]]:
     """The descriptions of the wirings of a model that ``save_pretrained`` has written."""
-    path = Path(folder)
+    path = check_path(folder, "a folder")
     try:
         config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
     except OSError as error:
@@ -159,7 +159,7 @@ def read_descriptions(folder: str | PathLike[str]) -> list[dict[str, Any]]:
 
 def read_tensors(folder: str | PathLike[str]) -> dict[str, Tensor]:
     """The weights in a folder, from one file or several."""
-    path = Path(folder)
+    path = check_path(folder, "a folder")
     kinds = ("model.safetensors", "pytorch_model.bin")
     index = next((path / f"{kind}.index.json" for kind in kinds if (path / f"{kind}.index.json").is_file()), None)
     if index is not None:

@@ -30,7 +30,7 @@ from wirings.utils.encoded_tensors import (
     part_names,
     rounding_type,
 )
-from wirings.utils.files import disk_errors, whole_file
+from wirings.utils.files import check_file, check_path, disk_errors, whole_file
 from wirings.utils.tensor_files import OtherFileError, file_errors, read_tensors, require_safetensors, write_tensors
 from wirings.utils.text import printable
 from wirings.version import __version__
@@ -66,6 +66,7 @@ def save_sparse(model: nn.Module, path: str | Path, dtype: str | torch.dtype | N
         WiringError: if something in the state is not a plain tensor, or the file cannot be written.
     """
     _check_model(model, "save_sparse")
+    checked = check_file(path)
     rounding = rounding_type(dtype)
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     layers = {place[0]: Layer(*place) for place in wired(model)}
@@ -96,7 +97,6 @@ def save_sparse(model: nn.Module, path: str | Path, dtype: str | torch.dtype | N
         tensors |= {f"{name}.{part}" if part else name: one for part, one in parts.items()}
     about = {"model": type(model).__name__, "encoded": encoded, "tied": tied, "wiring": wiring}
     header = {"format": FORMAT, "schema": SCHEMA, "version": __version__, "state": json.dumps(about)}
-    checked = Path(path)
     with disk_errors(checked), whole_file(checked) as part:
         write_tensors(part, tensors, header)
     return checked
@@ -121,7 +121,7 @@ def load_sparse(model: nn.Module, path: str | Path) -> nn.Module:
             wired model cannot take this wiring, for example since its budget differs. The model is left unchanged.
     """
     _check_model(model, "load_sparse")
-    if not Path(path).is_file():
+    if not check_path(path).is_file():
         raise WiringError(f"expected a file that save_sparse wrote, but {path} does not exist.")
     with file_errors(path, _REMEDY):
         tensors, header = read_tensors(path, lambda header: _check_header(header, path))

@@ -19,7 +19,7 @@ from wirings.engine.segments import ProgramSegment
 from wirings.engine.step import KINDS, KernelSizes
 from wirings.errors import WiringError, unknown
 from wirings.utils.compiler import FLAGS
-from wirings.utils.files import disk_errors, whole_file
+from wirings.utils.files import check_path, disk_errors, whole_file
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ def export_network(
 ) -> Path:
     """Write C++ source code, a header, an example program and a README to a folder; see `EngineModel.export`."""
     check_name(name)
-    if target is not None and target not in TARGETS:
+    if target is not None and (not isinstance(target, str) or target not in TARGETS):
         raise unknown("target", str(target)[:60], TARGETS)
-    folder = Path(folder)
+    folder = check_path(folder, "a folder")
     if folder.exists() and not folder.is_dir():
         raise WiringError(f"expected a folder to export to, got the file {folder}. Choose another path.")
     segments = [segment for segment in segments if segment.outputs]  # others compute nothing that is used

@@ -21,7 +21,7 @@ from torch import nn
 
 from wirings.errors import WiringError
 from wirings.train.hub.contents import Results, load_folder, prepare
-from wirings.utils.text import printable
+from wirings.utils.files import check_folder, check_path
 
 __all__ = ["from_pretrained", "push_to_hub", "save_pretrained"]
 
@@ -51,8 +51,9 @@ def save_pretrained(
     Returns:
         The folder.
     """
+    check_folder(folder, "save_pretrained()")
     target = Path(folder)
-    prepare(model, name or target.resolve().name, results, card=card, best=best).write(target)
+    prepare(model, target.resolve().name if name is None else name, results, card=card, best=best).write(target)
     return target
 
 
@@ -95,16 +96,17 @@ def from_pretrained(name: str | PathLike[str], **options: Any) -> nn.Module:
         The model on the CPU, in evaluation mode. One that was wired is wired again, with the same rule, budget and
         step; its handle is ``model.wiring``.
     """
-    if Path(name).is_dir():
+    folder = check_path(name, "a folder, or a name on the Hub,")
+    if folder.is_dir():
         if options:
             raise WiringError(f"{', '.join(options)}: options of the Hub, but {name} is a folder. Leave them out.")
-        return load_folder(Path(name))
-    if Path(name).is_file():
+        return load_folder(folder)
+    if folder.is_file():
         raise WiringError(
             f"{name} is a file, but from_pretrained() expects a folder or a name on the Hub. Read a compact model's "
             "file with wirings.load_compact()."
         )
-    return _hub(f"there is no folder {printable(str(name))}, and loading from").pull(str(name), options)
+    return _hub(f"there is no folder {name}, and loading from").pull(str(name), options)
 
 
 def _hub(what: str = "uploading to") -> Any:

@@ -17,7 +17,7 @@ from wirings.history import History, snapshot_of
 from wirings.models.registry import built_as
 from wirings.train.results import Result
 from wirings.train.yaml_io import dump_yaml
-from wirings.utils.text import as_markdown, printable
+from wirings.utils.text import LONGEST, as_markdown, printable, shortened
 
 if TYPE_CHECKING:
     from wirings.draw.gallery import Picture
@@ -80,8 +80,14 @@ def make_card(
     return Card(f"---\n{dump_yaml(_metadata(name, model, results))}---\n\n" + "\n".join(lines) + "\n", drawn)
 
 
+def _setting(result: Result, group: str, default: str) -> str:
+    """The name of a run's rule or data. Results are edited by hand, so that settings may be of any form."""
+    settings = result.settings.get(group)
+    return str(settings.get("name", default) if isinstance(settings, dict) else default)
+
+
 def _rule(result: Result) -> str:
-    return str(result.settings.get("rule", {}).get("name", "dense"))
+    return _setting(result, "rule", "dense")
 
 
 def _kind(result: Result) -> str:
@@ -92,11 +98,11 @@ def _kind(result: Result) -> str:
 
 def _rows(model: nn.Module, results: Sequence[Result], best: bool) -> Iterable[tuple[str, str]]:
     first = results[0]
-    settings, metric = first.settings, first.measured_by
+    metric = first.measured_by
     yield "recipe", first.recipe
     if (built := built_as(model)) is not None:
         yield "network", built.name
-    yield "data", settings.get("data", {}).get("name", "")
+    yield "data", _setting(first, "data", "")
     label = f"test {metric.label}"
     if len(results) > 1:
         scores = [result.score for result in results]
@@ -153,24 +159,29 @@ def _command(result: Result) -> list[str]:
 
 def _metadata(name: str, model: nn.Module, results: Sequence[Result]) -> dict[str, Any]:
     first = results[0]
-    metric, data = first.measured_by, printable(str(first.settings.get("data", {}).get("name", "unknown")))
+    metric, data = first.measured_by, _plain(_setting(first, "data", "unknown"))
     kind = "compact" if isinstance(model, CompactModel) else None
     task = _TASKS.get(metric.name, "image-classification")
     value = statistics.mean(result.score for result in results)
     measured = {"type": metric.name, "value": round(value, 4), "name": f"Test {metric.label}"}
     return {
         "library_name": "wirings",
-        "tags": [tag for tag in ("wirings", "sparse", printable(_rule(first)), kind) if tag is not None],
+        "tags": [tag for tag in ("wirings", "sparse", _plain(_rule(first)), kind) if tag is not None],
         "pipeline_tag": task,
         "model-index": [
             {
-                "name": printable(name),
+                "name": _plain(name),
                 "results": [
                     {"task": {"type": task}, "dataset": {"name": data, "type": data}, "metrics": [measured]},
                 ],
             }
         ],
     }
+
+
+def _plain(text: str) -> str:
+    """A name as the Hub's metadata shows it, in YAML."""
+    return printable(shortened(text, LONGEST))
 
 
 def _picture(model: nn.Module, history: History | None) -> Picture | None:

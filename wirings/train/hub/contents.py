@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from wirings import models, rules
 from wirings.compaction import CompactModel, load_compact
 from wirings.errors import WiringError
-from wirings.models.registry import built_as
+from wirings.models.registry import built_as, is_bundled
 from wirings.train import files
 from wirings.train.hub.card import Card, make_card
+from wirings.train.hub.limits import CONFIG_BYTES, BuildLimit, check_sizes
 from wirings.train.results import Result, read
 from wirings.train.run import checkpoint
 from wirings.train.run.folder import RESULT, SETTINGS
 from wirings.train.run_history import load_run_history
 from wirings.train.saved_runs import open_with_header
-from wirings.utils.files import check_folder, disk_errors
-from wirings.utils.text import printable, shortened
+from wirings.utils.files import check_folder, check_path, disk_errors
+from wirings.utils.text import brief, printable, shortened
 from wirings.version import __version__
 from wirings.wire.finalize import finalize_, unwire_
 from wirings.wire.handle import Wiring
@@ -67,13 +68,15 @@ def prepare(
     model: nn.Module | str | PathLike[str], name: str, results: Results | Sequence[Results], *, card: bool, best: bool
 ) -> HubFiles:
     """Collect what the files of a network hold; see `wirings.hub.save_pretrained` for the arguments."""
-    given = [results] if isinstance(results, (Result, str, PathLike)) else list(results)
+    given = _given_results(results)
+    if not isinstance(name, str) or not name:
+        raise WiringError(f"name must be a text that is not empty, got {brief(name)}.")
     if isinstance(model, nn.Module):
         if best:
             raise WiringError("best=True selects a checkpoint of a run, but a model was given. Leave it out.")
         network = model
     else:
-        network = _open(str(model), best)
+        network = _open(check_path(model, "a torch.nn.Module, or the folder of a run,"), best)
         # A network that comes with the package has no folder, and so no result.
         given = [model, *given] if card and Path(model).is_dir() else given
     config = {"library_name": "wirings", "format": FORMAT, "version": __version__, **_describe(network)}
@@ -87,7 +90,21 @@ def prepare(
     return HubFiles(network, config, make_card(name, network, found, history, PICTURE, best=best))
 
 
-def _open(run: str, best: bool) -> nn.Module:
+def _given_results(results: Any) -> list[Results]:
+    """The results as a list, without reading them."""
+    kinds, given = (Result, str, PathLike), results
+    if isinstance(results, kinds):
+        given = [results]
+    elif isinstance(results, Iterable):
+        given = list(results)
+    if not isinstance(given, list) or not all(isinstance(one, kinds) for one in given):
+        raise WiringError(
+            f"results must be a Result, the path of one, the folder of a run, or a list of these, got {brief(results)}."
+        )
+    return given
+
+
+def _open(run: Path, best: bool) -> nn.Module:
     """The model of a run, whose wiring is at the step at which it was saved."""
     opened, about = open_with_header(run, best, "cpu")
     if (wiring := _own_wiring(opened.model)) is not None and about.get("wiring") is not None:
@@ -96,7 +113,7 @@ def _open(run: str, best: bool) -> nn.Module:
 
 
 def _result_of(place: str | PathLike[str]) -> Result:
-    path = Path(place)
+    path = check_path(place)
     if path.is_dir():
         if not (path / RESULT).exists():
             raise WiringError(
@@ -191,6 +208,8 @@ def _read_config(folder: Path, shown: str) -> dict[str, Any]:
             "network to another folder with wirings.hub.save_pretrained()."
         )
     try:
+        if (folder / CONFIG).stat().st_size > CONFIG_BYTES:
+            raise ValueError("too large")
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise WiringError(f"{shown} does not hold a network of wirings: {expected}") from error
@@ -214,12 +233,19 @@ def _build(config: dict[str, Any], path: Path) -> nn.Module:
         rule = config["rule"]
         options["rule"] = rules.get(rule["name"], rule.get("schedule"), **rule.get("settings", {}))
     tensors, _ = checkpoint.read(path)
-    model = models.get(given["name"], **options)
+    if is_bundled(given["name"]):  # options of others may be anything, such as a seed
+        check_sizes(given["options"], tensors)
+    with BuildLimit(tensors):
+        return _build_from(config, options, tensors, path)
+
+
+def _build_from(config: dict[str, Any], options: dict[str, Any], tensors: dict[str, Tensor], path: Path) -> nn.Module:
+    model = models.get(config["model"]["name"], **options)
     if "rule" in config:
         checkpoint.load_model(model, tensors, path)
         wiring = _own_wiring(model)
         if wiring is None:
-            raise WiringError(f"rule {rule['name']!r} leaves this network dense")
+            raise WiringError(f"rule {config['rule']['name']!r} leaves this network dense")
         wiring.load_state_dict(config["state"])
         wiring.look()  # swapped edges are counted from here
         return model

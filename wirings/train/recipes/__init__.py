@@ -83,6 +83,8 @@ def table(number: int | str) -> list[Recipe]:
 
 def is_file(name: str | Path) -> bool:
     """Whether ``name`` is the path of a YAML file rather than the name of a recipe."""
+    if not isinstance(name, (str, Path)):
+        raise WiringError(f"expected the name of a recipe or the path of a YAML file, got {type(name).__name__}.")
     return isinstance(name, Path) or name.endswith((".yaml", ".yml"))
 
 
