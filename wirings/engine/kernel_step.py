@@ -26,6 +26,8 @@ class StepKind(enum.IntEnum):
     EMBEDDING = 13
     GATHER = 14
     CACHED_ATTENTION = 15
+    GROUP_NORM = 16
+    ADD_NUMBERS = 17
 
 
 FUNCTIONS = (

@@ -10,7 +10,7 @@ import ctypes
 from abc import ABC, abstractmethod
 from ctypes import c_float, c_int32, c_void_p
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -74,18 +74,22 @@ class OwnStep(ABC):
         return struct, max(tasks, 1), arrays
 
 
-def _row(maps: FeatureMaps, memory: MapMemory, lanes: int) -> int:
+def floats_read(maps: FeatureMaps, memory: MapMemory, lanes: int) -> int:
     """Floats from the start of a map to the end of the last vector of its last row."""
     return (maps.height - 1) * memory.pitch(maps) + -(-maps.width // lanes) * lanes
 
 
-def _exact(maps: FeatureMaps, memory: MapMemory) -> int:
+def floats_written(maps: FeatureMaps, memory: MapMemory) -> int:
+    """Floats from the start of a map to its last pixel."""
     return (maps.height - 1) * memory.pitch(maps) + maps.width
 
 
 def _tiles(vectors: int, rows: int, threads: int) -> int:
     """Tasks per row, so that every thread has some."""
     return max(1, min(vectors, -(-2 * threads // max(rows, 1))))
+
+
+OwnStepT = TypeVar("OwnStepT", bound=OwnStep)
 
 
 @dataclass(eq=False)
@@ -115,8 +119,8 @@ class NormStep(OwnStep):
         memory, lanes = context.memory, context.lanes
         in_, out = memory.offsets(self.source), memory.offsets(self.out)
         single = self.source.height == self.source.width == 1
-        expect_inside("a norm", in_, 1 if single else _row(self.source, memory, lanes), context.floats)
-        expect_inside("a norm", out, _exact(self.out, memory), context.floats)
+        expect_inside("a norm", in_, 1 if single else floats_read(self.source, memory, lanes), context.floats)
+        expect_inside("a norm", out, floats_written(self.out, memory), context.floats)
         tiles = _tiles(-(-self.source.width // lanes), self.source.height, context.threads)
         values = {
             "in_": in_,
@@ -166,11 +170,11 @@ class AttentionStep(OwnStep):
 
     def fields(self, context: StepContext) -> tuple[dict[str, Any], int]:
         memory, lanes = context.memory, context.lanes
-        row = _row(self.queries, memory, lanes)
+        row = floats_read(self.queries, memory, lanes)
         expect_inside("attention", memory.offsets(self.queries), row, context.floats)
-        expect_inside("attention", memory.offsets(self.keys), _row(self.keys, memory, LINE), context.floats)
-        expect_inside("attention", memory.offsets(self.values), _exact(self.values, memory), context.floats)
-        expect_inside("attention", memory.offsets(self.out), _exact(self.out, memory), context.floats)
+        expect_inside("attention", memory.offsets(self.keys), floats_read(self.keys, memory, LINE), context.floats)
+        expect_inside("attention", memory.offsets(self.values), floats_written(self.values, memory), context.floats)
+        expect_inside("attention", memory.offsets(self.out), floats_written(self.out, memory), context.floats)
         first, last = self.heads[:, [0, 1, 2, 3]], self.heads[:, [4, 4, 5, 5]]
         limits = np.array([len(x) for x in (self.queries, self.keys, self.values, self.out)])
         expect_inside("attention", np.where((first >= 0) & (first + last <= limits), 0, -1), 1, 1)
@@ -227,7 +231,7 @@ class EmbeddingStep(OwnStep):
 
     def fields(self, context: StepContext) -> tuple[dict[str, Any], int]:
         out = context.memory.offsets(self.out)
-        expect_inside("an embedding", out, _exact(self.out, context.memory), context.floats)
+        expect_inside("an embedding", out, floats_written(self.out, context.memory), context.floats)
         expect_inside("an embedding", np.array([0]), self.tokens, context.input_sizes[self.source])
         tiles = max(1, min(self.tokens, 2 * context.threads))
         values = {"table": self.table, "out": out, "channels": len(out), "tokens": self.tokens}
@@ -331,8 +335,15 @@ class CachedAttentionStep(OwnStep):
         return values, groups
 
 
-structs: dict[StepKind, type[ctypes.Structure]] = {
-    step.kind: type(step.__name__, (ctypes.Structure,), {"_fields_": list(step.layout)})
-    for step in (NormStep, AttentionStep, EmbeddingStep, GatherStep, CachedAttentionStep)
-}
+structs: dict[StepKind, type[ctypes.Structure]] = {}
 """The structs by kind of step."""
+
+
+def register_struct(step: type[OwnStepT]) -> type[OwnStepT]:
+    """Make the struct of a kind of step from its ``layout``."""
+    structs[step.kind] = type(step.__name__, (ctypes.Structure,), {"_fields_": list(step.layout)})
+    return step
+
+
+for _step in (NormStep, AttentionStep, EmbeddingStep, GatherStep, CachedAttentionStep):
+    register_struct(_step)

@@ -1,16 +1,22 @@
-"""Operations on the pixels of maps: means, pooling, slices and padding."""
+"""Operations on the pixels of maps: group norms, means, pooling, slices, padding and repeated pixels."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from wirings.compaction.operations import Crop, Mean, Pad, Pooling
+import numpy as np
+
+from wirings.compaction.operations import AddNumbers, Crop, GroupNorm, Mean, Pad, Pooling, RepeatPixels
 from wirings.engine.fused_steps import EdgeSum, LoweredStep
+from wirings.engine.group_norm_step import GroupNormStep
 from wirings.engine.kernel_step import MEANS, POOLS, StepKind
-from wirings.engine.lowering import Lowering, height_and_width
+from wirings.engine.lowering import Lowering, as_array, height_and_width
 from wirings.engine.memory_layout import FeatureMaps
 from wirings.engine.operations.registry import Shape, is_maps, kernel_for
+from wirings.engine.operations.tokens import MAX_GATHERED, gather
+from wirings.engine.token_steps import GatherStep
 
 
 @kernel_for(Mean, lambda o, shapes: is_maps(*shapes))
@@ -70,3 +76,33 @@ def lower_pad(lowering: Lowering, o: Pad) -> FeatureMaps:
     inner = FeatureMaps(maps.height, maps.width, out.buffers, out.channels, out.y + top, out.x + left)
     lowering.emit_copy(o.output, maps, inner)
     return out
+
+
+@kernel_for(GroupNorm, lambda o, shapes: len(shapes[0]) in (1, 2, 3))
+def lower_group_norm(lowering: Lowering, o: GroupNorm) -> FeatureMaps:
+    source = lowering.solid(lowering.ready(o.inputs[0]))
+    out = lowering.new_like(o.output)
+    own = GroupNormStep(source, out, as_array(o.scale), as_array(o.shift), o.sizes, o.features, o.epsilon)
+    lowering.emit(LoweredStep(o.output, StepKind.GROUP_NORM, out, own=own))
+    return out
+
+
+@kernel_for(AddNumbers, lambda o, shapes: is_maps(*shapes))
+def lower_add_numbers(lowering: Lowering, o: AddNumbers) -> FeatureMaps:
+    source, second = (lowering.solid(lowering.ready(name)) for name in o.inputs)
+    out = lowering.new_like(o.output)
+    fields = {"second": second, "flag": 1, **height_and_width(source)}
+    lowering.emit(LoweredStep(o.output, StepKind.ADD_NUMBERS, out, source, fields=fields))
+    return out
+
+
+def _supports_repeat(o: RepeatPixels, shapes: Sequence[Shape]) -> bool:
+    return is_maps(*shapes) and math.prod(shapes[0]) * math.prod(o.factors) <= MAX_GATHERED
+
+
+@kernel_for(RepeatPixels, _supports_repeat)
+def lower_repeat(lowering: Lowering, o: RepeatPixels) -> FeatureMaps | GatherStep:
+    index = np.arange(math.prod(lowering.shapes[o.inputs[0]])).reshape(lowering.shapes[o.inputs[0]])
+    for axis, factor in enumerate(o.factors, 1):
+        index = index.repeat(factor, axis)
+    return gather(lowering, o.output, o.inputs[0], index)

@@ -71,7 +71,7 @@ def _supports_arrange(o: Arrange, shapes: Sequence[Shape]) -> bool:
 def lower_arrange(lowering: Lowering, o: Arrange) -> FeatureMaps | GatherStep:
     sizes = [size for own in o.factors for size in own]
     index = np.arange(math.prod(sizes)).reshape(sizes).transpose([n - 1 for n in o.order[1:]]).reshape(o.shape[1:])
-    return _gather(lowering, o.output, o.inputs[0], index)
+    return gather(lowering, o.output, o.inputs[0], index)
 
 
 @kernel_for(Reshape, lambda o, shapes: len(shapes[0]) in (1, 2, 3) and len(o.shape) < 3)
@@ -79,10 +79,10 @@ def lower_reshape(lowering: Lowering, o: Reshape) -> FeatureMaps | GatherStep:
     shape = lowering.shapes[o.inputs[0]]
     if math.prod(shape[1:]) == 1 and math.prod(o.shape) == 1:
         return lowering.ready(o.inputs[0])  # a map of one pixel is one number
-    return _gather(lowering, o.output, o.inputs[0], np.arange(math.prod(shape)).reshape(shape[0], *o.shape))
+    return gather(lowering, o.output, o.inputs[0], np.arange(math.prod(shape)).reshape(shape[0], *o.shape))
 
 
-def _gather(lowering: Lowering, name: str, source_name: str, index: np.ndarray) -> FeatureMaps | GatherStep:
+def gather(lowering: Lowering, name: str, source_name: str, index: np.ndarray) -> FeatureMaps | GatherStep:
     """Copies to another order. What is an output of the network and nothing else is copied to the caller at once."""
     outside = source_name in lowering.program.inputs and source_name not in lowering.values
     source: FeatureMaps | int

@@ -8,6 +8,7 @@
 
 #include "fused_node_convolution.h"
 #include "channel_kernels.h"
+#include "group_norm.h"
 #include "thread_pool.h"
 #include "token_kernels.h"
 
@@ -18,7 +19,7 @@ typedef void (*Run)(const KernelStep &, float *memory, float *scratch, int task,
 // By kind of step.
 const Run KERNELS[] = {run_sums, run_nodes, run_copy, run_pool, run_mean, run_linear, run_sparse_linear, run_function,
                        run_instance_norm, run_multiply, run_give, run_norm, run_attention, run_embedding, run_gather,
-                       run_cached_attention};
+                       run_cached_attention, run_group_norm, run_add_numbers};
 
 void run_task(const KernelStep &step, float *memory, float *scratch, int task, const CallerTensors &callers) {
     KERNELS[step.kind](step, memory, scratch, task, callers);
@@ -131,6 +132,7 @@ int64_t wirings_own_bytes(int kind) {
         case EMBEDDING: return sizeof(EmbeddingStep);
         case GATHER: return sizeof(GatherStep);
         case CACHED_ATTENTION: return sizeof(CachedAttentionStep);
+        case GROUP_NORM: return sizeof(GroupNormStep);
         default: return 0;
     }
 }

@@ -9,7 +9,7 @@
 #include "vectors.h"
 
 enum StepKind { SUMS, NODES, COPY, POOL, MEAN, LINEAR, SPARSE_LINEAR, FUNCTION, INSTANCE_NORM, MULTIPLY, GIVE,
-                NORM, ATTENTION, EMBEDDING, GATHER, CACHED_ATTENTION };
+                NORM, ATTENTION, EMBEDDING, GATHER, CACHED_ATTENTION, GROUP_NORM, ADD_NUMBERS };
 
 // Maps may be cut into bands of rows, one for each thread, in separate memory, so that what a thread works on stays in
 // its cache. A band also holds the few rows of its neighbours that the next step reads.
