@@ -82,19 +82,25 @@ class Program:
         return pack_outputs(self.notes, results)
 
     def example(self, batch: int) -> list[Tensor]:
-        """A reproducible batch of random numbers for each input; zeros for integer inputs that are not tokens.
+        """A reproducible batch of random numbers for each input.
+
+        Integers that are not tokens are within the range of the example that the program was made from, such as ones
+        for a mask of ones.
 
         Args:
             batch: the batch size, unless the program works for one batch size only.
         """
         generator = torch.Generator().manual_seed(0)
         made = []
-        limits = self.index_limits()
+        limits, ranges = self.index_limits(), self.notes.get("ranges", {})
         for name, x in zip(self.inputs, self.zeros(self.notes.get("batch", batch)), strict=True):
             if x.is_floating_point():
                 x = torch.randn(x.shape, generator=generator, dtype=x.dtype)
             elif name in limits:
                 x = torch.randint(limits[name], x.shape, generator=generator, dtype=x.dtype)
+            elif name in ranges:
+                low, high = ranges[name]
+                x = torch.randint(low, high + 1, x.shape, generator=generator).to(x.dtype)
             made.append(x)
         return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
@@ -74,9 +75,13 @@ class Attention(Operation):
                 first = number if inputs[3].shape[1] > 1 else 0
                 own_bias = inputs[3][:, first : first + 1]
                 added = own_bias if added is None else own_bias + added
-            heads.append(F.scaled_dot_product_attention(q, k, v, attn_mask=added, scale=self.scale).mT)
+            heads.append(self.attend(q, k, v, added).mT)
         made = torch.cat(heads, -2)
         return made.squeeze(1) if inputs[0].dim() == 3 else made.movedim(-2, 1)
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, added: Tensor | None) -> Tensor:
+        """One head: (…, tokens, size) each."""
+        return F.scaled_dot_product_attention(queries, keys, values, attn_mask=added, scale=self.scale)
 
     def heads(self) -> list[tuple[slice, slice, slice]]:
         """The channels of the queries, keys and values of every head of queries."""
@@ -174,6 +179,10 @@ class Attention(Operation):
 
     # ---- export -----------------------------------------------------------------------------------------------------
 
+    def spelled_out(self) -> Operation:
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return SpelledOutAttention(**fields)
+
     def to_onnx(self, writer: OnnxWriter) -> None:
         if len(writer.shapes[self.inputs[0]]) != 2 or len(self.inputs) > 3:
             raise UnsupportedByOnnxError("attention within windows, or with a mask that depends on the input")
@@ -219,8 +228,25 @@ class Attention(Operation):
         if mask is not None:
             scores = writer.node("Add", [scores, writer.tensor(mask, f"{hint}.mask")], f"{hint}.masked")
         shares = writer.node("Softmax", [scores], f"{hint}.shares", axis=-1)
+        blind = None if mask is None else (mask == -math.inf).all(-1, keepdim=True)
+        if blind is not None and blind.any():  # such a token gets zeros
+            zero = writer.tensor(torch.zeros(()), f"{hint}.zero")
+            shares = writer.node("Where", [writer.tensor(blind, f"{hint}.blind"), zero, shares], f"{hint}.seen")
         turned = writer.node("Transpose", [shares], f"{hint}.back", perm=dims)
         return writer.node("MatMul", [values, turned], f"{hint}.result")
+
+
+@dataclass(frozen=True, eq=False)
+class SpelledOutAttention(Attention):
+    """Attention in plain operators. PyTorch's exporter to ONNX writes NaN for a token that sees no other."""
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, added: Tensor | None) -> Tensor:
+        scores = queries @ keys.mT * self.scale
+        if added is None:
+            return scores.softmax(-1) @ values
+        scores = scores + added
+        shares = torch.where(scores.amax(-1, keepdim=True) == -math.inf, 0.0, scores.softmax(-1))
+        return shares @ values
 
 
 def _uniform(x: ChannelConstants) -> Tensor:
