@@ -155,10 +155,11 @@ def every_diffusion_operation() -> Program:
         ops.GroupNorm("part", ("norm",), t(6), t(6), (2, 4), 4, 1e-4),
         ops.AddNumbers("sum", ("part", "numbers")),
         ops.RepeatPixels("larger", ("sum",), (2, 3)),
+        ops.Roll("rolled", ("larger",), (-3, 7)),
         ops.GroupNorm("single", ("flat",), t(4), t(4), (2, 2), 3),
     ]
     shapes = {"input": (6, 4, 5), "numbers": (6, 1, 1), "flat": (4,)}
-    return Program(shapes, operations, ("larger", "single"), {"one_output": False})
+    return Program(shapes, operations, ("rolled", "single"), {"one_output": False})
 
 
 def test_files_of_schema_3_are_read() -> None:

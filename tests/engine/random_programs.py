@@ -28,6 +28,7 @@ from wirings.compaction.operations import (
     Pooling,
     RepeatPixels,
     Reshape,
+    Roll,
     ScatterChannels,
     SelectChannels,
     TorchOperator,
@@ -144,7 +145,7 @@ class RandomProgram:
         kind = str(self.random.choice([
             "conv", "conv", "conv", "depthwise", "depthwise", "activation", "activation", "affine", "add", "concat",
             "select", "place", "pool", "crop", "pad", "map", "norm", "multiply", "constant", "opaque",
-            "groups", "numbers", "repeat",
+            "groups", "numbers", "repeat", "roll",
         ]))  # fmt: skip
         name = self.pick()
         shape = self.shapes[name]
@@ -179,6 +180,8 @@ class RandomProgram:
                 self.add(AddNumbers(self.name(), (name, self.add(Mean(self.name(), (name,), True)))))
             case "repeat" if shape[1] * shape[2] < 100:
                 self.add(RepeatPixels(self.name(), (name,), (2, 1)))
+            case "roll":
+                self.add(Roll(self.name(), (name,), (2, -1)))
             case "multiply":
                 gate = self.add(Mean(self.name(), (name,), True)) if self.random.random() < 0.5 else self.like(name)
                 self.add(Multiply(self.name(), (name, gate)))

@@ -121,6 +121,15 @@ class Program:
                 users[name].append(operation)
         return users
 
+    def without_unused(self) -> Program:
+        """The same program without operations that no output depends on."""
+        used, kept = set(self.outputs), []
+        for operation in reversed(self.operations):
+            if operation.output in used:
+                used.update(operation.inputs)
+                kept.append(operation)
+        return Program(self.inputs, kept[::-1], self.outputs, self.notes)
+
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """All weights, named by operation and field."""
         for operation in self.operations:

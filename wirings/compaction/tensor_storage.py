@@ -32,6 +32,8 @@ MAX_INDEX = 2**31
 """Of evenly spaced indices, the first, the step and the number are below it."""
 FEW_INDICES = 8
 """Fewer indices are stored as they are."""
+MAX_SHARED = 2**21
+"""The most numbers of maps whose pixels are compared."""
 FEW_ENTRIES = 64
 """Smaller tensors are stored as they are."""
 _DTYPES = frozenset(x for x in TORCH_CONSTANTS.values() if isinstance(x, torch.dtype))
@@ -46,7 +48,8 @@ def stored_parts(
     - ``values``, ``places`` and ``scales``: an encoded tensor;
     - ``few`` and ``along1``, ``along2``, …: maps without repeated rows and columns, and which row or column of them
       each one of the tensor is; ``along0``, too, if whole maps are repeated;
-    - ``table`` and ``codes``: constants with few different numbers, and which of them each entry is;
+    - ``table`` and ``codes``: constants with few different numbers, and which of them each entry is; a table with two
+      dimensions has the numbers of all maps, whose pixels share their codes;
     - ``small``: indices in a smaller type. Those that are evenly spaced have no tensor: their description has a
       ``range``, the first and the step.
 
@@ -103,6 +106,11 @@ def _coded(x: Tensor) -> dict[str, Tensor] | None:
     sample = bits[:: max(1, len(bits) // 4096)]
     if len(sample.unique()) > len(sample) // 2:  # sorting all of them would take long
         return None
+    if x.dim() == 3 and len(x) > 1 and x.numel() <= MAX_SHARED:  # as of a bias for each head by relative position
+        table, codes = bits.view(len(x), -1).unique(dim=1, return_inverse=True)
+        if table.shape[1] <= codes.numel() // 4:
+            small = codes.to(torch.uint8 if table.shape[1] <= 256 else torch.int16)
+            return {"table": table.contiguous().view(x.dtype), "codes": small.view(x.shape[1:])}
     table, codes = bits.unique(return_inverse=True)
     if len(table) > min(x.numel() // 4, 2**15):
         return None
@@ -112,7 +120,7 @@ def _coded(x: Tensor) -> dict[str, Tensor] | None:
 
 def is_constant(name: str) -> bool:
     """Whether the weight of an operation, named as in `Program.tensors`, may be a constant map or mask."""
-    return name.rpartition(".")[2].rstrip("0123456789") in ("map", "mask", "held")
+    return name.rpartition(".")[2].rstrip("0123456789") in ("map", "mask", "window_mask", "held")
 
 
 def equal_tensors(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
@@ -183,7 +191,9 @@ def loaded_tensors(
         expect(maps >= x.shape[0], "every map")
         sizes[name] = math.prod([maps, *counts]) * x.element_size()
     for name in coded:
-        sizes[name] = tensors[f"{name}.codes"].numel() * tensors[f"{name}.table"].element_size()
+        table = tensors[f"{name}.table"]
+        expect(table.dim() in (1, 2), "a table of numbers")
+        sizes[name] = tensors[f"{name}.codes"].numel() * table.element_size() * (len(table) if table.dim() == 2 else 1)
     sizes |= {name: decoded_bytes(about) for name, about in ranges.items()}
     for name in small:
         sizes[name] = 8 * tensors[f"{name}.small"].numel()
@@ -216,9 +226,9 @@ def loaded_tensors(
     for name in coded:
         table, codes = tensors[f"{name}.table"], tensors[f"{name}.codes"]
         expect(name not in made, f"one tensor {name[:60]!r}")
-        expect(table.dim() == 1 and codes.dtype in (torch.uint8, torch.int16) and codes.numel() > 0, "codes of numbers")
-        expect(0 <= int(codes.min()) <= int(codes.max()) < len(table), f"codes from 0 to {len(table) - 1}")
-        made[name] = table[codes.long()]
+        expect(codes.dtype in (torch.uint8, torch.int16) and codes.numel() > 0, "codes of numbers")
+        expect(0 <= int(codes.min()) <= int(codes.max()) < table.shape[-1], f"codes from 0 to {table.shape[-1] - 1}")
+        made[name] = table[..., codes.long()]
     for name, (first, shape) in same.items():
         expect(name not in made and first in made and first not in same, f"one tensor {name[:60]!r}")
         made[name] = made[first].reshape(shape)

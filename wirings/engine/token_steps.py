@@ -146,7 +146,7 @@ class AttentionStep(OwnStep):
 
     kind = StepKind.ATTENTION
     layout = (
-        *((name, c_void_p) for name in ("queries", "keys", "values", "out", "heads", "mask")),
+        *((name, c_void_p) for name in ("queries", "keys", "values", "out", "heads", "mask", "window_mask")),
         *((name, c_int32) for name in (
             "head_count", "mask_heads", "rows", "tokens", "others", "pitch", "other_pitch", "out_pitch", "tiles",
             "causal", "bias", "bias_heads", "bias_tokens",
@@ -162,6 +162,7 @@ class AttentionStep(OwnStep):
     scale: float
     causal: bool
     mask: np.ndarray | None = None
+    window_mask: np.ndarray | None = None
     bias: int = -1
     bias_shape: tuple[int, ...] = (1, 1)
 
@@ -182,6 +183,8 @@ class AttentionStep(OwnStep):
         if self.mask is not None:
             expect_inside("attention", np.array([0]), len(self.mask) * tokens * others, self.mask.size)
             expect_inside("attention", np.array([len(self.mask) - 1]), 1, len(self.heads))
+        if self.window_mask is not None:
+            expect_inside("attention", np.array([0]), rows * tokens * others, self.window_mask.size)
         if self.bias >= 0:
             size = self.bias_shape[0] * self.bias_shape[1] * others
             expect_inside("attention", np.array([0]), size, context.input_sizes[self.bias])
@@ -194,6 +197,7 @@ class AttentionStep(OwnStep):
             "heads": self.heads,
             "mask": 0 if self.mask is None else self.mask,
             "head_count": len(self.heads),
+            "window_mask": 0 if self.window_mask is None else self.window_mask,
             "mask_heads": 1 if self.mask is None else len(self.mask),
             "rows": rows,
             "tokens": tokens,

@@ -28,6 +28,7 @@ from wirings.compaction.operations.pad import Pad
 from wirings.compaction.operations.pooling import Pooling
 from wirings.compaction.operations.repeat_pixels import RepeatPixels
 from wirings.compaction.operations.reshape import Reshape
+from wirings.compaction.operations.roll import Roll
 from wirings.compaction.operations.scatter_channels import ScatterChannels
 from wirings.compaction.operations.select_channels import SelectChannels
 from wirings.compaction.operations.torch_operator import InputRef, TorchOperator, WeightRef
@@ -62,6 +63,7 @@ __all__ = [
     "Pooling",
     "RepeatPixels",
     "Reshape",
+    "Roll",
     "ScatterChannels",
     "SelectChannels",
     "TorchOperator",
@@ -74,7 +76,7 @@ OPERATIONS: dict[str, type[Operation]] = {
     for kind in (
         Conv, Linear, Affine, InstanceNorm, Activation, Add, Multiply, AddMap, Concat, SelectChannels, ScatterChannels,
         Pooling, Mean, Crop, Pad, Flatten, Reshape, Constant, Arrange, ChannelNorm, Attention, Embedding, MultiplyMap,
-        GroupNorm, AddNumbers, RepeatPixels, TorchOperator,
+        GroupNorm, AddNumbers, RepeatPixels, Roll, TorchOperator,
     )
 }  # fmt: skip
 """All operations by name."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from wirings.compaction.operations import AddNumbers, Crop, GroupNorm, Mean, Pad, Pooling, RepeatPixels
+from wirings.compaction.operations import AddNumbers, Crop, GroupNorm, Mean, Pad, Pooling, RepeatPixels, Roll
 from wirings.engine.fused_steps import EdgeSum, LoweredStep
 from wirings.engine.group_norm_step import GroupNormStep
 from wirings.engine.kernel_step import MEANS, POOLS, StepKind
@@ -50,8 +50,15 @@ def lower_pooling(lowering: Lowering, o: Pooling) -> FeatureMaps:
     return out
 
 
-@kernel_for(Crop, lambda o, shapes: is_maps(*shapes) and set(o.steps) == {1})
-def lower_crop(lowering: Lowering, o: Crop) -> FeatureMaps:
+def _supports_crop(o: Crop, shapes: Sequence[Shape]) -> bool:
+    return is_maps(*shapes) and (set(o.steps) == {1} or math.prod(shapes[0]) <= MAX_GATHERED)
+
+
+@kernel_for(Crop, _supports_crop)
+def lower_crop(lowering: Lowering, o: Crop) -> FeatureMaps | GatherStep:
+    if set(o.steps) != {1}:
+        taken = (slice(*limits) for limits in zip(o.starts, o.stops, o.steps, strict=True))
+        return gather(lowering, o.output, o.inputs[0], _numbered(lowering, o.inputs[0])[:, *taken])
     maps = lowering.solid(lowering.ready(o.inputs[0]))
     _, height, width = lowering.shape(o.output)
     size = (maps.height, maps.width)
@@ -96,13 +103,24 @@ def lower_add_numbers(lowering: Lowering, o: AddNumbers) -> FeatureMaps:
     return out
 
 
+def _numbered(lowering: Lowering, name: str) -> np.ndarray:
+    """The numbers of a tensor's entries, in its shape."""
+    return np.arange(math.prod(lowering.shapes[name])).reshape(lowering.shapes[name])
+
+
+@kernel_for(Roll, lambda o, shapes: is_maps(*shapes) and math.prod(shapes[0]) <= MAX_GATHERED)
+def lower_roll(lowering: Lowering, o: Roll) -> FeatureMaps | GatherStep:
+    axes = tuple(range(1, 1 + len(o.shifts)))
+    return gather(lowering, o.output, o.inputs[0], np.roll(_numbered(lowering, o.inputs[0]), o.shifts, axes))
+
+
 def _supports_repeat(o: RepeatPixels, shapes: Sequence[Shape]) -> bool:
     return is_maps(*shapes) and math.prod(shapes[0]) * math.prod(o.factors) <= MAX_GATHERED
 
 
 @kernel_for(RepeatPixels, _supports_repeat)
 def lower_repeat(lowering: Lowering, o: RepeatPixels) -> FeatureMaps | GatherStep:
-    index = np.arange(math.prod(lowering.shapes[o.inputs[0]])).reshape(lowering.shapes[o.inputs[0]])
+    index = _numbered(lowering, o.inputs[0])
     for axis, factor in enumerate(o.factors, 1):
         index = index.repeat(factor, axis)
     return gather(lowering, o.output, o.inputs[0], index)

@@ -45,6 +45,7 @@ def lower_attention(lowering: Lowering, o: Attention) -> FeatureMaps:
         given += value_size
     own = AttentionStep(queries, keys, values, out, np.array(heads), o.scale, o.causal)
     own.mask = None if o.mask is None else as_array(o.mask)
+    own.window_mask = None if o.window_mask is None else as_array(o.window_mask)
     if len(o.inputs) > 3:
         own.bias, own.bias_shape = list(lowering.program.inputs).index(o.inputs[3]), lowering.shapes[o.inputs[3]][:2]
     work = operation_counts(o, lowering.shapes).mult_adds
