@@ -1,14 +1,16 @@
 """Networks that were written elsewhere: whether they profile, compact, export and compile, and how fast they are.
 
 Every network of `benchmarks.zoo` gets random weights, of which a random wiring keeps 10 %. PyTorch and the engine then
-take turns on one example. What a step cannot do is recorded in the words of its error.
+take turns on one example. What a step cannot do is recorded in the words of its error. The record is written after
+every network, so that ``--resume`` goes on after an interruption.
 
-    python -m benchmarks.networks [--only WORD …] [--threads 2] [--seconds 2] [--engine auto] [--out RECORD.json]
+    python -m benchmarks.networks [--only WORD …] [--threads 2] [--seconds 2] [--engine auto] [--resume] [--out RECORD]
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 import time
@@ -33,30 +35,31 @@ from wirings.engine import EngineModel
 from wirings.utils.example_input import CallArguments, example_arguments
 
 DENSITY = 0.1
+BRANCH_SCALE = 0.3
+CALIBRATION = 8
+FILES = ("onnx", "pt2", "safetensors")
 
 
 def wired(make: Callable[[], tuple[nn.Module, Any]]) -> tuple[nn.Module, Any]:
     """A network of which 10 % of the weights are left, and an example."""
     torch.manual_seed(0)
     model, example = make()
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.dim() > 1 and not weight.any():  # some start with zeros, which nothing passes
-                weight.normal_(std=0.02)
-        for module in model.modules():
-            if isinstance(module, _BatchNorm) and not module.weight.any():
-                module.weight.fill_(1.0)
-    wire_(model, "random", density=DENSITY, scale_weights=True)
-    finalize_(model)
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() and not weight.any():  # biases, and matrices that nothing would pass; training changes them
+                weight.normal_(std=0.02)
         for module in norms:
+            if module.weight.abs().max() < 0.2:  # the last norms of branches, which stay small in trained networks
+                module.weight.fill_(BRANCH_SCALE)
+    wire_(model, "random", density=DENSITY, scale_weights=True)
+    finalize_(model.eval())
+    if norms:  # statistics of random weights, from enough images that the network stays well-conditioned
+        for module in norms:
+            module.reset_running_stats()
             module.train().momentum = None
-        for _ in range(3 if norms else 0):  # statistics of random weights
-            model.eval()
-            for module in norms:
-                module.train()
-            model(torch.randn(2, *example.shape[1:]))
+        with torch.no_grad():
+            model(torch.randn(CALIBRATION, *example.shape[1:]))
     return model.eval(), example
 
 
@@ -87,7 +90,7 @@ def examine(title: str, threads: int, seconds: float, way: str = "auto") -> dict
         return row
     row |= {"compact_s": time.perf_counter() - start, "compact": small.report.as_mapping()}
     with tempfile.TemporaryDirectory() as folder:
-        for kind in ("safetensors", "onnx"):
+        for kind in FILES:
             path, row[f"{kind}_error"] = attempt(lambda kind=kind: small.save(Path(folder) / f"model.{kind}"))  # type: ignore[misc]
             row[f"{kind}_bytes"] = path.stat().st_size if path is not None else None
     fast, row["engine_error"] = attempt(lambda: engine.compile(small, engine=way, threads=threads))
@@ -109,7 +112,7 @@ def timed(
         "PyTorch": lambda: model(*arguments.args, **arguments.kwargs),
         "engine": lambda: fast(*args, **kwargs),
     }
-    row: dict[str, Any] = {"on_torch": dict(torch_steps.most_common())}
+    row: dict[str, Any] = {"on_torch": dict(torch_steps.most_common()), "uses_torch": fast.uses_torch}
     if seconds > 0:
         row["times"] = in_turn(sides, seconds)
         row["ratio"] = row["times"]["PyTorch"]["median_s"] / row["times"]["engine"]["median_s"]
@@ -124,7 +127,9 @@ def describe(row: dict[str, Any]) -> str:
         parts.append(f"{100 * shares[0]:.0f} % parameters, {100 * shares[1]:.0f} % multiply-adds")
     if "ratio" in row:
         parts.append(f"{1e3 * row['times']['engine']['median_s']:.2f} ms, {row['ratio']:.2f} × PyTorch's speed")
-    if row.get("on_torch"):
+    if row.get("uses_torch"):
+        parts.append("on PyTorch")
+    elif row.get("on_torch"):
         parts.append(f"on PyTorch: {sum(row['on_torch'].values())} operators")
     parts += [f"{key.removesuffix('_error')}: {row[key]}" for key in row if key.endswith("_error") and row[key]]
     return "; ".join(parts)
@@ -133,28 +138,38 @@ def describe(row: dict[str, Any]) -> str:
 def networks() -> str:
     """The table in docs/engine.md."""
     lines = [
-        "| network | parameters | multiply-adds | PyTorch | engine | | operators on PyTorch | ONNX |",
-        "|---|---|---|---|---|---|---|---|",
+        "| network | parameters | multiply-adds | bytes | ONNX | pt2 | safetensors | PyTorch | engine | | on PyTorch |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
+    reasons: list[str] = []
     if (RESULTS / "benchmarks" / "networks.json").exists():
-        lines += [_line(row) for row in record("benchmarks/networks")["rows"]]
-    return "\n".join(lines)
+        lines += [_line(row, reasons) for row in record("benchmarks/networks")["rows"]]
+    return "\n".join([*lines, *(["", *(f"{n}. {reason}" for n, reason in enumerate(reasons, 1))] if reasons else [])])
 
 
-def _line(row: dict[str, Any]) -> str:
-    errors = [row[key] for key in ("compact_error", "engine_error") if row.get(key)]
-    if errors:
-        return f"| {row['network']} | | | | | | {_short(errors[0])} | |"
-    report = row["compact"]
-    shares = [f"{100 * report['after'][key] / report['before'][key]:.0f} %" for key in ("parameters", "mult_adds")]
+def _line(row: dict[str, Any], reasons: list[str]) -> str:
+    """A row of the table. Errors are numbered, and added to ``reasons``."""
+
+    def cell(key: str, value: str) -> str:
+        if not row.get(f"{key}_error"):
+            return value
+        reason = row[f"{key}_error"].replace("|", "/")
+        if reason not in reasons:
+            reasons.append(reason)
+        return f"no ({reasons.index(reason) + 1})"
+
+    if row.get("compact_error"):
+        return f"| {row['network']} | {cell('compact', '')} | | | | | | | | | |"
+    sizes = row["compact"]
+    shares = [f"{100 * sizes['after'][k] / sizes['before'][k]:.0f} %" for k in ("parameters", "mult_adds", "bytes")]
+    shares[1] += " (not all)" if sizes["uncounted"] else ""
+    files = [cell(kind, "yes") for kind in FILES]
+    if row.get("engine_error"):
+        return f"| {row['network']} | {' | '.join([*shares, *files])} | | {cell('engine', '')} | | |"
     times = [f"{1e3 * row['times'][side]['median_s']:.1f} ms" for side in ("PyTorch", "engine")]
-    onnx = "yes" if not row["onnx_error"] else "no"
-    cells = [*shares, *times, f"{row['ratio']:.1f} ×", str(sum(row["on_torch"].values()) or "none"), onnx]
+    left = "all" if row["uses_torch"] else str(sum(row["on_torch"].values()) or "none")
+    cells = [*shares, *files, *times, f"{row['ratio']:.1f} ×", left]
     return f"| {row['network']} | {' | '.join(cells)} |"
-
-
-def _short(error: str) -> str:
-    return error.partition(". ")[0].replace("|", "/")[:200]
 
 
 FIGURES = {"networks": networks}
@@ -167,15 +182,20 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="seconds of calls per side; 0 measures nothing")
     parser.add_argument("--engine", default="auto", help="as for wirings.engine.compile")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--resume", action="store_true", help="keep the rows that the record already has")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    rows = []
-    for title in NETWORKS:
-        if not given.only or any(word.lower() in title.lower() for word in given.only):
-            rows.append(examine(title, given.threads, given.seconds, given.engine))
-            print(describe(rows[-1]), flush=True)
+    rows: dict[str, dict[str, Any]] = {}
+    if given.resume and given.out is not None and given.out.exists():
+        rows = {row["network"]: row for row in json.loads(given.out.read_text())["rows"]}
     settings = {"threads": given.threads, "density": DENSITY, "seconds": given.seconds, "engine": given.engine}
-    save(given.out, {"benchmark": "networks", **machine("cpu"), "settings": settings, "rows": rows})
+    about = {"benchmark": "networks", **machine("cpu"), "settings": settings}
+    for title in NETWORKS:
+        if title in rows or (given.only and not any(word.lower() in title.lower() for word in given.only)):
+            continue
+        rows[title] = examine(title, given.threads, given.seconds, given.engine)
+        print(describe(rows[title]), flush=True)
+        save(given.out, {**about, "rows": [rows[name] for name in NETWORKS if name in rows]})
 
 
 if __name__ == "__main__":

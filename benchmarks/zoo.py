@@ -143,6 +143,33 @@ def vit() -> Made:
     return model, {"pixel_values": torch.randn(1, 3, 224, 224)}
 
 
+# ---- diffusers ------------------------------------------------------------------------------------------------------
+
+
+def _diffusers(model: str, **options: Any) -> nn.Module:
+    importlib.import_module("tests.vision")
+    made: nn.Module = getattr(importlib.import_module("diffusers"), model)(**options)
+    return made
+
+
+@_network("UNet2DModel, 32 px, diffusers")
+def diffusers_unet() -> Made:
+    blocks = {"down_block_types": ("DownBlock2D", "AttnDownBlock2D"), "up_block_types": ("AttnUpBlock2D", "UpBlock2D")}
+    model = _diffusers("UNet2DModel", sample_size=32, block_out_channels=(64, 128), layers_per_block=1, **blocks)
+    return model, {"sample": torch.randn(1, 3, 32, 32), "timestep": torch.tensor([10])}
+
+
+@_network("UNet2DConditionModel, 32 px, diffusers")
+def diffusers_conditional_unet() -> Made:
+    model = _diffusers(
+        "UNet2DConditionModel", sample_size=32, block_out_channels=(64, 128), layers_per_block=1,
+        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"), up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+        cross_attention_dim=64, attention_head_dim=4,
+    )  # fmt: skip
+    text = torch.randn(1, 16, 64)
+    return model, {"sample": torch.randn(1, 4, 32, 32), "timestep": torch.tensor([10]), "encoder_hidden_states": text}
+
+
 # ---- written here ---------------------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """Files of compact models: each loads in one call, and its outputs are compared before it gets its name."""
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -8,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from wirings import WiringError, compact, load_compact, models, wire_
 from wirings.compaction import CompactModel
 from wirings.compaction import operations as ops
+from wirings.compaction.check_program import check_program
 from wirings.compaction.program import Program
 
 BLOCKED = """
@@ -144,6 +147,21 @@ def every_token_operation() -> Program:
     return Program({"ids": (7,)}, operations, ("tokens", "masked", "one_mask"), notes)
 
 
+def every_diffusion_operation() -> Program:
+    torch.manual_seed(0)
+    t = torch.randn
+    operations: list[ops.Operation] = [
+        ops.GroupNorm("norm", ("input",), t(6), t(6), (3, 3), 3),
+        ops.GroupNorm("part", ("norm",), t(6), t(6), (2, 4), 4, 1e-4),
+        ops.AddNumbers("sum", ("part", "numbers")),
+        ops.RepeatPixels("larger", ("sum",), (2, 3)),
+        ops.Roll("rolled", ("larger",), (-3, 7)),
+        ops.GroupNorm("single", ("flat",), t(4), t(4), (2, 2), 3),
+    ]
+    shapes = {"input": (6, 4, 5), "numbers": (6, 1, 1), "flat": (4,)}
+    return Program(shapes, operations, ("rolled", "single"), {"one_output": False})
+
+
 def test_files_of_schema_3_are_read() -> None:
     """Written from `every_operation` when places were 32-bit integers, with the outputs in its notes."""
     path = Path(__file__).parent / "old_files" / "schema_3.safetensors"
@@ -200,7 +218,7 @@ def test_files_take_few_bytes_an_edge(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["onnx", "pt2", "safetensors"])
 def test_every_operation_can_be_exported(tmp_path: Path, kind: str) -> None:
     pytest.importorskip("onnxruntime")
-    programs = every_operation(), every_token_operation()
+    programs = every_operation(), every_token_operation(), every_diffusion_operation()
     kinds = {type(o) for program in programs for o in program.operations}
     assert kinds == set(ops.OPERATIONS.values()) - {ops.TorchOperator}
     for program in programs:
@@ -309,3 +327,88 @@ def test_a_file_with_other_outputs_is_not_written(
     with pytest.raises(WiringError, match="the outputs of ONNX Runtime differ from the model's"):
         digits.save(tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
+
+
+class Masked(nn.Module):
+    """Attention to the tokens that a mask of integers shows, as Hugging Face's encoders take it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.into, self.out = nn.Embedding(11, 8), nn.Linear(8, 24), nn.Linear(8, 3)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        b, t = input_ids.shape
+        parts = self.into(self.embed(input_ids)).view(b, t, 3, 2, 4).permute(2, 0, 3, 1, 4).unbind(0)
+        seen = attention_mask[:, None, None, :].bool().expand(b, 1, t, t)
+        y = F.scaled_dot_product_attention(*parts, attn_mask=seen)
+        return self.out(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+def test_masks_of_integers_in_onnx(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    model, ids = Masked().eval(), torch.randint(11, (3, 6))
+    mask = torch.ones_like(ids)
+    small = compact(model, {"input_ids": ids[:1], "attention_mask": mask[:1]})
+    assert torch.equal(small.program.example(2)[1], torch.ones(2, 6, dtype=torch.int64))
+    again = load_compact(small.save(tmp_path / "model.safetensors"))
+    assert torch.equal(again.program.example(2)[1], torch.ones(2, 6, dtype=torch.int64))
+    session = onnxruntime.InferenceSession(str(small.save(tmp_path / "model.onnx")))
+    mask[0, 4:], mask[1] = 0, 0  # nothing of the second sequence is visible
+    given = {"input_ids": ids, "attention_mask": mask}
+    with torch.no_grad():
+        expected = model(**given)
+    torch.testing.assert_close(small(**given), expected)
+    (found,) = session.run(None, {name: x.numpy() for name, x in given.items()})
+    torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_tokens_that_see_nothing_in_onnx(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    mask = torch.zeros(1, 5, 5)
+    mask[:, 3] = -math.inf
+    program = ops.Attention("y", ("x",) * 3, mask, (4,), (4,))
+    small = CompactModel(Program({"x": (4, 5)}, [program], ("y",)))
+    session = onnxruntime.InferenceSession(str(small.save(tmp_path / "model.onnx")))
+    x = torch.randn(2, 4, 5)
+    (found,) = session.run(None, {"x": x.numpy()})
+    assert not found[:, :, 3].any()
+    torch.testing.assert_close(torch.from_numpy(found), small(x))
+
+
+@pytest.mark.parametrize(
+    "ranges", [{"input": [0, 1]}, {"ids": [1, 0]}, {"ids": [0]}, {"ids": [0, 2**63]}, [1], {"ids": 1}]
+)
+def test_rejects_invalid_ranges_in_files(ranges: Any) -> None:
+    embed = ops.Embedding("y", ("ids",), torch.randn(3, 2))
+    program = Program({"ids": (4,)}, [embed], ("y",), {"types": {"ids": "torch.int64"}, "ranges": ranges})
+    with pytest.raises(WiringError, match=r"expected (ranges of inputs of integers|a smallest and a largest integer)"):
+        check_program(program, 2**30)
+
+
+@torch.library.custom_op("wirings_tests::doubled", mutates_args=())
+def doubled(x: Tensor) -> Tensor:
+    return 2 * x
+
+
+@doubled.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+class Custom(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return doubled(x).softmax(1)  # type: ignore[no-any-return]
+
+
+def test_operators_of_other_libraries(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    small = compact(Custom(), torch.randn(2, 3))
+    with pytest.raises(
+        WiringError, match=r"ONNX has no operator for wirings_tests::doubled, which the model uses\. Save"
+    ):
+        small.save(tmp_path / "model.onnx")
+    with pytest.raises(WiringError, match=r"'wirings_tests::doubled' is not allowed in a file"):
+        small.save(tmp_path / "model.safetensors")
+    assert small.save(tmp_path / "model.pt2").exists()

@@ -10,12 +10,14 @@ from wirings.compaction.operations import (
     Activation,
     Add,
     AddMap,
+    AddNumbers,
     Affine,
     Concat,
     Constant,
     Conv,
     Crop,
     Flatten,
+    GroupNorm,
     InputRef,
     InstanceNorm,
     Linear,
@@ -24,7 +26,9 @@ from wirings.compaction.operations import (
     Operation,
     Pad,
     Pooling,
+    RepeatPixels,
     Reshape,
+    Roll,
     ScatterChannels,
     SelectChannels,
     TorchOperator,
@@ -145,6 +149,7 @@ class RandomProgram:
         kind = str(self.random.choice([
             "conv", "conv", "conv", "depthwise", "depthwise", "activation", "activation", "affine", "add", "concat",
             "select", "place", "pool", "crop", "pad", "map", "norm", "multiply", "constant", "opaque",
+            "groups", "numbers", "repeat", "roll",
         ]))  # fmt: skip
         name = self.pick()
         shape = self.shapes[name]
@@ -171,6 +176,16 @@ class RandomProgram:
                 self.add(AddMap(self.name(), (name,), added))
             case "norm" if shape[1] * shape[2] > 1:
                 self.add(InstanceNorm(self.name(), (name,), self.normal(channels), self.normal(channels), 0.1))
+            case "groups":
+                sizes = (channels // 2, channels - channels // 2) if channels > 1 else (1,)
+                own = self.normal(channels), self.normal(channels)
+                self.add(GroupNorm(self.name(), (name,), *own, sizes, max(sizes) + channels % 2, 0.1))
+            case "numbers":
+                self.add(AddNumbers(self.name(), (name, self.add(Mean(self.name(), (name,), True)))))
+            case "repeat" if shape[1] * shape[2] < 100:
+                self.add(RepeatPixels(self.name(), (name,), (2, 1)))
+            case "roll":
+                self.add(Roll(self.name(), (name,), (2, -1)))
             case "multiply":
                 gate = self.add(Mean(self.name(), (name,), True)) if self.random.random() < 0.5 else self.like(name)
                 self.add(Multiply(self.name(), (name, gate)))

@@ -1,6 +1,8 @@
 """Tokens one at a time, with a cache, give what the whole sequence does."""
 
+import copy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from wirings import WiringError, engine, models, wire_
+from wirings import WiringError, compact, engine, models, wire_
 from wirings.compaction.operations import ChannelNorm, MultiplyMap
 from wirings.compaction.program import Program
 
@@ -174,12 +176,21 @@ def test_rejects_invalid_options_at_once(options: dict[str, Any]) -> None:
 
 def test_torch_is_used_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)).eval(), torch.randn(5, 8)
-    for seconds, expected in (([2.0, 1.0], True), ([1.0, 2.0], False), ([1.0, 0.95], False)):
-        monkeypatch.setattr("wirings.engine.engine_model.fastest_of", lambda *calls, seconds=seconds: seconds)
+    cases = (
+        # seconds of the kernels, of the program in PyTorch, and of the model in PyTorch
+        ([2.0, 3.0, 1.0], True, False),
+        ([1.0, 2.0, 2.0], False, False),
+        ([1.0, 0.95, 0.95], False, False),
+        ([2.0, 1.0, 3.0], True, True),
+        ([2.0, 1.0, 0.5], True, True),
+    )
+    for seconds, expected, saved in cases:
+        monkeypatch.setattr("wirings.engine.engine_model.fastest_of", lambda *calls, clear, seconds=seconds: seconds)
         fast = engine.compile(model, x)
         assert fast.uses_torch == expected
         torch.testing.assert_close(fast(x), model(x).detach(), rtol=1e-4, atol=1e-5)
-        assert "in PyTorch" in str(fast.report)
+        assert ("which is used" in str(fast.report)) == expected
+        assert fast.choices.get("on_torch", False) == saved
     assert not engine.compile(model, x, engine="dense").uses_torch
 
 
@@ -192,3 +203,30 @@ def test_tokens_out_of_range_where_torch_is_used(monkeypatch: pytest.MonkeyPatch
     for token in (11, -1, 2**62):
         with pytest.raises(WiringError, match="expects tokens from 0 to 10, got"):
             fast(tokens + token)
+
+
+def test_compact_models_use_torch_where_it_is_faster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)).eval(), torch.randn(5, 8)
+    small = compact(model, x)
+    measured = []
+
+    def fastest_of(*calls: Any, clear: float) -> list[float]:
+        measured.append([call() for call in calls])
+        return [2.0, 1.0]
+
+    monkeypatch.setattr("wirings.engine.engine_model.fastest_of", fastest_of)
+    for given in (small, small.program):
+        assert engine.compile(given).uses_torch
+    fast = engine.compile(small)
+    assert len(measured) == 3
+    torch.testing.assert_close(measured[0][0], measured[0][1], rtol=1e-4, atol=1e-5)
+    again = engine.load(fast.save(tmp_path / "fast.safetensors"))
+    assert again.uses_torch
+    assert copy.deepcopy(again).uses_torch
+    assert len(measured) == 3, "the file remembers"
+    assert torch.equal(again(x), fast(x))
+    assert torch.equal(again(x), small(x))
+    small.save(tmp_path / "small.safetensors")
+    assert engine.load(tmp_path / "small.safetensors").uses_torch
+    assert len(measured) == 4, "the file of a compact model says nothing about it"
+    assert not engine.compile(small, engine="sparse").uses_torch

@@ -77,9 +77,10 @@ class ProgramBuilder:
         """The program with these outputs."""
         shapes = {name: tuple(self.values[name].shape[1:]) for name in self.inputs}
         notes: dict[str, Any] = {} if self.batch is None else {"batch": self.batch}
-        integers = {name: str(x.dtype) for name in self.inputs if not (x := self.values[name]).is_floating_point()}
+        integers = {name: x for name in self.inputs if not (x := self.values[name]).is_floating_point()}
         if integers:
-            notes["types"] = integers
+            notes["types"] = {name: str(x.dtype) for name, x in integers.items()}
+            notes["ranges"] = {name: [int(x.min()), int(x.max())] for name, x in integers.items() if x.numel()}
         return Program(shapes, self.operations, tuple(outputs), notes)
 
     def rename(self, name: str, hint: str) -> str:

@@ -25,6 +25,8 @@ from wirings.errors import WiringError
 
 MAX_BATCH = 2**16
 """The largest batch size that a program may be limited to."""
+MAX_RANGE = 2**62
+"""The largest magnitude in the range of an input of integers."""
 
 
 def check_program(program: Program, max_bytes: float) -> None:
@@ -79,6 +81,11 @@ def _check_notes(program: Program) -> None:
     found = notes.get("types", {})
     expect(isinstance(found, dict) and set(found) <= set(program.inputs), "types of inputs")
     expect(all(isinstance(TORCH_CONSTANTS.get(x), torch.dtype) for x in found.values()), "types that PyTorch has")
+    ranges = notes.get("ranges", {})
+    expect(isinstance(ranges, dict) and set(ranges) <= set(found), "ranges of inputs of integers")
+    for pair in ranges.values():
+        numbers = isinstance(pair, list) and [type(x) for x in pair] == [int, int]
+        expect(numbers and -MAX_RANGE <= pair[0] <= pair[1] <= MAX_RANGE, "a smallest and a largest integer")
     if "outputs" in notes:
         check_structure(notes["outputs"], len(program.outputs))
     one = notes.get("one_output", len(program.outputs) == 1)

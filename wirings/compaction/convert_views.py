@@ -6,6 +6,7 @@ tensor as it is stored, with its channels in dimension 1. The functions are regi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,7 @@ from wirings.compaction.axes import Axes, Factor
 from wirings.compaction.builder import ProgramBuilder
 from wirings.compaction.operations.add import Add
 from wirings.compaction.operations.add_map import AddMap
+from wirings.compaction.operations.add_numbers import AddNumbers
 from wirings.compaction.operations.affine import add_affine
 from wirings.compaction.operations.arrange import arrange, stored_with_channels
 from wirings.compaction.operations.conv import Conv
@@ -32,6 +34,7 @@ from wirings.compaction.operations.linear import Linear
 from wirings.compaction.operations.mean import Mean
 from wirings.compaction.operations.multiply import Multiply
 from wirings.compaction.operations.multiply_map import MultiplyMap
+from wirings.compaction.operations.reshape import Reshape
 from wirings.compaction.operations.select_channels import SelectChannels
 
 # ---- views ----------------------------------------------------------------------------------------------------------
@@ -147,6 +150,31 @@ def stored_alike(builder: ProgramBuilder, x: ProgramTensor, y: ProgramTensor) ->
     return x.name, arrange(builder, y.name, moved, "arranged"), one
 
 
+def _maps_and_numbers(builder: ProgramBuilder, x: ProgramTensor, y: ProgramTensor) -> tuple[str, str, Axes] | None:
+    """Maps, and one number per channel that is the same for all pixels, as maps of one pixel; and the axes of the maps.
+
+    Such as (batch, tokens, features) and (batch, 1, features).
+    """
+    one, two = view_of(builder, x), view_of(builder, y)
+    if one is None or two is None or len(one.dims) != len(two.dims):
+        return None
+    if math.prod(one.shape) < math.prod(two.shape):
+        return _maps_and_numbers(builder, y, x)
+    maps = len(one.stored) - 2
+    channels = [d for d in range(len(one.dims)) if one.is_channels(d) and two.is_channels(d)]
+    single = math.prod(two.stored[2:]) == 1 and one.stored[:2] == two.stored[:2]
+    if maps < 1 or not single or len(channels) != 1 or not one.batch_first or not two.batch_first:
+        return None
+    if any(own for d, own in enumerate(two.dims) if d not in (0, channels[0])):
+        return None
+    if one.stored[1] == 1:
+        return None  # which dimension has the channel is not known
+    name = (
+        y.name if len(two.stored) == len(one.stored) else builder.add(Reshape, (y.name,), "numbers", shape=(1,) * maps)
+    )
+    return x.name, name, one
+
+
 @converts_views("add")
 @converts_views("sub", sign=-1.0)
 @converts_views("rsub", sign=-1.0, swapped=True)
@@ -158,7 +186,11 @@ def _sum(builder: ProgramBuilder, hint: str, a: Arguments, sign: float = 1.0, sw
     if alpha != 1:
         return None
     if isinstance(x, ProgramTensor) and isinstance(y, ProgramTensor):
-        found = stored_alike(builder, x, y)
+        found, numbers = stored_alike(builder, x, y), None
+        if found is None and sign > 0:
+            numbers = _maps_and_numbers(builder, x, y)
+        if numbers is not None:
+            return viewed(builder, builder.add(AddNumbers, numbers[:2], hint), numbers[2])
         if found is None:
             return None
         one, two, alike = found
@@ -188,7 +220,9 @@ def _product(builder: ProgramBuilder, hint: str, a: Arguments, divides: bool = F
     if a.get("rounding_mode") is not None:
         return None
     if isinstance(x, ProgramTensor) and isinstance(y, ProgramTensor):
-        found = None if divides else stored_alike(builder, x, y)
+        if divides:
+            return None
+        found = stored_alike(builder, x, y) or _maps_and_numbers(builder, x, y)
         return None if found is None else viewed(builder, builder.add(Multiply, found[:2], hint), found[2])
     if not isinstance(x, ProgramTensor):
         if divides:

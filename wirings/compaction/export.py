@@ -138,19 +138,25 @@ def _write_onnx_with_torch(program: Program, path: Path, unsupported: str) -> No
             "install onnxscript. Or save the model as .pt2."
         )
     program = _with_flat_outputs(program)
+    operations = [operation.spelled_out() for operation in program.operations]
+    program = Program(program.inputs, operations, program.outputs, program.notes)
     example = tuple(program.example(2))
     batches = None if "batch" in program.notes else (tuple({0: torch.export.Dim.AUTO} for _ in example),)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             made = torch.onnx.export(ProgramModule(program).eval(), example, dynamic_shapes=batches, dynamo=True,
-                                     verbose=False)  # fmt: skip
+                                     input_names=list(program.inputs), verbose=False)  # fmt: skip
         assert made is not None
         contents = made.model_proto.SerializeToString()
     except Exception as error:
+        reason = _reason(error)
+        if (found := re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", reason)) is not None:
+            name = found[1].replace(".", "::", 1)
+            raise WiringError(f"ONNX has no operator for {name}, which the model uses. Save it as .pt2.") from error
         raise WiringError(
-            f"the model has {unsupported}, which cannot be exported to ONNX ({_reason(error)}). Save the model as .pt2 "
-            "or .safetensors."
+            f"the model has {unsupported}, which cannot be exported to ONNX ({reason}). Save the model as .pt2 or "
+            ".safetensors."
         ) from error
     path.write_bytes(contents)
 

@@ -229,6 +229,10 @@ class Operation(ABC):
 
     # ---- export -----------------------------------------------------------------------------------------------------
 
+    def spelled_out(self) -> Operation:
+        """The operation in operators that PyTorch's exporter to ONNX writes with the same results."""
+        return self
+
     def to_onnx(self, writer: OnnxWriter) -> None:
         """Add the ONNX nodes that compute the result.
 

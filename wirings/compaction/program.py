@@ -82,19 +82,25 @@ class Program:
         return pack_outputs(self.notes, results)
 
     def example(self, batch: int) -> list[Tensor]:
-        """A reproducible batch of random numbers for each input; zeros for integer inputs that are not tokens.
+        """A reproducible batch of random numbers for each input.
+
+        Integers that are not tokens are within the range of the example that the program was made from, such as ones
+        for a mask of ones.
 
         Args:
             batch: the batch size, unless the program works for one batch size only.
         """
         generator = torch.Generator().manual_seed(0)
         made = []
-        limits = self.index_limits()
+        limits, ranges = self.index_limits(), self.notes.get("ranges", {})
         for name, x in zip(self.inputs, self.zeros(self.notes.get("batch", batch)), strict=True):
             if x.is_floating_point():
                 x = torch.randn(x.shape, generator=generator, dtype=x.dtype)
             elif name in limits:
                 x = torch.randint(limits[name], x.shape, generator=generator, dtype=x.dtype)
+            elif name in ranges:
+                low, high = ranges[name]
+                x = torch.randint(low, high + 1, x.shape, generator=generator).to(x.dtype)
             made.append(x)
         return made
 
@@ -114,6 +120,15 @@ class Program:
             for name in operation.inputs:
                 users[name].append(operation)
         return users
+
+    def without_unused(self) -> Program:
+        """The same program without operations that no output depends on."""
+        used, kept = set(self.outputs), []
+        for operation in reversed(self.operations):
+            if operation.output in used:
+                used.update(operation.inputs)
+                kept.append(operation)
+        return Program(self.inputs, kept[::-1], self.outputs, self.notes)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """All weights, named by operation and field."""

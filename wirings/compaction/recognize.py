@@ -14,6 +14,8 @@ from torch import Tensor, fx
 _NOTHING = ("_to_copy", "to", "clone", "alias", "detach", "contiguous", "dropout")
 """Operators that change no number, as far as a trace in one floating-point type is concerned."""
 
+_VIEWS = ("view", "reshape", "_unsafe_view")
+
 Recognized = tuple[str, dict[str, Any]]
 """The operator that a function is, and its arguments by name, as nodes of the trace or plain values."""
 
@@ -133,6 +135,7 @@ def _attention(node: fx.Node) -> Recognized | None:
     if shares.args[1] not in (-1, 3):
         return None
     scores, mask, scale = _before(shares.args[0]), None, 1.0
+    scores, windows = _without_window_mask(scores)
     if _is(scores, "add") and not scores.kwargs:
         for one, two in _pairs(scores):
             if _product_of(one) is not None:
@@ -144,7 +147,23 @@ def _attention(node: fx.Node) -> Recognized | None:
         return None  # True is added as a 1; attention would take it for a mask
     queries, keys, scale = found
     arguments = {"query": queries, "key": keys, "value": values, "attn_mask": mask, "scale": scale}
+    if windows is not None:
+        arguments["window_mask"] = windows
     return "scaled_dot_product_attention", arguments
+
+
+def _without_window_mask(scores: Any) -> tuple[Any, Any]:
+    """Scores (batch · windows, …) without a mask of windows, added to them as (batch, windows, …), and that mask."""
+    if not _is(scores, *_VIEWS) or not _is(added := _before(scores.args[0]), "add"):
+        return scores, None
+    for one, two in _pairs(added):
+        if not _is(one, *_VIEWS) or getattr(one.meta.get("val"), "dim", int)() != 5:
+            continue
+        inside, mask = _before(one.args[0]), two.meta.get("val") if isinstance(two, fx.Node) else None
+        same = isinstance(inside, fx.Node) and str(inside.meta["val"].shape) == str(scores.meta["val"].shape)
+        if same and isinstance(mask, Tensor) and mask.is_floating_point():
+            return inside, two
+    return scores, None
 
 
 def _product_of(x: Any) -> tuple[Any, Any, float] | None:

@@ -36,6 +36,8 @@ class ProgramSize:
     """Bytes of all tensors in a file, where only the edges of tensors with zeros are stored."""
     dense_bytes: int
     """Bytes of all tensors, zeros included."""
+    constant_bytes: int = 0
+    """Bytes, among `bytes`, of maps and masks. Some of them, such as positions, a model may compute in every call."""
 
 
 def operation_counts(operation: Operation, shapes: Mapping[str, Shape]) -> OperationCounts:
@@ -56,6 +58,7 @@ def program_size(program: Program) -> ProgramSize:
         sum(c.mult_adds for c in counts),
         sum(c.dense_mult_adds for c in counts),
         *_count_bytes(tensors),
+        _count_bytes({name: x for name, x in tensors.items() if is_constant(name)})[0],
     )
 
 
@@ -69,7 +72,9 @@ def model_size(program: Program, model: nn.Module) -> ProgramSize:
     """The size of a model: that of its program, but with the parameters and bytes of the model itself."""
     size, dense = _count_bytes(dict(model.state_dict()))
     parameters = _count_parameters(dict(model.named_parameters()))
-    return dataclasses.replace(program_size(program), parameters=parameters, bytes=size, dense_bytes=dense)
+    return dataclasses.replace(
+        program_size(program), parameters=parameters, bytes=size, dense_bytes=dense, constant_bytes=0
+    )
 
 
 def _parts(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
@@ -129,6 +134,9 @@ class CompactionReport:
             before, after = getattr(self.before, name), getattr(self.after, name)
             rows.append([shown, before, after, f"{100 * after / before:.3g} %" if before else ""])
         lines = text_table(["", "before", "after", ""], rows, align="lrrr", rule=False)
+        if self.after.bytes > self.before.bytes:
+            share = f"{self.after.constant_bytes:,} bytes are maps and masks"
+            lines.append(f"larger than before: {share}, some of which the model computes in every call")
         if self.uncounted:
             lines.append(f"multiply-adds that are not counted, since PyTorch runs them: {', '.join(self.uncounted)}")
         return "\n".join([*lines, f"largest difference of the outputs: {self.difference:.1e} of the largest output"])

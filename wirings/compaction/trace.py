@@ -33,6 +33,8 @@ _REPLACEMENTS = {
     "aten::empty_like": "aten::zeros_like",  # files must not contain uninitialized memory
     "aten::new_empty": "aten::new_zeros",
 }
+_FILLED = ("new_zeros", "new_ones", "new_full")
+"""Operators that take nothing but the type of their first argument."""
 _ELEMENTWISE = CHANNELWISE & {
     "abs", "ceil", "cos", "erf", "exp", "expm1", "floor", "hardshrink", "log1p", "log_sigmoid", "logit", "pow",
     "reciprocal", "round", "rsqrt", "selu", "celu", "sign", "sin", "softshrink", "softsign", "sqrt", "square",
@@ -163,6 +165,8 @@ class _TraceConverter:
             source = self._plain(arguments[0])
             return ProgramTensor(lower(self.builder, leaf, self._hint(node, "graph"), source.name))
         short = name.removeprefix("aten::").partition(".")[0]
+        if (constant := self._constant(node, target, short, arguments, options)) is not None:
+            return constant
         given = [*arguments, *options.values()]
         if not _tensors_in(given) or (short == "sym_size" and arguments[1:] == [0]):
             return self._batch_value(node, target, name, arguments, options).simplified()
@@ -178,6 +182,20 @@ class _TraceConverter:
         batch_first = all(self._batch_first(x) for x in node.all_input_nodes)
         return self._torch_operator(node, name, arguments, options, batch_first and short in CHANNELWISE)
 
+    def _constant(
+        self, node: fx.Node, target: Any, short: str, arguments: list[Any], options: dict[str, Any]
+    ) -> Tensor | None:
+        """A tensor of one size and value for any input, such as ``x.new_zeros(3, 3)``; None if it is not constant."""
+        value = node.meta.get("val")
+        if short not in _FILLED or not isinstance(value, Tensor) or not isinstance(arguments[0], ProgramTensor):
+            return None
+        fixed = all(isinstance(size, int) for size in value.shape) and not (self.batch or "").isdigit()
+        if not fixed or _depends_on_input([*arguments[1:], *options.values()]):
+            return None
+        like: Tensor = self.builder.values[arguments[0].name]
+        made: Tensor = target(like, *arguments[1:], **options)
+        return made
+
     def _recognized(self, node: fx.Node) -> Any:
         """The result of a function that the model spells out in several operators, if this is the last of them."""
         found = recognize(node)
@@ -185,6 +203,8 @@ class _TraceConverter:
             return None
         operator, arguments = found
         named = {name: self._resolve(x) for name, x in arguments.items()}
+        if isinstance(named.get("window_mask"), (ProgramTensor, BatchConstant, BatchValue)):
+            return None
         return VIEW_CONVERTERS[operator](self.builder, operator, named)
 
     def _convert(self, node: fx.Node, target: Any, short: str, arguments: list[Any], options: dict[str, Any]) -> Any:

@@ -44,9 +44,9 @@ def compile(
     Args:
         model: a compact model or its program. Any other model is compacted first (see `wirings.compact`).
         example_input: for a model that is not compact, in any form that `wirings.compact` takes.
-        engine: ``"auto"`` measures for every layer whether sparse or dense is faster on this machine, and uses the
-            model itself, in PyTorch, if that is faster for a batch like the example; ``"sparse"`` and ``"dense"`` use
-            one for all layers; ``"torch"`` runs plain PyTorch.
+        engine: ``"auto"`` measures for every layer whether sparse or dense is faster on this machine, and uses
+            PyTorch if that is faster for a batch like the example (a batch of one, for a compact model);
+            ``"sparse"`` and ``"dense"`` use one for all layers; ``"torch"`` runs plain PyTorch.
         threads: the number of threads; by default, as many as PyTorch uses (`torch.get_num_threads`).
 
     Returns:
@@ -57,13 +57,15 @@ def compile(
     if not isinstance(model, (Program, CompactModel)):
         if not isinstance(model, nn.Module):
             raise WiringError(f"compile expects a model, a compact model or a program, got {type(model).__name__}.")
-        original = model
         fast = EngineModel(compact(model, example_input).program, engine, threads)
-        if engine == "auto" and fast.compiled:
-            fast.use_torch_if_faster(*flat_copy(original, example_input))
+        if engine == "auto":
+            original, inputs = flat_copy(model, example_input)
+            fast.use_torch_if_faster(inputs, original)
         return fast
-    program = model if isinstance(model, Program) else model.program
-    return EngineModel(program, engine, threads)
+    fast = EngineModel(model if isinstance(model, Program) else model.program, engine, threads)
+    if engine == "auto":
+        fast.use_torch_if_faster()
+    return fast
 
 
 def load(
@@ -96,7 +98,10 @@ def load(
         program = program.to("cpu", torch.float32)
         for batch in (1, (threads or torch.get_num_threads()) + 1):
             program.run(*program.example(batch))
-    return EngineModel(program, engine or "auto", threads, saved)
+    fast = EngineModel(program, engine or "auto", threads, saved)
+    if fast.engine == "auto":
+        fast.use_torch_if_faster()  # unless that was saved on such a machine
+    return fast
 
 
 def available() -> bool:

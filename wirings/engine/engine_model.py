@@ -38,6 +38,8 @@ MAX_THREADS = 1024
 """More than any machine has cores. Each thread takes memory of its own."""
 SLOWER = 0.9
 """PyTorch is used if it takes less than this share of the kernels' time; anything closer may be noise."""
+CLEARLY_SLOWER = 3.0
+"""PyTorch is not measured any further once it takes this many times as long as the kernels."""
 REPORT_RUNS = 31
 """Runs of which a report shows the median."""
 
@@ -62,7 +64,9 @@ class EngineModel(nn.Module):
         self._segments = self._make_segments(library)
         self._report: EngineReport | None = None
         self._original: list[nn.Module] = []  # the network in PyTorch if it is used; in a list, it is no submodule
+        self._program_on_torch: ProgramSegment | None = None  # the program in PyTorch if it is used
         self._seconds: tuple[float, float] | None = None
+        self._compared = False  # whether it is known that the kernels are faster than PyTorch, or not
         if library is not None:
             self._choose(choices)
             self._verify()
@@ -105,6 +109,9 @@ class EngineModel(nn.Module):
             for plan, choices in zip(plans, saved["steps"], strict=True):
                 plan.choose([StepChoice(way, strips) for way, strips in choices])
                 plan.settle()
+            self._compared = True
+            if saved.get("on_torch"):
+                self._program_on_torch = self._torch_segment()
             return
         if self.engine != "auto":
             for plan in plans:
@@ -121,25 +128,44 @@ class EngineModel(nn.Module):
         This finds bugs. The tolerance is wide, since sums in another order are rounded differently.
         """
         images = self.program.example(self.threads + 1)
-        found = self._run(images)
+        found = self._run_segments(self._segments, images)
         check_outputs(self.program, found, images, self.program.run(*images), "the compiled network", TOLERANCE)
 
-    def use_torch_if_faster(self, model: nn.Module, inputs: Sequence[Tensor]) -> None:
-        """Use the network in PyTorch instead if it is faster for a batch like ``inputs``, with PyTorch's own threads.
+    def use_torch_if_faster(self, inputs: Sequence[Tensor] | None = None, model: nn.Module | None = None) -> None:
+        """Use PyTorch instead if it is faster for a batch like ``inputs``, with PyTorch's own threads.
 
         Args:
-            model: the network in PyTorch, which takes the program's inputs and returns its outputs in a tuple.
-            inputs: an example.
+            inputs: an example; by default, a batch of one.
+            model: the network in PyTorch, which takes the program's inputs and returns its outputs in a tuple. Without
+                it, and in files, the program's operators run on PyTorch.
         """
-        own, other = fastest_of(lambda: self._run(inputs), torch.no_grad()(lambda: model(*inputs)))
-        self._seconds = own, other
-        if other < SLOWER * own:
-            self._original = [model]
+        if not self.compiled or not any(segment.plan for segment in self._segments):
+            return
+        given = self.program.example(1) if inputs is None else inputs
+        whole = self._torch_segment()
+        calls = [lambda: self._run_segments(self._segments, given)]
+        if not self._compared:
+            calls.append(lambda: self._run_segments([whole], given))
+        if model is not None:
+            calls.append(torch.no_grad()(lambda: model(*given)))
+        if len(calls) == 1:
+            return
+        own, *others = fastest_of(*calls, clear=CLEARLY_SLOWER)
+        self._seconds = own, min(others)
+        if not self._compared:
+            self._program_on_torch = whole if others[0] < SLOWER * own else None
+            self._compared = True
+        if model is not None:
+            self._original = [model] if others[-1] < SLOWER * own and others[-1] <= min(others) else []
+
+    def _torch_segment(self) -> ProgramSegment:
+        return ProgramSegment(self.program.operations, list(self.program.inputs), list(self.program.outputs))
 
     @property
     def uses_torch(self) -> bool:
         """Whether the network runs on PyTorch: since there are no kernels, or because PyTorch was faster."""
-        return bool(self._original) or not any(segment.plan for segment in self._segments)
+        without_kernels = not any(segment.plan for segment in self._segments)
+        return bool(self._original) or self._program_on_torch is not None or without_kernels
 
     def _about(self) -> dict[str, Any]:
         return {"engine": self.engine, "threads": self.threads, "processor": processor()}
@@ -160,8 +186,11 @@ class EngineModel(nn.Module):
         if self._original:
             with torch.no_grad():
                 return list(self._original[0](*inputs))
+        return self._run_segments([self._program_on_torch] if self._program_on_torch else self._segments, inputs)
+
+    def _run_segments(self, segments: Sequence[ProgramSegment], inputs: Sequence[Tensor]) -> list[Tensor]:
         values: dict[str, Tensor] = dict(zip(self.program.inputs, inputs, strict=True))
-        for segment in self._segments:
+        for segment in segments:
             segment.run(values, self.threads)
         return [values[name] for name in self.program.outputs]
 
@@ -206,7 +235,9 @@ class EngineModel(nn.Module):
             for segment in self._segments:
                 steps += self._time_segment(segment, values)
                 segment.run(values, self.threads)
-            self._report = EngineReport(self.engine if self.compiled else "torch", self.threads, steps, self._seconds)
+            faster = self.compiled and self.uses_torch
+            engine = self.engine if self.compiled else "torch"
+            self._report = EngineReport(engine, self.threads, steps, self._seconds, faster)
         return self._report
 
     def _time_segment(self, segment: ProgramSegment, values: dict[str, Tensor]) -> list[StepReport]:
@@ -236,7 +267,8 @@ class EngineModel(nn.Module):
     def choices(self) -> dict[str, Any]:
         """What was chosen for each step, and on which machine, for JSON."""
         steps = [[[c.way, c.strips] for c in plan.choices] for plan in self._plans()]
-        return {**self._about(), "steps": steps}
+        on_torch = {} if self._program_on_torch is None else {"on_torch": True}
+        return {**self._about(), "steps": steps, **on_torch}
 
     @property
     def bytes(self) -> int:
@@ -315,8 +347,10 @@ def check_settings(engine: Any, threads: Any) -> None:
 
 def check_choices(saved: Any) -> None:
     """Raise unless what a file says about its engine has the form of `EngineModel.choices`."""
-    if not isinstance(saved, dict) or set(saved) != {"engine", "threads", "processor", "steps"}:
+    if not isinstance(saved, dict) or set(saved) - {"on_torch"} != {"engine", "threads", "processor", "steps"}:
         raise WiringError("expected an engine, its threads, its processor and its steps")
+    if not isinstance(saved.get("on_torch", False), bool):
+        raise WiringError("expected whether the network runs on PyTorch")
     check_settings(saved["engine"], saved["threads"])
     steps = saved["steps"]
     plans = steps if isinstance(steps, list) and all(isinstance(plan, list) for plan in steps) else [[None]]

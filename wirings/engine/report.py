@@ -39,6 +39,8 @@ class EngineReport:
     steps: list[StepReport]
     against_torch: tuple[float, float] | None = None
     """Seconds of the whole network in the kernels and in PyTorch, if they were compared."""
+    uses_torch: bool = False
+    """Whether PyTorch was faster, so that it runs the network instead of the steps."""
 
     @property
     def seconds(self) -> float:
@@ -60,7 +62,7 @@ class EngineReport:
         lines.append(f"engine {self.engine}, {self.threads} threads")
         if self.against_torch is not None:
             own, other = (f"{1e3 * seconds:.3g} ms" for seconds in self.against_torch)
-            lines.append(f"the whole network: {own}, in PyTorch {other}")
+            lines.append(f"the whole network: {own}, in PyTorch {other}{', which is used' if self.uses_torch else ''}")
         return "\n".join(lines)
 
 

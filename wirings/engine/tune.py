@@ -47,8 +47,14 @@ def step_seconds(plan: ExecutionPlan, inputs: Sequence[Tensor]) -> np.ndarray:
     return times
 
 
-def fastest_of(*calls: Callable[[], object], seconds: float = 0.5) -> list[float]:
-    """The seconds of the fastest run of each call; they take turns."""
+def fastest_of(*calls: Callable[[], object], seconds: float = 0.5, clear: float = np.inf) -> list[float]:
+    """The seconds of the fastest run of each call; they take turns.
+
+    Args:
+        calls: what to measure.
+        seconds: the approximate limit on the time for measuring.
+        clear: once all others take this many times as long as the first, they are not measured any further.
+    """
     best = [np.inf] * len(calls)
     start, rounds = time.perf_counter(), 0
     while rounds < 1 or (rounds < 100 and time.perf_counter() - start < (seconds if rounds > 2 else 4 * seconds)):
@@ -58,6 +64,8 @@ def fastest_of(*calls: Callable[[], object], seconds: float = 0.5) -> list[float
                 call()
                 best[number] = min(best[number], time.perf_counter() - began)
         rounds += 1
+        if rounds > 1 and all(other > clear * best[0] for other in best[1:]):
+            break
     return best
 
 

@@ -7,6 +7,7 @@ from wirings.compaction.operation import Operation
 from wirings.compaction.operations.activation import ACTIVATIONS, Activation
 from wirings.compaction.operations.add import Add
 from wirings.compaction.operations.add_map import AddMap
+from wirings.compaction.operations.add_numbers import AddNumbers
 from wirings.compaction.operations.affine import Affine
 from wirings.compaction.operations.arrange import Arrange
 from wirings.compaction.operations.attention import Attention
@@ -17,6 +18,7 @@ from wirings.compaction.operations.conv import Conv
 from wirings.compaction.operations.crop import Crop
 from wirings.compaction.operations.embedding import Embedding
 from wirings.compaction.operations.flatten import Flatten
+from wirings.compaction.operations.group_norm import GroupNorm
 from wirings.compaction.operations.instance_norm import InstanceNorm
 from wirings.compaction.operations.linear import Linear
 from wirings.compaction.operations.mean import Mean
@@ -24,7 +26,9 @@ from wirings.compaction.operations.multiply import Multiply
 from wirings.compaction.operations.multiply_map import MultiplyMap
 from wirings.compaction.operations.pad import Pad
 from wirings.compaction.operations.pooling import Pooling
+from wirings.compaction.operations.repeat_pixels import RepeatPixels
 from wirings.compaction.operations.reshape import Reshape
+from wirings.compaction.operations.roll import Roll
 from wirings.compaction.operations.scatter_channels import ScatterChannels
 from wirings.compaction.operations.select_channels import SelectChannels
 from wirings.compaction.operations.torch_operator import InputRef, TorchOperator, WeightRef
@@ -36,6 +40,7 @@ __all__ = [
     "Activation",
     "Add",
     "AddMap",
+    "AddNumbers",
     "Affine",
     "Arrange",
     "Attention",
@@ -46,6 +51,7 @@ __all__ = [
     "Crop",
     "Embedding",
     "Flatten",
+    "GroupNorm",
     "InputRef",
     "InstanceNorm",
     "Linear",
@@ -55,7 +61,9 @@ __all__ = [
     "Operation",
     "Pad",
     "Pooling",
+    "RepeatPixels",
     "Reshape",
+    "Roll",
     "ScatterChannels",
     "SelectChannels",
     "TorchOperator",
@@ -68,7 +76,7 @@ OPERATIONS: dict[str, type[Operation]] = {
     for kind in (
         Conv, Linear, Affine, InstanceNorm, Activation, Add, Multiply, AddMap, Concat, SelectChannels, ScatterChannels,
         Pooling, Mean, Crop, Pad, Flatten, Reshape, Constant, Arrange, ChannelNorm, Attention, Embedding, MultiplyMap,
-        TorchOperator,
+        GroupNorm, AddNumbers, RepeatPixels, Roll, TorchOperator,
     )
 }  # fmt: skip
 """All operations by name."""

@@ -14,6 +14,7 @@ from wirings.compaction.builder import ProgramBuilder
 from wirings.compaction.channel_constants import ChannelConstants
 from wirings.compaction.operation import Operation, Shape, Tensors, expect
 from wirings.compaction.operations.add_map import AddMap
+from wirings.compaction.operations.add_numbers import AddNumbers
 from wirings.compaction.operations.affine import (
     Affine,
     add_affine,
@@ -100,10 +101,15 @@ def _sum(builder: ProgramBuilder, hint: str, a: Arguments, sign: int = 1, swappe
         return _sum_with_constant(builder, hint, x, 1, y, sign)
     if not has_channels(builder, x) or not has_channels(builder, y):
         return None
-    if builder.values[x.name].shape != builder.values[y.name].shape:
+    one, two = builder.values[x.name].shape, builder.values[y.name].shape
+    alike = one == two
+    if not alike and not (len(one) == len(two) > 2 and one[:2] == two[:2] and {1} in (set(one[2:]), set(two[2:]))):
         return None
     other = y if sign == 1 else add_affine(builder, hint, y, torch.tensor(-1.0), torch.tensor(0.0))
-    return ProgramTensor(builder.add(Add, (x.name, other.name), hint))
+    names = (x.name, other.name)
+    if alike:
+        return ProgramTensor(builder.add(Add, names, hint))
+    return ProgramTensor(builder.add(AddNumbers, names if set(two[2:]) == {1} else names[::-1], hint))
 
 
 def _sum_with_constant(

@@ -37,7 +37,13 @@ class Arrange(Operation):
 
     @property
     def opaque(self) -> bool:
-        return True
+        kept = self.order[:2] == (0, 1) and self.shape[:1] == (-1,) and len(self.factors[0]) == 1
+        return not (kept and self.shape[1:2] == self.factors[0])
+
+    def pruned_weights(self, wanted: Tensor) -> dict[str, Any]:
+        """Only pixels move, so that channels can be removed."""
+        count = len(wanted)
+        return {"factors": ((count,), *self.factors[1:]), "shape": (-1, count, *self.shape[2:])}
 
     @property
     def fixed_size(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from wirings.compaction.aten import Arguments, BatchConstant, ProgramTensor, converts_views, view_of
-from wirings.compaction.axes import Axes, Factor
+from wirings.compaction.axes import Axes, Factor, merged
 from wirings.compaction.builder import ProgramBuilder
 from wirings.compaction.channel_constants import ChannelConstants
 from wirings.compaction.operation import (
@@ -23,6 +24,7 @@ from wirings.compaction.operation import (
     Tensors,
     UnsupportedByOnnxError,
     expect,
+    expect_size,
 )
 from wirings.compaction.operations.arrange import arrange
 from wirings.compaction.operations.reshape import Reshape
@@ -44,7 +46,7 @@ class Attention(Operation):
     or tokens, tokens).
     """
 
-    weights = ("mask",)
+    weights = ("mask", "window_mask")
     input_count = None
     mask: Tensor | None = None
     """Added before the softmax: (1 or heads, tokens, tokens)."""
@@ -57,6 +59,8 @@ class Attention(Operation):
     scale: float = 1.0
     causal: bool = False
     """Whether a token sees itself and earlier ones only."""
+    window_mask: Tensor | None = None
+    """Added, too, if there is a dimension of windows between channels and tokens: (windows, tokens, tokens)."""
 
     def compute(self, inputs: Sequence[Tensor], own: Tensors) -> Tensor:
         # (batch, …, channels, tokens), with at least four dimensions, which PyTorch's exporter to ONNX needs
@@ -70,13 +74,19 @@ class Attention(Operation):
         for number, (queries_of, keys_of, values_of) in enumerate(self.heads()):
             q, k, v = queries[..., queries_of, :].mT, keys[..., keys_of, :].mT, values[..., values_of, :].mT
             added = None if mask is None else mask[number if len(mask) > 1 else 0]
+            if own["window_mask"] is not None:
+                added = own["window_mask"] if added is None else own["window_mask"] + added
             if len(inputs) > 3:
                 first = number if inputs[3].shape[1] > 1 else 0
                 own_bias = inputs[3][:, first : first + 1]
                 added = own_bias if added is None else own_bias + added
-            heads.append(F.scaled_dot_product_attention(q, k, v, attn_mask=added, scale=self.scale).mT)
+            heads.append(self.attend(q, k, v, added).mT)
         made = torch.cat(heads, -2)
         return made.squeeze(1) if inputs[0].dim() == 3 else made.movedim(-2, 1)
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, added: Tensor | None) -> Tensor:
+        """One head: (…, tokens, size) each."""
+        return F.scaled_dot_product_attention(queries, keys, values, attn_mask=added, scale=self.scale)
 
     def heads(self) -> list[tuple[slice, slice, slice]]:
         """The channels of the queries, keys and values of every head of queries."""
@@ -101,6 +111,9 @@ class Attention(Operation):
             tokens = (queries.shape[-1], keys.shape[-1])
             heads = (1, len(self.sizes) * self.sharing)
             expect(self.mask.dim() == 3 and self.mask.shape[0] in heads and self.mask.shape[1:] == tokens, "a mask")
+        if self.window_mask is not None:
+            expect(queries.dim() == 4, "windows")
+            expect_size(self.window_mask, (*queries.shape[2:], keys.shape[-1]))
         if len(inputs) > 3:
             count, found = len(self.sizes) * self.sharing, tuple(inputs[3].shape[1:])
             expect(queries.dim() == 3 and len(found) == 3 and found[2] == keys.shape[-1], "a bias for every token")
@@ -120,7 +133,9 @@ class Attention(Operation):
 
     def constant_channels(self, inputs: Sequence[ChannelConstants]) -> Tensor:
         """A weighted mean of equal numbers is that number, if a token sees any other."""
-        if len(inputs) > 3 or (self.mask is not None and not bool(torch.isfinite(self.mask).any(-1).all())):
+        masks = [torch.isfinite(x) for x in (self.mask, self.window_mask) if x is not None]
+        seen = masks[0] if len(masks) == 1 else masks[0][:, None] & masks[1] if masks else torch.ones(1)
+        if len(inputs) > 3 or not bool(seen.any(-1).all()):
             return torch.zeros(self.sharing * sum(self.value_sizes), dtype=torch.bool)
         return _uniform(inputs[2])[self._value_channels()]
 
@@ -174,6 +189,10 @@ class Attention(Operation):
 
     # ---- export -----------------------------------------------------------------------------------------------------
 
+    def spelled_out(self) -> Operation:
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return SpelledOutAttention(**fields)
+
     def to_onnx(self, writer: OnnxWriter) -> None:
         if len(writer.shapes[self.inputs[0]]) != 2 or len(self.inputs) > 3:
             raise UnsupportedByOnnxError("attention within windows, or with a mask that depends on the input")
@@ -220,8 +239,25 @@ class Attention(Operation):
         if mask is not None:
             scores = writer.node("Add", [scores, writer.tensor(mask, f"{hint}.mask")], f"{hint}.masked")
         shares = writer.node("Softmax", [scores], f"{hint}.shares", axis=-1)
+        blind = None if mask is None else (mask == -math.inf).all(-1, keepdim=True)
+        if blind is not None and blind.any():  # such a token gets zeros
+            zero = writer.tensor(torch.zeros(()), f"{hint}.zero")
+            shares = writer.node("Where", [writer.tensor(blind, f"{hint}.blind"), zero, shares], f"{hint}.seen")
         turned = writer.node("Transpose", [shares], f"{hint}.back", perm=dims)
         return writer.node("MatMul", [values, turned], f"{hint}.result")
+
+
+@dataclass(frozen=True, eq=False)
+class SpelledOutAttention(Attention):
+    """Attention in plain operators. PyTorch's exporter to ONNX writes NaN for a token that sees no other."""
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, added: Tensor | None) -> Tensor:
+        scores = queries @ keys.mT * self.scale
+        if added is None:
+            return scores.softmax(-1) @ values
+        scores = scores + added
+        shares = torch.where(scores.amax(-1, keepdim=True) == -math.inf, 0.0, scores.softmax(-1))
+        return shares @ values
 
 
 def _uniform(x: ChannelConstants) -> Tensor:
@@ -236,8 +272,12 @@ def _attention(builder: ProgramBuilder, hint: str, a: Arguments) -> Any:
         mask = mask.value
     if a.get("dropout_p") or not (mask is None or isinstance(mask, (Tensor, ProgramTensor))):
         return None
-    found = [_by_head(builder, a[name]) for name in ("query", "key", "value")]
-    if any(x is None for x in found):
+    given = [a[name] for name in ("query", "key", "value")]
+    found = [_by_head(builder, x) for x in given]
+    windows = None in found
+    if windows:
+        found = [_by_window(builder, x) for x in given]
+    if any(x is None for x in found) or (windows and isinstance(mask, ProgramTensor)):
         return None
     (queries, heads, size, _), (keys, key_heads, _, tokens), (values, _, value_size, _) = found  # type: ignore[misc]
     if heads % key_heads or (heads != key_heads and not a.get("enable_gqa")):
@@ -251,17 +291,25 @@ def _attention(builder: ProgramBuilder, hint: str, a: Arguments) -> Any:
         mask = _as_mask(mask, builder.values[queries].dtype, heads, (builder.values[queries].shape[-1], tokens))
         if mask is None:
             return None
+    per_window = a.get("window_mask")
+    if per_window is not None:
+        shape = 1, builder.values[queries].shape[2], 1, builder.values[queries].shape[-1], tokens
+        if not windows or per_window.shape != shape:
+            return None
+        per_window = per_window[0, :, 0].to(builder.values[queries].dtype)
     causal = bool(a.get("is_causal"))
     if mask is not None and len(mask) == 1 and torch.equal(mask[0], torch.full_like(mask[0], -math.inf).triu(1)):
         causal, mask = True, None
     fields = {"sizes": (size,) * key_heads, "value_sizes": (value_size,) * key_heads, "sharing": heads // key_heads}
     fields |= {"scale": float(scale) if scale is not None else size**-0.5, "causal": causal}
-    name = builder.add(Attention, (queries, keys, values, *extra), hint, mask=mask, **fields)
-    axes = Axes.plain(tuple(builder.values[name].shape)).permuted((0, 2, 1))
-    batch, tokens, _ = axes.shape
-    split = axes.reshaped((batch, tokens, heads, value_size))
-    assert split is not None
-    return ProgramTensor(name, split.permuted((0, 2, 1, 3)))
+    name = builder.add(Attention, (queries, keys, values, *extra), hint, mask=mask, window_mask=per_window, **fields)
+    batch, _, *rows, tokens = builder.values[name].shape
+    axes = Axes.plain(tuple(builder.values[name].shape)).reshaped((batch, heads, value_size, *rows, tokens))
+    assert axes is not None
+    order = (0, 3, 1, 4, 2) if windows else (0, 1, 3, 2)
+    together = axes.permuted(order).reshaped((batch * math.prod(rows), heads, tokens, value_size))
+    assert together is not None
+    return ProgramTensor(name, together)
 
 
 def _by_head(builder: ProgramBuilder, x: Any) -> tuple[str, int, int, int] | None:
@@ -283,6 +331,21 @@ def _by_head(builder: ProgramBuilder, x: Any) -> tuple[str, int, int, int] | Non
     if whole is None:
         return None
     return arrange(builder, x.name, whole, "heads"), heads, size, tokens
+
+
+def _by_window(builder: ProgramBuilder, x: Any) -> tuple[str, int, int, int] | None:
+    """A model's (batch · windows, heads, tokens, size), stored as (batch, heads · size, windows, tokens)."""
+    axes = view_of(builder, x)
+    if axes is None or len(axes.dims) != 4:
+        return None
+    batch = Axes.plain(axes.stored).dims[0]
+    windows = axes.dims[0][len(batch) :]
+    others = (*windows, *(f for own in axes.dims[1:] for f in own))
+    if axes.dims[0][: len(batch)] != batch or not windows or any(f.dim == 0 for f in others):
+        return None
+    moved = Axes(axes.stored, (batch, merged(axes.dims[1] + axes.dims[3]), windows, axes.dims[2]))
+    _, heads, tokens, size = axes.shape
+    return arrange(builder, x.name, moved, "windows"), heads, size, tokens
 
 
 def _as_bias(builder: ProgramBuilder, mask: ProgramTensor) -> str:

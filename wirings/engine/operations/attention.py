@@ -23,7 +23,7 @@ class AttentionStep(LoweredStep):
 
     kind = "attention"
     layout = (
-        *pointers("queries", "keys", "values", "out", "heads", "mask"),
+        *pointers("queries", "keys", "values", "out", "heads", "mask", "window_mask"),
         *integers(
             "head_count", "mask_heads", "tokens", "others", "pitch", "other_pitch", "out_pitch", "tiles", "causal",
             "bias", "bias_heads", "bias_tokens",
@@ -40,6 +40,8 @@ class AttentionStep(LoweredStep):
     causal: bool
     mask: np.ndarray | None = None
     """(1 or heads, tokens, others)."""
+    window_mask: np.ndarray | None = None
+    """(sequences, tokens, others)."""
     bias: int = -1
     """The number of the caller's input that is added to the scores."""
     bias_shape: tuple[int, ...] = (1, 1)
@@ -62,6 +64,8 @@ class AttentionStep(LoweredStep):
         if self.mask is not None:
             expect_all_inside(self.name, len(self.mask) * tokens * others, self.mask.size)
             expect_inside(self.name, np.array([len(self.mask) - 1]), 1, len(self.heads))
+        if self.window_mask is not None:
+            expect_all_inside(self.name, rows * tokens * others, self.window_mask.size)
         if self.bias >= 0:
             size = self.bias_shape[0] * self.bias_shape[1] * others
             expect_all_inside(self.name, size, context.input_sizes[self.bias])
@@ -73,6 +77,7 @@ class AttentionStep(LoweredStep):
             "out": out,
             "heads": self.heads,
             "mask": 0 if self.mask is None else self.mask,
+            "window_mask": 0 if self.window_mask is None else self.window_mask,
             "head_count": len(self.heads),
             "mask_heads": 1 if self.mask is None else len(self.mask),
             "tokens": tokens,
@@ -115,6 +120,7 @@ def lower_attention(lowering: Lowering, o: Attention) -> FeatureMaps:
     work = operation_counts(o, lowering.shapes).mult_adds
     step = AttentionStep(o.output, out, queries, keys, values, head_table(o.heads()), o.scale, o.causal, work=work)
     step.mask = None if o.mask is None else as_array(o.mask)
+    step.window_mask = None if o.window_mask is None else as_array(o.window_mask)
     if len(o.inputs) > 3:
         step.bias, step.bias_shape = lowering.input_number(o.inputs[3]), lowering.shapes[o.inputs[3]][:2]
     lowering.emit(step)

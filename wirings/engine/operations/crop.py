@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from wirings.compaction.operations import Crop, Pad
+from wirings.engine.copies import GatherStep
 from wirings.engine.lowering import Lowering
 from wirings.engine.memory_layout import FeatureMaps
+from wirings.engine.operations.arrange import MAX_GATHERED, gather, numbered
 from wirings.engine.operations.registry import Shape, is_maps, kernel_for
 
 
-@kernel_for(Crop, lambda o, shapes: is_maps(*shapes) and set(o.steps) == {1})
-def lower_crop(lowering: Lowering, o: Crop) -> FeatureMaps:
+def _supports_crop(o: Crop, shapes: Sequence[Shape]) -> bool:
+    return is_maps(*shapes) and (set(o.steps) == {1} or math.prod(shapes[0]) <= MAX_GATHERED)
+
+
+@kernel_for(Crop, _supports_crop)
+def lower_crop(lowering: Lowering, o: Crop) -> FeatureMaps | GatherStep:
+    if set(o.steps) != {1}:
+        taken = (slice(*limits) for limits in zip(o.starts, o.stops, o.steps, strict=True))
+        return gather(lowering, o.output, o.inputs[0], numbered(lowering, o.inputs[0])[:, *taken])
     maps = lowering.solid(lowering.ready(o.inputs[0]))
     _, height, width = lowering.shape(o.output)
     size = (maps.height, maps.width)

@@ -1,11 +1,11 @@
-"""Products of maps; their kernel is in ``source/elementwise.h``."""
+"""Products of maps, and sums of maps and numbers; their kernels are in ``source/elementwise.h``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from wirings.compaction.operations import Multiply, MultiplyMap
+from wirings.compaction.operations import AddNumbers, Multiply, MultiplyMap
 from wirings.engine.bounds import expect_inside
 from wirings.engine.lowering import Lowering, as_array
 from wirings.engine.memory_layout import FeatureMaps
@@ -78,4 +78,45 @@ def lower_multiply_map(lowering: Lowering, o: MultiplyMap) -> FeatureMaps:
     lowering.memory.join(source, factors)
     out = lowering.new_like(o.output)
     lowering.emit(MultiplyStep(o.output, out, source, factors))
+    return out
+
+
+@dataclass(eq=False)
+class AddNumbersStep(LoweredStep):
+    """Maps plus one number for each channel."""
+
+    kind = "add_numbers"
+    layout = (*pointers("in_", "numbers", "out", "chunks"), *integers("height", "width", "pitch", "out_pitch"))
+    out: FeatureMaps
+    source: FeatureMaps
+    numbers: FeatureMaps
+
+    def reads(self) -> list[FeatureMaps]:
+        return [self.source, self.numbers]
+
+    def fields(self, context: StepContext) -> tuple[Fields, int]:
+        source, memory = self.source, context.memory
+        in_, numbers, out = (memory.offsets(maps) for maps in (source, self.numbers, self.out))
+        expect_inside(self.name, in_, context.extent(source), context.floats)
+        expect_inside(self.name, numbers, 1, context.floats)
+        expect_inside(self.name, out, context.extent(self.out), context.floats)
+        chunks = context.channel_chunks(len(in_), source.height, source.width)
+        values = {
+            "in_": in_,
+            "numbers": numbers,
+            "out": out,
+            "chunks": chunks,
+            "height": source.height,
+            "width": source.width,
+            "pitch": memory.pitch(source),
+            "out_pitch": memory.pitch(self.out),
+        }
+        return values, len(chunks) - 1
+
+
+@kernel_for(AddNumbers, lambda o, shapes: is_maps(*shapes))
+def lower_add_numbers(lowering: Lowering, o: AddNumbers) -> FeatureMaps:
+    source, numbers = (lowering.solid(lowering.ready(name)) for name in o.inputs)
+    out = lowering.new_like(o.output)
+    lowering.emit(AddNumbersStep(o.output, out, source, numbers))
     return out

@@ -1,4 +1,7 @@
-"""Norms: over the pixels of each channel, and over the channels of each pixel. Kernels: ``source/norms.h``."""
+"""Norms: over the pixels of each channel, over the channels of each pixel, and over groups of channels.
+
+Kernels: ``source/norms.h`` and ``source/group_norm.h``.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wirings.compaction.operations import ChannelNorm, InstanceNorm
-from wirings.engine.bounds import expect_inside
+from wirings.compaction.operations import ChannelNorm, GroupNorm, InstanceNorm
+from wirings.engine.bounds import expect_all_inside, expect_inside
 from wirings.engine.lowering import Lowering, as_array
 from wirings.engine.memory_layout import FeatureMaps
 from wirings.engine.operations.registry import is_maps, kernel_for
@@ -115,4 +118,57 @@ def lower_norm(lowering: Lowering, o: ChannelNorm) -> FeatureMaps:
     out = lowering.new_like(o.output)
     scale, shift = as_array(o.scale), as_array(o.shift)
     lowering.emit(NormStep(o.output, out, source, scale, shift, o.features, o.centered, o.epsilon))
+    return out
+
+
+@dataclass(eq=False)
+class GroupNormStep(LoweredStep):
+    """A norm over the channels of each group and all pixels."""
+
+    kind = "group_norm"
+    layout = (
+        *pointers("in_", "out", "scale", "shift", "starts"),
+        *integers("height", "width", "pitch", "out_pitch", "features"),
+        ("epsilon", c_float),
+    )
+    out: FeatureMaps
+    source: FeatureMaps
+    scale: np.ndarray
+    shift: np.ndarray
+    sizes: tuple[int, ...]
+    features: int
+    epsilon: float
+
+    def reads(self) -> list[FeatureMaps]:
+        return [self.source]
+
+    def fields(self, context: StepContext) -> tuple[Fields, int]:
+        source, memory = self.source, context.memory
+        in_, out = memory.offsets(source), memory.offsets(self.out)
+        expect_inside(self.name, in_, context.vector_extent(source), context.floats)
+        expect_inside(self.name, out, context.extent(self.out), context.floats)
+        starts = np.cumsum([0, *self.sizes])
+        expect_all_inside(self.name, int(starts[-1]), min(len(x) for x in (in_, out, self.scale, self.shift)))
+        values = {
+            "in_": in_,
+            "out": out,
+            "scale": self.scale,
+            "shift": self.shift,
+            "starts": starts,
+            "height": source.height,
+            "width": source.width,
+            "pitch": memory.pitch(source),
+            "out_pitch": memory.pitch(self.out),
+            "features": self.features,
+            "epsilon": self.epsilon,
+        }
+        return values, len(self.sizes)
+
+
+@kernel_for(GroupNorm, lambda o, shapes: len(shapes[0]) in (1, 2, 3))
+def lower_group_norm(lowering: Lowering, o: GroupNorm) -> FeatureMaps:
+    source = lowering.solid(lowering.ready(o.inputs[0]))
+    out = lowering.new_like(o.output)
+    scale, shift = as_array(o.scale), as_array(o.shift)
+    lowering.emit(GroupNormStep(o.output, out, source, scale, shift, o.sizes, o.features, o.epsilon))
     return out

@@ -14,6 +14,7 @@ struct AttentionStep {
     const int32_t *queries, *keys, *values, *out;  // the offset of each channel's map
     const AttentionHead *heads;
     const float *mask;       // what is added to the scores, (mask_heads, tokens, others); or null
+    const float *window_mask;  // what is added to the scores of each sequence, (rows, tokens, others); or null
     int32_t head_count;
     int32_t mask_heads;      // 1 if all heads have the same mask
     int32_t tokens;          // of the queries
@@ -56,6 +57,7 @@ static void attend(const AttentionStep &step, const AttentionHead &head, int num
     const int tokens = step.tokens - from < N * LANES ? step.tokens - from : N * LANES;
     const float *mask = step.mask
         ? step.mask + (step.mask_heads > 1 ? int64_t{number} * step.tokens * step.others : 0) : nullptr;
+    const float *windows = step.window_mask ? step.window_mask + row * step.tokens * step.others : nullptr;
     V most[N];
     for (int v = 0; v < N; v++) most[v] = all(-3.4028234663852886e38f);
     V sums[ATTENTION_BLOCK][ATTENTION_TILE];
@@ -73,11 +75,12 @@ static void attend(const AttentionStep &step, const AttentionHead &head, int num
         for (int b = 0; b < own; b++)
             UNROLLED for (int v = 0; v < N; v++) {
                 V x = sums[b][v] * all(step.scale);
-                if (mask || bias) {
+                if (mask || bias || windows) {
                     V added = V{};
                     for (int i = 0; i < LANES && v * LANES + i < tokens; i++) {
                         const int64_t t = from + v * LANES + i;
                         if (mask) added[i] += mask[t * step.others + s + b];
+                        if (windows) added[i] += windows[t * step.others + s + b];
                         if (bias) added[i] += bias[(step.bias_tokens > 1 ? t * step.others : 0) + s + b];
                     }
                     x += added;

@@ -95,3 +95,23 @@ static void run_multiply(const MultiplyStep &step, float *memory, float *, int t
                 for (int x = 0; x < step.width; x++) out[x] = a[x] * b[x];
         }
 }
+
+// Maps plus one number for each channel.
+struct AddNumbersStep {
+    const int32_t *in;       // the offset of each channel's map
+    const int32_t *numbers;  // the offset of each channel's number
+    const int32_t *out;      // the offset of each channel's result
+    const int32_t *chunks;   // the channels of one task are chunks[i] to chunks[i + 1]
+    int32_t height, width, pitch, out_pitch;
+};
+
+static void run_add_numbers(const AddNumbersStep &step, float *memory, float *, int task, const CallerTensors &) {
+    for (int c = step.chunks[task]; c < step.chunks[task + 1]; c++) {
+        const float number = memory[step.numbers[c]];
+        for (int y = 0; y < step.height; y++) {
+            const float *row = memory + at(step.in[c], y, step.pitch);
+            float *out = memory + at(step.out[c], y, step.out_pitch);
+            for (int x = 0; x < step.width; x++) out[x] = row[x] + number;
+        }
+    }
+}

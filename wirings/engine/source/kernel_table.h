@@ -10,6 +10,7 @@
 #include "elementwise.h"
 #include "embedding.h"
 #include "fused_node_convolution.h"
+#include "group_norm.h"
 #include "linear.h"
 #include "norms.h"
 #include "pooling.h"
@@ -48,8 +49,10 @@ static constexpr Kernel KERNELS[] = {
     kernel<SparseLinearStep, run_sparse_linear>("sparse_linear"),
     kernel<FunctionStep, run_function>("function"),
     kernel<MultiplyStep, run_multiply>("multiply"),
+    kernel<AddNumbersStep, run_add_numbers>("add_numbers"),
     kernel<InstanceNormStep, run_instance_norm>("instance_norm"),
     kernel<NormStep, run_norm>("norm"),
+    kernel<GroupNormStep, run_group_norm>("group_norm"),
     kernel<AttentionStep, run_attention, attention_scratch>("attention"),
     kernel<CachedAttentionStep, run_cached_attention, cached_attention_scratch>("cached_attention"),
     kernel<EmbeddingStep, run_embedding>("embedding"),
