@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.engine.random_programs import RandomProgram
 from wirings import engine
-from wirings.compaction.operations import Activation, Concat, Conv, Linear, Mean
+from wirings.compaction.operations import Activation, Add, Concat, Conv, Linear, Mean, ScatterChannels, SelectChannels
 from wirings.compaction.program import Program
 
 pytestmark = pytest.mark.skipif(not engine.available(), reason="there is no C++ compiler")
@@ -126,8 +126,34 @@ def nodes_without_edges(made: RandomProgram) -> None:
     made.add(Conv("b", (first,), made.normal(4, 1, 3, 3), None, (1, 1), (1, 1), (1, 1), 4))
 
 
+def channels_that_are_zero(made: RandomProgram) -> None:
+    placed = made.add(ScatterChannels("a", ("x",), torch.arange(3), 5))
+    empty = made.add(SelectChannels("b", (placed,), torch.tensor([3, 4])))
+    made.add(Conv("c", (empty,), made.normal(4, 2, 1, 3), made.normal(4), (1, 1), (0, 4)))  # wider than its input
+
+
+def nodes_of_channels_that_are_zero(made: RandomProgram) -> None:
+    channels_that_are_zero(made)
+    made.add(Conv("d", ("c",), made.normal(4, 1, 3, 3), None, (1, 1), (1, 1), (1, 1), 4))
+
+
+def sums_with_channels_that_are_zero(made: RandomProgram) -> None:
+    channels_that_are_zero(made)
+    wide = made.add(Conv("d", ("x",), made.normal(4, 3, 1, 3), None, (1, 1), (0, 4)))
+    made.add(Add("e", ("c", wide)))
+
+
 @pytest.mark.parametrize(
-    "make", [strided_after_a_convolution, a_mean_with_a_border, a_mean_without_edges, nodes_without_edges]
+    "make",
+    [
+        strided_after_a_convolution,
+        a_mean_with_a_border,
+        a_mean_without_edges,
+        nodes_without_edges,
+        channels_that_are_zero,
+        nodes_of_channels_that_are_zero,
+        sums_with_channels_that_are_zero,
+    ],
 )
 @pytest.mark.parametrize("way", ["sparse", "dense"])
 def test_regressions(make: Callable[[RandomProgram], None], way: str) -> None:

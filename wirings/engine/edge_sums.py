@@ -13,7 +13,7 @@ import numpy as np
 from wirings.engine.bounds import as_int32, expect_inside
 from wirings.engine.fused_steps import FusedStep
 from wirings.engine.kernel_step import ClampRange
-from wirings.engine.memory_layout import FeatureMaps
+from wirings.engine.memory_layout import EMPTY, FeatureMaps
 from wirings.engine.pack_weights import filled, grouped
 from wirings.engine.step import (
     Fields,
@@ -149,9 +149,7 @@ class SumsStep(LoweredStep):
 
     def fields(self, context: StepContext) -> tuple[Fields, int]:
         sums, memory, strips = self.sums, context.memory, context.choice.strips
-        height, width, pitch = sums.height, sums.width, pitch_of(sums, context)
-        if not sums.terms:
-            pitch = memory.pitch(self.out)
+        height, width, pitch = sums.height, sums.width, pitch_of(sums, context, memory.pitch(self.out))
         length = (height - 1) * pitch + width
         edges = edge_fields(sums, [place_of(term, context, pitch) for term in sums.terms], context)
         out = padded_offsets(self.out, edges, sums, context)
@@ -188,9 +186,10 @@ class SumsStep(LoweredStep):
         return mask
 
 
-def pitch_of(sums: EdgeSum, context: StepContext) -> int:
-    """The pitch of the maps that sums are over."""
-    return next((context.memory.pitch(maps) for maps in sums.sources()), sums.width)
+def pitch_of(sums: EdgeSum, context: StepContext, otherwise: int) -> int:
+    """The pitch of the maps that sums are over, or ``otherwise`` if they are over none."""
+    real = (maps for maps in sums.sources() if (maps.buffers != EMPTY).any())
+    return next((context.memory.pitch(maps) for maps in real), otherwise)
 
 
 def place_of(term: EdgeTerm, context: StepContext, pitch: int) -> np.ndarray:

@@ -128,7 +128,7 @@ class NodesStep(LoweredStep):
 
     def fields(self, context: StepContext) -> tuple[Fields, int]:
         nodes, sums, memory = self.nodes, self.nodes.sums, context.memory
-        pitch = pitch_of(sums, context)
+        pitch = pitch_of(sums, context, max([sums.width, *(memory.pitch(maps) for maps in sums.sources())]))
         table, kept, bands = self._strip_table(context)
         caller = self._caller(table, pitch)
         if nodes.caller is None:
