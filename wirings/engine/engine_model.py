@@ -305,7 +305,7 @@ class EngineModel(nn.Module):
 
 def check_settings(engine: Any, threads: Any) -> None:
     """Raise unless ``engine`` is one of `ENGINES`, and ``threads`` is None or a positive integer."""
-    if engine not in ENGINES:
+    if not isinstance(engine, str) or engine not in ENGINES:
         raise unknown("engine", str(engine)[:60], ENGINES)
     if threads is not None and (not is_int(threads) or threads < 1):
         raise WiringError(f"threads must be a positive integer, got {threads!r}.")
