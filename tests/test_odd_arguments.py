@@ -57,7 +57,10 @@ CASES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "prune_, unknown input": (lambda _: prune([{"z": X}]), "cannot be run on a batch"),
     "save_sparse, lazy": (lambda f: wirings.save_sparse(nn.LazyLinear(4), f / "a"), "belongs to a lazy module"),
     "wire_, share": (lambda _: wirings.wire_(plain(), density=0.5, share=ARRAY), "share must be a text"),  # type: ignore
-    "wire_, script": (lambda _: wirings.wire_(torch.jit.script(plain()), density=0.5), "module of TorchScript"),
+    "wire_, script": (
+        lambda _: wirings.wire_(torch.jit.script(plain()), density=0.5),
+        "cannot change a scripted module",
+    ),
     "merge_adapters_": (lambda _: wirings.merge_adapters_(3), "expects a torch.nn.Module, got int"),  # type: ignore
     "finalize_": (lambda _: wirings.finalize_(nn.Linear), "expects a torch.nn.Module, got type"),  # type: ignore
     "unwire_": (lambda _: wirings.unwire_(None), "expects a torch.nn.Module, got NoneType"),  # type: ignore
@@ -140,6 +143,13 @@ def places_in(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [at, *(place for key, one in inner for place in places_in(one, (*at, key)))]
 
 
+@pytest.mark.skipif(not engine.available(), reason="there is no C++ compiler")
+def test_threads_of_numpy_are_written_to_files(tmp_path: Path) -> None:
+    fast = engine.compile(plain(), X, engine="sparse", threads=np.int64(2))  # type: ignore[arg-type]
+    assert engine.load(fast.save(tmp_path / "a.safetensors")).threads == 2
+    wirings.ship(plain(), X, threads=np.int64(2), seconds=0.001, out=tmp_path / "shipped")  # type: ignore[arg-type]
+
+
 def error_of(call: Callable[[], Any]) -> str | None:
     """The message of the WiringError that a call raises; None if it works."""
     try:
@@ -168,6 +178,8 @@ def test_damaged_descriptions_of_wirings_leave_the_model_unchanged() -> None:
             assert other.state_dict().keys() == before.keys(), (place, junk)
             assert all(torch.equal(x, before[name]) for name, x in other.state_dict().items()), (place, junk)
     assert refused > 200
+    with pytest.raises(WiringError, match="its description or its state is damaged"):
+        wirings.rewire_(plain(), {**description, "part": torch.zeros(3)}, state)
     for odd in ({"allowed": True}, {"allowed": "x"}, {"allowed": torch.zeros(0)}, {"state": {1: 2}}):
         with pytest.raises(WiringError):
             wirings.rewire_(plain(), description, **{"state": state, **odd})

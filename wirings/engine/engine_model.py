@@ -54,7 +54,7 @@ class EngineModel(nn.Module):
         super().__init__()
         check_settings(engine, threads)
         self.program = program.to(device="cpu", dtype=torch.float32)
-        self.engine, self.threads = engine, threads or torch.get_num_threads()
+        self.engine, self.threads = engine, int(threads or torch.get_num_threads())
         library = None if engine == "torch" else kernels()
         self.compiled = library is not None
         """Whether the compiled kernels are used; otherwise the network runs on PyTorch."""

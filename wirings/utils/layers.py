@@ -221,7 +221,9 @@ def check_module(where: str, model: Any) -> None:
     if not isinstance(model, nn.Module):
         raise WiringError(f"{where} expects a torch.nn.Module, got {type(model).__name__}.")
     if isinstance(model, torch.jit.ScriptModule):
-        raise WiringError(f"{where} cannot change a module of TorchScript. Give the model that it was made from.")
+        raise WiringError(
+            f"{where} cannot change a scripted module: wire a model before scripting or tracing it (torch.jit)."
+        )
 
 
 def has_values(x: Tensor) -> bool:

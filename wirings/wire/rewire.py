@@ -70,7 +70,7 @@ def rewire_(
         ) from error
 
 
-_OF_DAMAGE = (TypeError, KeyError, AttributeError, ValueError, IndexError, ArithmeticError, NotImplementedError)
+_OF_DAMAGE = (TypeError, LookupError, AttributeError, ValueError, ArithmeticError, RuntimeError)
 """What a description may cause whose values are of other types or out of range."""
 
 
