@@ -31,6 +31,7 @@ CALLS = {
     "setting_changes": "settings changed at random (`--set`)",
     "command_lines": "random command lines",
     "wire_calls": "random calls of `wire_`",
+    "arguments": "odd arguments of functions that prune, wire, save, ship, share and generate",
     "graphs": "random neural graphs",
 }
 ENGINE = {

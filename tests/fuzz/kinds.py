@@ -1,6 +1,7 @@
 """All kinds of cases, by name."""
 
 from tests.fuzz import (
+    arguments,
     checkpoints,
     files,
     graphs,
@@ -20,6 +21,7 @@ FUZZERS: dict[str, Fuzzer] = {
     **readers.FUZZERS,
     **settings.FUZZERS,
     **wire_calls.FUZZERS,
+    **arguments.FUZZERS,
     **graphs.FUZZERS,
     **programs.FUZZERS,
     **image_sizes.FUZZERS,

@@ -130,7 +130,7 @@ def test_rejects_bad_input() -> None:
         model(torch.zeros(1, 3, 8, 8))
     with pytest.raises(WiringError, match=r"a sentence has at most 12 tokens, got 13\. Set model\.options\.length\."):
         model(torch.ones(1, 2, 13, dtype=torch.int64))
-    with pytest.raises(WiringError, match="beams and longest must be at least 1, got 0 and 50"):
+    with pytest.raises(WiringError, match="beams must be a whole number from 1 to 10000, got 0"):
         beam_search(model, torch.ones(1, 3, dtype=torch.int64), beams=0)
 
 

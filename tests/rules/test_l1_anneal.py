@@ -205,9 +205,9 @@ def test_rejects_a_longer_plan_that_would_bring_edges_back() -> None:
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"coefficient": -1}, "l1_anneal: coefficient must be a number of at least 0, got -1"),
-        ({"coefficient": float("nan")}, "coefficient must be a number of at least 0, got nan"),
-        ({"coefficient": float("inf")}, "coefficient must be a number of at least 0, got inf"),
+        ({"coefficient": -1}, "l1_anneal: coefficient must be a number from 0 to .*, got -1"),
+        ({"coefficient": float("nan")}, "coefficient must be a number from 0 to .*, got nan"),
+        ({"coefficient": float("inf")}, "coefficient must be a number from 0 to .*, got inf"),
         ({"begin": -0.1}, "begin must be a number from 0 to 1, got -0.1"),
         ({"end": 75}, "end must be a number from 0 to 1, got 75"),
         ({"begin": 0.8, "end": 0.5}, "begin = 0.8 must not be after end = 0.5"),

@@ -283,9 +283,9 @@ def test_generates_text(corpus: Path, tmp_path: Path) -> None:
         ("characters", "the quick", {}, r"the prompt has 9 tokens, but the run was trained with a context of 8\."),
         ("bytes", "üüüüü", {}, r"the prompt has 10 tokens"),
         ("bytes", "", {}, "the prompt is empty"),
-        ("bytes", "a", {"length": 0}, "length must be at least 1, got 0"),
-        ("bytes", "a", {"top_k": 0}, "top_k must be at least 1, got 0"),
-        ("bytes", "a", {"temperature": -1.0}, "temperature must be at least 0, got -1"),
+        ("bytes", "a", {"length": 0}, "length must be a whole number, at least 1, got 0"),
+        ("bytes", "a", {"top_k": 0}, "top_k must be a whole number, at least 1, got 0"),
+        ("bytes", "a", {"temperature": -1.0}, "temperature must be a number of at least 0, got -1"),
     ):
         with pytest.raises(WiringError, match=message):
             text(run, prompt, **more)

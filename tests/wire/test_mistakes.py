@@ -161,7 +161,7 @@ MISTAKES = {
         r"budget= expects a mapping from layer patterns.*got \{3: 0.5\}",
     ),
     "start is an array": (network, {"start": np.zeros((30, 30))}, r"unknown start .*…'\. Choose from: weights"),
-    "share is an array": (network, {"density": 0.1, "share": np.zeros((30, 30))}, r"unknown share .*…'\. Choose from"),
+    "share is an array": (network, {"density": 0.1, "share": np.zeros((30, 30))}, "share must be a text"),
     "a tensor for a rule": (
         network,
         {"density": 0.1, "rule": torch.zeros(50, 50)},

@@ -17,7 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from wirings.errors import WiringError
+from wirings.utils.checks import check_int
 from wirings.utils.example_input import example_arguments
+from wirings.utils.layers import check_module
 from wirings.wire.parametrization import wired
 
 CAPABILITY = (8, 0)
@@ -64,6 +66,8 @@ def semi_structured_(model: nn.Module, example_input: Any, *, repeats: int = 30)
     Returns:
         For each linear layer, its timings and why it was converted or not.
     """
+    check_module("semi_structured_()", model)
+    check_int("semi_structured_()", "repeats", repeats)
     if wired(model):
         raise WiringError(
             "semi_structured_ expects a finalized model, but this one is still wired. Call wirings.finalize_ first."

@@ -65,7 +65,11 @@ def export_module(
         for number, leaf in enumerate(leaves):
             leaf.forward = lambda x, number=number: untraced(x, number)
         with _quiet():
-            return _export(module, example).run_decompositions({})
+            traced = _export(module, example)
+            try:
+                return traced.run_decompositions({})
+            except Exception as error:  # of names that no code can have, for instance
+                raise _untraceable(module, error) from error
     finally:
         _untraced[:] = before
         for leaf in leaves:

@@ -86,7 +86,7 @@ def load(
         WiringError: if the file is damaged or invalid, or if the network cannot be compiled for this machine.
     """
     program = Program.load(path, max_bytes)
-    check_settings(engine or "auto", threads)  # before errors are attributed to the file
+    check_settings("auto" if engine is None else engine, threads)  # before errors are attributed to the file
     with file_errors(path):
         saved = program.notes.get("engine")
         if saved is not None:

@@ -56,7 +56,7 @@ class EngineModel(nn.Module):
         super().__init__()
         check_settings(engine, threads)
         self.program = program.to(device="cpu", dtype=torch.float32)
-        self.engine, self.threads = engine, threads or torch.get_num_threads()
+        self.engine, self.threads = engine, int(threads or torch.get_num_threads())
         library = None if engine == "torch" else kernels()
         self.compiled = library is not None
         """Whether the compiled kernels are used; otherwise the network runs on PyTorch."""
@@ -337,7 +337,7 @@ class EngineModel(nn.Module):
 
 def check_settings(engine: Any, threads: Any) -> None:
     """Raise unless ``engine`` is one of `ENGINES`, and ``threads`` is None or a positive integer."""
-    if engine not in ENGINES:
+    if not isinstance(engine, str) or engine not in ENGINES:
         raise unknown("engine", str(engine)[:60], ENGINES)
     if threads is not None and (not is_int(threads) or threads < 1):
         raise WiringError(f"threads must be a positive integer, got {threads!r}.")

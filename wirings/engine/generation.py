@@ -42,6 +42,7 @@ from wirings.engine.operations.cached_attention import VALUE_TILE, CachedAttenti
 from wirings.engine.tune import tune
 from wirings.errors import WiringError
 from wirings.utils.checks import is_int, is_number
+from wirings.utils.text import brief
 
 if TYPE_CHECKING:
     from wirings.engine.engine_model import EngineModel
@@ -201,7 +202,7 @@ class TokenGenerator:
                 "or call reset()."
             )
         if not is_int(token) or not 0 <= token < self._classes:
-            raise WiringError(f"this network expects tokens from 0 to {self._classes - 1:,}, got {token!r}.")
+            raise WiringError(f"this network expects tokens from 0 to {self._classes - 1:,}, got {brief(token)}.")
         self._position[0, 0] = self._count
         (result,) = self._plan.run(self._inputs(token))
         self._count += 1
@@ -210,6 +211,8 @@ class TokenGenerator:
     def add(self, tokens: Iterable[int] | Tensor) -> Tensor:
         """Add several tokens; returns the network's output for the last one."""
         result: Tensor | None = None
+        if not isinstance(tokens, Iterable) or (isinstance(tokens, Tensor) and tokens.is_meta):
+            raise WiringError(f"add expects tokens, integers in a list or a tensor, got {brief(tokens)}.")
         for token in tokens.flatten().tolist() if isinstance(tokens, Tensor) else tokens:
             result = self.step(token)
         if result is None:
@@ -238,10 +241,12 @@ class TokenGenerator:
             An iterator over the tokens, each of which is drawn when it is asked for.
         """
         if not (is_number(temperature) and temperature >= 0) or not (top_k is None or (is_int(top_k) and top_k > 0)):
-            got = f"{temperature!r} and {top_k!r}"
+            got = f"{brief(temperature)} and {brief(top_k)}"
             raise WiringError(f"generate expects a temperature of 0 or more and a top_k of 1 or more, got {got}.")
         if not is_int(length) or length < 0:
-            raise WiringError(f"generate expects a length of 0 or more, got {length!r}.")
+            raise WiringError(f"generate expects a length of 0 or more, got {brief(length)}.")
+        if generator is not None and not isinstance(generator, torch.Generator):
+            raise WiringError(f"generate expects a torch.Generator or None as generator, got {brief(generator)}.")
         return self._drawn(prompt, length, temperature, top_k, generator)
 
     def _drawn(
@@ -266,4 +271,6 @@ def _draw(logits: Tensor, temperature: float, top_k: int | None, generator: torc
     if top_k is not None and top_k < len(logits):
         least = logits.topk(top_k).values[-1]
         logits = logits.masked_fill(logits < least, -torch.inf)
-    return int(torch.multinomial((logits / temperature).softmax(0), 1, generator=generator))
+    # Differences from the largest logit, since that divided by a tiny temperature would be infinite.
+    weights = ((logits - logits.max()) / float(min(max(temperature, 1e-30), 1e30))).softmax(0)
+    return int(torch.multinomial(weights, 1, generator=generator))

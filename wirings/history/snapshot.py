@@ -14,7 +14,7 @@ from wirings.history import file_format
 from wirings.history.from_model import WiredWeight, kernel_weights, structure_of
 from wirings.history.quantize import encode
 from wirings.history.replay import History
-from wirings.utils.layers import original_weight
+from wirings.utils.layers import check_module, has_values, original_weight
 from wirings.wire.parametrization import wired
 from wirings.wire.targets import find
 
@@ -31,6 +31,11 @@ def snapshot_of(model: nn.Module, about: Mapping[str, Any] | None = None, step: 
     Raises:
         WiringError: the model is neither wired nor sparse.
     """
+    check_module("snapshot_of()", model)
+    if empty := next((name for name, x in model.named_parameters() if not has_values(x)), None):
+        raise WiringError(
+            f"{empty} has no values: it is on the meta device, or in a lazy module. Load the weights first."
+        )
     found = _wired_weights(model) or _sparse_weights(model)
     if not found:
         raise WiringError(

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from wirings.errors import WiringError
 from wirings.models.seq2seq import END, PAD, START, Past, Seq2Seq
+from wirings.utils.checks import check_int, check_number
+from wirings.utils.text import brief
 
 
 @torch.no_grad()
@@ -30,8 +32,11 @@ def beam_search(model: Seq2Seq, source: Tensor, *, beams: int = 1, penalty: floa
         The best translation of every sentence, int64 (batch, at most ``longest``): without `START`, and with `PAD`
         after its `END`. A translation that was cut off has no `END`.
     """
-    if beams < 1 or longest < 1:
-        raise WiringError(f"beams and longest must be at least 1, got {beams} and {longest}.")
+    check_int("beam_search", "beams", beams, most=10_000)
+    check_int("beam_search", "longest", longest, most=2**20)
+    check_number("beam_search", "penalty", penalty, least=-1e3, most=1e3)
+    if not isinstance(source, Tensor) or source.dim() != 2 or source.dtype != torch.int64:
+        raise WiringError(f"beam_search expects source tokens, int64 (batch, length), got {brief(source)}.")
     states, mask = model.encode(source)
     mask = mask.repeat_interleave(beams, 0)
     read = [tuple(t.repeat_interleave(beams, 0) for t in both) for both in model.read_source(states)]

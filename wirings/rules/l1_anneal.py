@@ -51,7 +51,7 @@ class L1Anneal(GMP):
         steps: int | None = None,
     ) -> None:
         super().__init__(begin, end, kind, every, steps)
-        self.coefficient = check_number(self.name, "coefficient", coefficient, most=float("inf"))
+        self.coefficient = check_number(self.name, "coefficient", coefficient, most=torch.finfo(torch.float32).max)
 
     @torch.no_grad()
     def update(self, layers: Sequence[LayerLike], training: Training, optimizer: torch.optim.Optimizer | None) -> None:

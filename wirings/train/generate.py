@@ -15,6 +15,8 @@ from wirings.train import data as data_sets
 from wirings.train.build import context_of
 from wirings.train.run.step import autocast
 from wirings.train.saved_runs import TRANSLATED, open_with_header
+from wirings.utils.checks import check_int, check_number, check_seed
+from wirings.utils.text import brief
 
 
 class Vocabulary(NamedTuple):
@@ -75,9 +77,14 @@ def generate(
     Returns:
         An iterator over pieces of the text that follows the prompt. All arguments are checked before it is returned.
     """
-    for name, value, least in (("length", length, 1), ("top_k", top_k, 1), ("temperature", temperature, 0)):
-        if value is not None and not least <= value < float("inf"):
-            raise WiringError(f"{name} must be at least {least}, got {value:g}.")
+    check_int("generate", "length", length)
+    check_number("generate", "temperature", temperature, most=float("inf"))
+    if top_k is not None:
+        check_int("generate", "top_k", top_k)
+    if not isinstance(prompt, str):
+        raise WiringError(f"prompt must be a text, got {brief(prompt)}.")
+    if check_seed("generate", seed) is None:
+        raise WiringError("generate: seed must be a whole number, got None.")
     (model, settings, _, context), about = open_with_header(run, best, device)
     dataset = data_sets.get(settings.data.name)
     if isinstance(dataset, data_sets.ImageDataset):

@@ -24,6 +24,7 @@ from wirings.train.run.evaluate import Evaluation, evaluate_by_metric
 from wirings.train.run.folder import BEST, LAST, SETTINGS
 from wirings.train.run.step import autocast
 from wirings.train.settings import Settings, from_mapping
+from wirings.utils.checks import check_bool
 from wirings.utils.files import check_path
 
 TRANSLATED = "Use `wirings eval`; the run's translations are in its translations.txt."
@@ -56,6 +57,7 @@ def open_run(run: str | Path, best: bool = False, device: str | None = None) -> 
 def open_with_header(run: str | Path, best: bool, device: str | None) -> tuple[OpenedRun, dict[str, Any]]:
     """Open a trained run as `open_run` does, and return the header of its checkpoint as well."""
     folder = check_path(run)
+    check_bool("open_run", "best", best)
     if not folder.exists() and str(run) in bundled.names():
         return _open_bundled(str(run), start(device))
     path = folder / (BEST if best else LAST)

@@ -132,7 +132,7 @@ def ship(
     rounding = rounding_type(dtype)
     measure = None if data is None else quality_measure(data)
     arguments = on_cpu(check_arguments(model, example_input, "ship"))
-    threads = threads or torch.get_num_threads()
+    threads = int(threads or torch.get_num_threads())  # NumPy's integers cannot be written as JSON
     with _torch_threads(threads), _folder(out) as folder:
         plain = plain_copy(model)
         exact = compact(plain, arguments.kwargs or arguments.args)

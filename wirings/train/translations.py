@@ -29,7 +29,9 @@ def score_translations(folder: Path) -> Result:
         raise WiringError(f"{folder} has no {RESULT}: its run is not finished. Continue it with --resume.")
     result, value = results.read(folder / RESULT), bleu(found, expected)
     settings = copy.deepcopy(result.settings)
-    settings["data"]["options"].pop("bleu", None)
+    data = settings.get("data")
+    if isinstance(data, dict) and isinstance(data.get("options"), dict):  # results may be edited by hand
+        data["options"].pop("bleu", None)
     overrides = {key: changed for key, changed in result.overrides.items() if key != "data.options.bleu"}
     best = result.best_value if result.metric == BLEU.name else None  # not the best of another metric
     result = replace(

@@ -12,7 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
+
+from wirings.errors import WiringError
 
 ATTENTION_WEIGHTS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
 """The projection weights of `torch.nn.MultiheadAttention`."""
@@ -211,3 +214,18 @@ def in_adapter(name: str) -> bool:
     (True, False)
     """
     return any(part.lower().startswith("lora_") for part in name.split("."))
+
+
+def check_module(where: str, model: Any) -> None:
+    """Raise, in the name of ``where``, unless ``model`` is a module whose weights can be replaced."""
+    if not isinstance(model, nn.Module):
+        raise WiringError(f"{where} expects a torch.nn.Module, got {type(model).__name__}.")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise WiringError(
+            f"{where} cannot change a scripted module: wire a model before scripting or tracing it (torch.jit)."
+        )
+
+
+def has_values(x: Tensor) -> bool:
+    """Whether a tensor has values: one on the meta device and a parameter of a lazy module have none."""
+    return not is_lazy(x) and not x.is_meta

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from wirings.errors import WiringError
 from wirings.selection.sharded import is_sharded
+from wirings.utils.layers import check_module
 from wirings.wire.finalize import final_weight
 from wirings.wire.layer import Layer
 from wirings.wire.parametrization import wired
@@ -43,6 +44,7 @@ def merge_adapters_(model: nn.Module) -> nn.Module:
     Raises:
         WiringError: if a layer with an adapter is not wired. The model is left unchanged.
     """
+    check_module("merge_adapters_()", model)
     places = {id(place[1]): Layer(*place) for place in wired(model)}
     adapted = [(name, module) for name, module in model.named_modules() if _is_adapted(module)]
     if not adapted:

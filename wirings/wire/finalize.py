@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from wirings.errors import WiringError
 from wirings.selection.sharded import is_sharded, on_shards
-from wirings.utils.layers import original_weight, parametrizations_of
+from wirings.utils.layers import check_module, original_weight, parametrizations_of
 from wirings.wire import fsdp
 from wirings.wire.checks import check_finite, check_total
 from wirings.wire.edges import Edges
@@ -92,6 +92,7 @@ def checked_layers(model: nn.Module, what: str) -> list[Layer]:
 
 def _wired_layers(model: nn.Module, what: str) -> list[Layer]:
     """All wired weights of a model; raises if something was put on top of one, or if a shared budget reaches beyond."""
+    check_module(f"{what}_()", model)
     fsdp.reshard(fsdp.sharded_modules(model))
     places = [Layer(*place) for place in wired(model)]
     if not places:

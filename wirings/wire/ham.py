@@ -54,7 +54,9 @@ class HAM:
                 raise WiringError(
                     f"HAM multiplies by the learning rate, but {type(optimizer).__name__} has a group without one."
                 )
-        most = float("inf")
+        if wiring is not None and not isinstance(wiring, Wiring):
+            raise WiringError(f"HAM expects the handle of a wired model or None, got {type(wiring).__name__}.")
+        most = torch.finfo(torch.float32).max
         self.alpha, self.beta = (check_number("HAM", n, v, most=most) for n, v in (("alpha", alpha), ("beta", beta)))
         self.limit = check_number("HAM", "limit", limit, most=most)
         self._edges = set() if wiring is None else {id(layer.weight) for layer in wiring.layers}

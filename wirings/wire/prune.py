@@ -15,6 +15,7 @@ from wirings.errors import WiringError, unknown
 from wirings.selection import functional
 from wirings.selection.sharded import is_sharded
 from wirings.utils.layers import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS, is_transposed_linear, receivers
+from wirings.utils.text import brief
 from wirings.wire.checks import check_not_wrapped, check_patterns, check_wirable
 from wirings.wire.targets import Target, find
 
@@ -65,6 +66,8 @@ def prune_(
     if not isinstance(by, str) or by not in BY:
         raise unknown("by", str(by), BY)
     check_density(density, "prune_: density", "")
+    if not isinstance(batches, Iterable):
+        raise WiringError(f"prune_: batches must be an iterable of batches, got {brief(batches)}.")
     check_not_wrapped(model)
     targets = find(model, check_patterns("include", include), check_patterns("skip", skip) or [])
     for target in targets:
@@ -129,6 +132,11 @@ def _squares_on(model: nn.Module, targets: Sequence[Target], batches: Iterable[A
                 args, kwargs = _arguments(batch, device)
                 model(*args, **kwargs)
                 ran = True
+    except WiringError:
+        raise
+    except Exception as error:  # whatever a model raises for inputs that do not fit it
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200].rstrip(".")
+        raise WiringError(f"prune_: {type(model).__name__} cannot be run on a batch: {reason}.") from error
     finally:
         for handle in handles:
             handle.remove()

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from wirings.errors import WiringError
 from wirings.selection.sharded import laid_out_as, same_memory
+from wirings.utils.layers import check_module
+from wirings.utils.text import brief
 from wirings.wire.parametrization import wired
 
 
@@ -26,6 +28,9 @@ def rewind_(model: nn.Module, state: Mapping[str, Any]) -> nn.Module:
     Returns:
         The model.
     """
+    check_module("rewind_()", model)
+    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
+        raise WiringError(f"rewind_() expects a state_dict, got {brief(state)}.")
     ours = tuple(f"{name}.wiring." for name, _, _, _ in wired(model))
     now = {name: value for name, value in model.state_dict().items() if not name.startswith(ours)}
     then = {name: value for name, value in state.items() if not name.startswith(ours)}

@@ -10,7 +10,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from wirings.errors import WiringError
-from wirings.wire.checks import allowed_masks, check_not_wrapped, check_wirable, first_names, set_axes
+from wirings.utils.layers import check_module
+from wirings.utils.text import shortened
+from wirings.wire.checks import allowed_masks, check_by_pattern, check_not_wrapped, check_wirable, first_names, set_axes
 from wirings.wire.describe import check_format, describe_part, make_budget, make_rule
 from wirings.wire.handle import Wiring
 from wirings.wire.parametrization import detach
@@ -54,9 +56,25 @@ def rewire_(
     Raises:
         WiringError: if the model does not match what was saved. It is left unchanged.
     """
-    if not isinstance(model, nn.Module):
-        raise WiringError(f"rewire_() expects a torch.nn.Module, got {type(model).__name__}.")
+    check_module("rewire_()", model)
     check_not_wrapped(model)
+    masks = check_by_pattern("allowed", allowed)
+    try:
+        return _rewire(model, saved, state, masks)
+    except WiringError:
+        raise
+    except _OF_DAMAGE as error:
+        raise WiringError(
+            f"the wiring of this {type(model).__name__} cannot be restored: its description or its state is damaged, "
+            f"or they do not belong together ({type(error).__name__}: {shortened(str(error), 200)})."
+        ) from error
+
+
+_OF_DAMAGE = (TypeError, LookupError, AttributeError, ValueError, ArithmeticError, RuntimeError)
+"""What a description may cause whose values are of other types or out of range."""
+
+
+def _rewire(model: nn.Module, saved: Any, state: Any, allowed: Mapping[str, Tensor]) -> Wiring:
     given, state = _resolve(model, saved, state)
     check_format(given)
     description, prefix = _within(model, given)
@@ -64,10 +82,10 @@ def rewire_(
     layers, targets = description["layers"], _targets(model, description)
     whole = isinstance(state, Mapping)
     tensors = state if isinstance(state, Mapping) else read_tensors(state)
-    tensors = {key.removeprefix(prefix): x for key, x in tensors.items() if key.startswith(prefix)}
+    tensors = {str(key).removeprefix(prefix): x for key, x in tensors.items() if str(key).startswith(prefix)}
     if not whole:
         _check_saved_wired(state, targets, tensors)
-    masks = _masks(targets, layers, tensors, allowed or {})
+    masks = _masks(targets, layers, tensors, allowed)
     set_axes(targets, {layer["names"][0]: layer["axes"] for layer in layers if layer["axes"] is not None})
     sizes = [size_of(target, layer["allowed"], layer["cost"]) for target, layer in zip(targets, layers, strict=True)]
     before = {name: x.clone() for name, x in model.state_dict().items() if isinstance(x, Tensor)}

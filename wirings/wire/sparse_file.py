@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from wirings.errors import WiringError
 from wirings.selection.sharded import is_sharded
@@ -156,6 +157,8 @@ def _plain_state(model: nn.Module) -> dict[str, Tensor]:
     for name, x in state.items():
         if not isinstance(x, Tensor):
             raise WiringError(f"{name} in the state of this {type(model).__name__} is a {type(x).__name__}, no tensor.")
+        if is_lazy(x):
+            raise WiringError(f"{name} belongs to a lazy module, and has no shape yet. Call the model once first.")
         if is_sharded(x):
             raise WiringError(
                 f"{name} is sharded over processes. Use a model with whole weights: load the gathered state into one "

@@ -22,7 +22,7 @@ from wirings.rules.rule import Rule
 from wirings.selection.service import Selection
 from wirings.selection.sharded import is_sharded, on_shards
 from wirings.utils.checks import is_number
-from wirings.utils.layers import edge_shape, wired_by_default
+from wirings.utils.layers import check_module, edge_shape, wired_by_default
 from wirings.utils.text import brief
 from wirings.wire.checks import (
     allowed_masks,
@@ -120,9 +120,10 @@ def wire_(
     """
     if unknown:
         raise unexpected_arguments(unknown, list(inspect.signature(wire_).parameters)[1:-1])
-    if not isinstance(model, nn.Module):
-        raise WiringError(f"wire_() expects a torch.nn.Module, got {type(model).__name__}.")
+    check_module("wire_()", model)
     check_not_wrapped(model)
+    if not isinstance(share, str):
+        raise WiringError(f"share must be a text such as 'uniform' or 'global', got {brief(share)}.")
     rule = rules.get(rule)
     _check_scale(rule, scale_weights)
     check_start(start, scale_weights)

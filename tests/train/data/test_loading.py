@@ -85,9 +85,9 @@ def test_every_option_changes_something() -> None:
     [
         ({"directory": "here"}, "reads no files"),
         ({"image_size": 16}, "have 8 × 8 pixels, got image_size = 16"),
-        ({"image_size": 0}, "image_size must be at least 1"),
-        ({"seed": -1}, "seed must be at least 0"),
-        ({"workers": -1}, "workers must be at least 0"),
+        ({"image_size": 0}, "image_size must be an integer of at least 1, got 0"),
+        ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
+        ({"workers": -1}, "workers must be an integer of at least 0, got -1"),
         ({"batch": 5, "world": 2}, "multiple of the number of ranks"),
         ({"classes": 5}, "unknown option of data set 'digits': 'classes'"),
     ],

@@ -22,8 +22,10 @@ from wirings.errors import WiringError, unknown
 from wirings.train.data.augment import DEFAULT_IMAGE_SIZE, Normalise, centre_crop
 from wirings.train.data.metrics import ACCURACY, Metric
 from wirings.train.data.sampling import rank_slices
+from wirings.utils.checks import is_int
 from wirings.utils.files import check_path
 from wirings.utils.importing import import_function, is_import_path
+from wirings.utils.text import brief
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -322,9 +324,12 @@ def load(
     where = torch.device(device)
     if where.type == "cuda" and not torch.cuda.is_available():
         raise WiringError(f"device is {str(where)!r}, but PyTorch finds no CUDA device. Use device='cpu'.")
-    for what, value, least in (("seed", seed, 0), ("workers", workers, 0), ("image_size", image_size, 1)):
-        if value is not None and value < least:
-            raise WiringError(f"{what} must be at least {least}, got {value}.")
+    sizes = (("batch", batch, 1), ("seed", seed, 0), ("workers", workers, 0), ("image_size", image_size, 1))
+    for what, value, least in sizes:
+        if value is None and what == "image_size":
+            continue
+        if not is_int(value) or not least <= value < 2**63:
+            raise WiringError(f"{what} must be an integer of at least {least}, got {brief(value)}.")
     if directory is not None and not dataset.reads_files:
         raise WiringError(f"data set {name!r} reads no files, got directory = {directory}. Leave it out.")
     if image_size is not None and not isinstance(dataset, ImageDataset):

@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Sequence
 
 from wirings.errors import WiringError
+from wirings.utils.text import brief
 
 
 def need_sacrebleu() -> None:
@@ -27,6 +28,11 @@ def bleu(translations: Sequence[str], references: Sequence[str]) -> float:
     >>> bleu(["Ein Hund rennt im Schnee."], ["Ein Hund rennt im Schnee."])
     100.0
     """
+    for given in (translations, references):
+        if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(x, str) for x in given):
+            raise WiringError(f"expected lists of sentences, each a text, got {brief(given)}.")
+    if not references:
+        raise WiringError("expected at least one sentence to compute BLEU of, got none.")
     need_sacrebleu()
     import sacrebleu
 

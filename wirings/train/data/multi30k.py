@@ -26,6 +26,7 @@ from wirings.train.data.bpe import BytePairs
 from wirings.train.data.metrics import BLEU, NATS
 from wirings.train.data.pair_loader import PairLoader
 from wirings.train.data.unpack import read_bytes
+from wirings.utils.checks import check_bool
 
 TRANSLATIONS, REFERENCES, TOKENIZER = "translations.txt", "references.txt", "tokenizer.json"
 """Files of a run: its translations of the test sentences, what they should be, and the vocabulary."""
@@ -66,7 +67,7 @@ class Multi30k(Dataset):
             beams: Number of beams of the search for translations.
             penalty: Length penalty of that search; see `wirings.models.beam_search`.
         """
-        if bleu:
+        if check_bool("multi30k", "bleu", bleu):
             need_sacrebleu()
         if options.directory is None:
             raise WiringError(

@@ -17,11 +17,14 @@ from wirings.errors import WiringError
 from wirings.train.data.base import Loader, LoadOptions
 from wirings.train.data.sampling import random_stream, rank_slices
 from wirings.utils.checks import is_int, is_number
+from wirings.utils.text import brief
 
 PARTS = 20
 """Parts of the training text of which each gives its end to a holdout, so that all of the text is represented."""
 TEST_TOKENS = 2**16
 """Tokens of a test batch, at least."""
+MOST_WINDOWS, MOST_STEPS = 2**28, 10**7
+"""The most windows of an epoch, and the most steps that one can ask for: they take memory."""
 
 
 class TextLoader(Loader):
@@ -127,8 +130,8 @@ def text_loaders(
         holdout: Fraction of the training text to test on instead; see `hold_out_text`.
     """
     for name, value in (("context", context), ("epoch_steps", epoch_steps)):
-        if value is not None and not (is_int(value) and value >= 1):
-            raise WiringError(f"data.options.{name} must be an integer of at least 1, got {value!r}.")
+        if not (value is None and name == "epoch_steps") and not (is_int(value) and value >= 1):
+            raise WiringError(f"data.options.{name} must be an integer of at least 1, got {brief(value)}.")
     if holdout is not None:
         train, test = hold_out_text(train, holdout)
     for what, text in (("training", train), ("validation", test)):
@@ -139,6 +142,13 @@ def text_loaders(
             )
     tokens = options.batch * context
     steps = max(1, len(train) // tokens) if epoch_steps is None else epoch_steps
+    if (
+        steps * options.batch > MOST_WINDOWS or (epoch_steps or 0) > MOST_STEPS
+    ):  # where they begin is drawn for a whole epoch
+        raise WiringError(
+            f"an epoch of {brief(steps)} steps with {brief(options.batch)} windows each is too long. Set fewer "
+            "data.options.epoch_steps, or a smaller batch."
+        )
     windows = max(options.batch, max(1, TEST_TOKENS // context) * options.world)
     return (
         _loader(options, train, context, steps=steps, batch=options.batch),

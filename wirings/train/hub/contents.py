@@ -23,6 +23,7 @@ from wirings.train.run import checkpoint
 from wirings.train.run.folder import RESULT, SETTINGS
 from wirings.train.run_history import load_run_history
 from wirings.train.saved_runs import open_with_header
+from wirings.utils.checks import check_bool
 from wirings.utils.files import check_folder, check_path, disk_errors
 from wirings.utils.text import brief, printable, shortened
 from wirings.version import __version__
@@ -69,6 +70,8 @@ def prepare(
 ) -> HubFiles:
     """Collect what the files of a network hold; see `wirings.hub.save_pretrained` for the arguments."""
     given = _given_results(results)
+    check_bool("hub", "best", best)
+    check_bool("hub", "card", card)
     if not isinstance(name, str) or not name:
         raise WiringError(f"name must be a text that is not empty, got {brief(name)}.")
     if isinstance(model, nn.Module):
@@ -95,7 +98,7 @@ def _given_results(results: Any) -> list[Results]:
     kinds, given = (Result, str, PathLike), results
     if isinstance(results, kinds):
         given = [results]
-    elif isinstance(results, Iterable):
+    elif isinstance(results, Iterable) and not isinstance(results, Tensor):
         given = list(results)
     if not isinstance(given, list) or not all(isinstance(one, kinds) for one in given):
         raise WiringError(
