@@ -272,6 +272,22 @@ def graph_network() -> Made:
     return GraphNetwork(), (torch.randn(100, 32), torch.randint(100, (2, 400)))
 
 
+class OneGraph(nn.Module):
+    """A graph network whose inputs have a batch dimension of one, which `wirings.compact` asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = GraphNetwork()
+
+    def forward(self, nodes: Tensor, edges: Tensor) -> Tensor:
+        return self.network(nodes[0], edges[0])[None]  # type: ignore[no-any-return]
+
+
+@_network("graph network, 100 nodes, in a batch of one")
+def one_graph() -> Made:
+    return OneGraph(), (torch.randn(1, 100, 32), torch.randint(100, (1, 2, 400)))
+
+
 @_network("nn.Transformer, 2 + 2 layers × 256")
 def transformer() -> Made:
     model = nn.Transformer(256, 4, 2, 2, 1024, batch_first=True)

@@ -126,13 +126,20 @@ def _gelu(node: fx.Node) -> Recognized | None:
 
 
 def _attention(node: fx.Node) -> Recognized | None:
-    """softmax(scale · q · kᵀ + mask) · v for (batch, heads, tokens, size)."""
+    """softmax(scale · q · kᵀ + mask) · v for (batch, heads, tokens, size) or (batch, tokens, size).
+
+    Or v · softmax(…)ᵀ for values (…, size, tokens). Keys may be (…, size, tokens) from the start.
+    """
     if not _is(node, "matmul") or len(node.args) != 2:
         return None
     shares, values = _before(node.args[0]), node.args[1]
-    if not _is(shares, "softmax", "_softmax") or getattr(shares.meta.get("val"), "dim", int)() != 4:
-        return None
-    if shares.args[1] not in (-1, 3):
+    turned = _turned(_before(node.args[1]))
+    if turned is not None and not _is(shares, "softmax", "_softmax"):
+        shares, values = _before(turned), node.args[0]
+    else:
+        turned = None
+    dims = getattr(shares.meta.get("val"), "dim", int)() if isinstance(shares, fx.Node) else 0
+    if not _is(shares, "softmax", "_softmax") or dims not in (3, 4) or shares.args[1] not in (-1, dims - 1):
         return None
     scores, mask, scale = _before(shares.args[0]), None, 1.0
     scores, windows = _without_window_mask(scores)
@@ -145,11 +152,20 @@ def _attention(node: fx.Node) -> Recognized | None:
     added = mask.meta.get("val") if isinstance(mask, fx.Node) else mask
     if found is None or not (added is None or (isinstance(added, Tensor) and added.is_floating_point())):
         return None  # True is added as a 1; attention would take it for a mask
-    queries, keys, scale = found
+    queries, keys, scale, keys_turned = found
     arguments = {"query": queries, "key": keys, "value": values, "attn_mask": mask, "scale": scale}
+    arguments |= {"keys_turned": keys_turned, "values_turned": turned is not None}
     if windows is not None:
         arguments["window_mask"] = windows
     return "scaled_dot_product_attention", arguments
+
+
+def _turned(x: Any) -> Any:
+    """What a node transposes the last two dimensions of; None if it does not."""
+    value = x.meta.get("val") if isinstance(x, fx.Node) else None
+    if not _is(x, "transpose") or not isinstance(value, Tensor) or value.dim() < 2:
+        return None
+    return x.args[0] if {d % value.dim() for d in x.args[1:3]} == {value.dim() - 2, value.dim() - 1} else None
 
 
 def _without_window_mask(scores: Any) -> tuple[Any, Any]:
@@ -166,18 +182,18 @@ def _without_window_mask(scores: Any) -> tuple[Any, Any]:
     return scores, None
 
 
-def _product_of(x: Any) -> tuple[Any, Any, float] | None:
-    """The queries, keys and scale of a product of queries and transposed keys."""
+def _product_of(x: Any) -> tuple[Any, Any, float, bool] | None:
+    """The queries, keys and scale of a product of queries and keys, and whether keys are (…, size, tokens)."""
     scale, x = _scaled(x)
     if not _is(x, "matmul"):
         return None
-    turned = _before(x.args[1])
-    after, turned = _scaled(turned)
     before, queries = _scaled(_before(x.args[0]))
-    if not _is(turned, "transpose") or {d % 4 for d in turned.args[1:3]} != {2, 3}:
-        return None
-    inner, keys = _scaled(_before(turned.args[0]))
-    return queries, keys, scale * before * after * inner
+    after, right = _scaled(_before(x.args[1]))
+    keys = _turned(right)
+    if keys is None:
+        return queries, right, scale * before * after, True
+    inner, keys = _scaled(_before(keys))
+    return queries, keys, scale * before * after * inner, False
 
 
 def _scaled(x: Any) -> tuple[float, Any]:

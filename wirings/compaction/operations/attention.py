@@ -272,7 +272,13 @@ def _attention(builder: ProgramBuilder, hint: str, a: Arguments) -> Any:
         mask = mask.value
     if a.get("dropout_p") or not (mask is None or isinstance(mask, (Tensor, ProgramTensor))):
         return None
-    given = [a[name] for name in ("query", "key", "value")]
+    flags = (False, a.get("keys_turned", False), a.get("values_turned", False))
+    given = [_with_heads(builder, a[name], flag) for name, flag in zip(("query", "key", "value"), flags, strict=True)]
+    single = isinstance(a["query"], ProgramTensor) and _dims(builder, a["query"]) == 3
+    if single and mask is not None:
+        mask = mask.unsqueeze(-3) if isinstance(mask, Tensor) else None
+        if mask is None:
+            return None
     found = [_by_head(builder, x) for x in given]
     windows = None in found
     if windows:
@@ -309,7 +315,27 @@ def _attention(builder: ProgramBuilder, hint: str, a: Arguments) -> Any:
     order = (0, 3, 1, 4, 2) if windows else (0, 1, 3, 2)
     together = axes.permuted(order).reshaped((batch * math.prod(rows), heads, tokens, value_size))
     assert together is not None
-    return ProgramTensor(name, together)
+    if flags[2]:
+        together = together.permuted((0, 1, 3, 2))
+    if single:
+        together = Axes(together.stored, (together.dims[0], *together.dims[2:]))
+    return ProgramTensor(name, None if together.is_plain else together)
+
+
+def _dims(builder: ProgramBuilder, x: ProgramTensor) -> int:
+    axes = view_of(builder, x)
+    return 0 if axes is None else len(axes.dims)
+
+
+def _with_heads(builder: ProgramBuilder, x: Any, turned: bool) -> Any:
+    """A tensor as (batch, heads, tokens, size): without heads, there is one; ``turned``, it is (…, size, tokens)."""
+    axes = view_of(builder, x)
+    if axes is None or len(axes.dims) not in (3, 4):
+        return x
+    dims = axes.dims if len(axes.dims) == 4 else (axes.dims[0], (), *axes.dims[1:])
+    dims = (*dims[:2], dims[3], dims[2]) if turned else dims
+    made = Axes(axes.stored, dims)
+    return ProgramTensor(x.name, None if made.is_plain else made)
 
 
 def _by_head(builder: ProgramBuilder, x: Any) -> tuple[str, int, int, int] | None:
