@@ -67,6 +67,7 @@ class RandomProgram:
         return self.normal(*shape) * kept / max(1.0, float(kept.sum() / shape[0])) ** 0.5
 
     def add(self, operation: Operation) -> str:
+        assert operation.output not in self.values
         self.values[operation.output] = operation.run(*(self.values[name] for name in operation.inputs))
         self.operations.append(operation)
         return operation.output
@@ -181,7 +182,8 @@ class RandomProgram:
                 own = self.normal(channels), self.normal(channels)
                 self.add(GroupNorm(self.name(), (name,), *own, sizes, max(sizes) + channels % 2, 0.1))
             case "numbers":
-                self.add(AddNumbers(self.name(), (name, self.add(Mean(self.name(), (name,), True)))))
+                numbers = self.add(Mean(self.name(), (name,), True))
+                self.add(AddNumbers(self.name(), (name, numbers)))
             case "repeat" if shape[1] * shape[2] < 100:
                 self.add(RepeatPixels(self.name(), (name,), (2, 1)))
             case "roll":
