@@ -124,6 +124,18 @@ def test_generators_of_tokens() -> None:
         assert len(list(generator.generate([1, 2], 3, temperature=temperature))) == 3
 
 
+@pytest.mark.skipif(not engine.available(), reason="there is no C++ compiler")
+def test_tokens_out_of_range_where_torch_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wirings.engine.engine_model.fastest_of", lambda *calls, **_: [2.0] + [1.0] * (len(calls) - 1))
+    tokens = torch.zeros(1, 8, dtype=torch.int64)
+    fast = engine.compile(models.get("gpt", layers=1, width=16, heads=2, context=8, classes=11), tokens)
+    assert fast.uses_torch
+    assert fast(tokens).shape == (1, 8, 11)
+    for token in (11, -1, 2**62):  # PyTorch raises an IndexError
+        with pytest.raises(WiringError, match="expects tokens from 0 to 10, got"):
+            fast(tokens + token)
+
+
 def test_a_long_plan_of_acdc_takes_no_time() -> None:
     begun = time.monotonic()
     wirings.wire_(plain(), "acdc", density=0.5).plan(10**12)

@@ -194,17 +194,6 @@ def test_torch_is_used_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> No
     assert not engine.compile(model, x, engine="dense").uses_torch
 
 
-def test_tokens_out_of_range_where_torch_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wirings.engine.engine_model.fastest_of", lambda *calls, **_: [2.0] + [1.0] * (len(calls) - 1))
-    tokens = torch.zeros(1, 4, dtype=torch.int64)
-    fast = engine.compile(language_model(4), tokens)
-    assert fast.uses_torch
-    assert fast(tokens).shape == (1, 4, 11)
-    for token in (11, -1, 2**62):
-        with pytest.raises(WiringError, match="expects tokens from 0 to 10, got"):
-            fast(tokens + token)
-
-
 def test_compact_models_use_torch_where_it_is_faster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)).eval(), torch.randn(5, 8)
     small = compact(model, x)
