@@ -152,7 +152,7 @@ def _line(row: dict[str, Any], reasons: list[str]) -> str:
 
     def cell(key: str, value: str) -> str:
         if not row.get(f"{key}_error"):
-            return value
+            return value if f"{key}_error" in row else ""
         reason = row[f"{key}_error"].replace("|", "/")
         if reason not in reasons:
             reasons.append(reason)
@@ -161,14 +161,18 @@ def _line(row: dict[str, Any], reasons: list[str]) -> str:
     if row.get("compact_error"):
         return f"| {row['network']} | {cell('compact', '')} | | | | | | | | | |"
     sizes = row["compact"]
-    shares = [f"{100 * sizes['after'][k] / sizes['before'][k]:.0f} %" for k in ("parameters", "mult_adds", "bytes")]
+    keys = ("parameters", "mult_adds", "bytes")
+    shares = [f"{100 * sizes['after'][key] / max(sizes['before'][key], 1):.0f} %" for key in keys]
     shares[1] += " (not all)" if sizes["uncounted"] else ""
     files = [cell(kind, "yes") for kind in FILES]
     if row.get("engine_error"):
         return f"| {row['network']} | {' | '.join([*shares, *files])} | | {cell('engine', '')} | | |"
-    times = [f"{1e3 * row['times'][side]['median_s']:.1f} ms" for side in ("PyTorch", "engine")]
-    left = "all" if row["uses_torch"] else str(sum(row["on_torch"].values()) or "none")
-    cells = [*shares, *files, *times, f"{row['ratio']:.1f} ×", left]
+    times = ["", "", ""]
+    if "times" in row:
+        times = [f"{1e3 * row['times'][side]['median_s']:.1f} ms" for side in ("PyTorch", "engine")]
+        times.append(f"{row['ratio']:.1f} ×")
+    left = "all" if row.get("uses_torch") else str(sum(row["on_torch"].values()) or "none")
+    cells = [*shares, *files, *times, left]
     return f"| {row['network']} | {' | '.join(cells)} |"
 
 

@@ -124,17 +124,24 @@ def test_networks_benchmark(run: RunBenchmark) -> None:
     networks = importlib.import_module("benchmarks.networks")
     options = ("--only", "nn.TransformerEncoder", "graph network", "--seconds=0.1", "--engine=sparse", "--threads=1")
     printed, record = run("networks", *options)
-    graph, encoder = record["rows"]
+    graph, one, encoder = record["rows"]
     assert "the same batch size" in graph["compact_error"]
-    errors = [encoder[key] for key in encoder if key.endswith("_error")]
-    assert errors == [None] * 5
+    for row in (one, encoder):
+        errors = [row[key] for key in row if key.endswith("_error")]
+        assert errors == [None] * 6
+    assert one["uses_torch"]
+    assert not encoder["uses_torch"]
     assert encoder["on_torch"] == {}
     assert encoder["compact"]["before"]["mult_adds"] == encoder["profile"]["mult_adds"]
     assert encoder["compact"]["after"]["parameters"] <= encoder["compact"]["before"]["parameters"]
     assert encoder["ratio"] > 0
     assert "× PyTorch's speed" in printed
-    assert networks._line(encoder).startswith("| nn.TransformerEncoder, 4 layers × 256 | 100 % | 100 % |")
-    assert networks._line(graph).count("|") == networks._line(encoder).count("|")
+    reasons: list[str] = []
+    lines = [networks._line(row, reasons) for row in record["rows"]]
+    assert lines[2].startswith("| nn.TransformerEncoder, 4 layers × 256 | 100 % | 100 % | 100 % | yes | yes | yes |")
+    assert len({line.count("|") for line in lines}) == 1
+    assert reasons == [graph["compact_error"]]
+    assert lines[0].startswith("| graph network, 100 nodes | no (1) |")
 
 
 def test_history_benchmark(run: RunBenchmark) -> None:

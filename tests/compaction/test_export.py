@@ -142,9 +142,10 @@ def every_token_operation() -> Program:
         ops.Attention("masked", ("queries", "queries", "queries"), mask, (3,) * 4, (3,) * 4, 1, 0.3),
         ops.Attention("one_mask", ("keys", "keys", "keys"), mask[:1].clone(), (3, 3), (3, 3), 1, 0.3, True),
         ops.Arrange("tokens", ("shared",), ((3, 4), (7,)), (0, 3, 2, 1), (-1, 7, 12)),
+        ops.Recurrent("states", ("keys",), t(12, 6), t(12, 3), t(12), t(12), "lstm", True),
     ]
     notes = {"types": {"ids": "torch.int64"}}
-    return Program({"ids": (7,)}, operations, ("tokens", "masked", "one_mask"), notes)
+    return Program({"ids": (7,)}, operations, ("tokens", "masked", "one_mask", "states"), notes)
 
 
 def every_diffusion_operation() -> Program:

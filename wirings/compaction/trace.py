@@ -5,6 +5,7 @@ Neural graphs inside the module are not traced; `wirings.compaction.lower_graphs
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -215,6 +216,7 @@ class _TraceConverter:
         if "out" not in named:
             named["out"] = self._shape(node)
         named["sizes"] = _example_sizes(node)
+        named["used"] = {user.args[1] for user in node.users if user.target is operator.getitem}
         given = _tensors_in([*arguments, *options.values()])
         plain = all(x.axes is None for x in given) and all(self._batch_first(x) for x in node.all_input_nodes)
         result = CONVERTERS[short](self.builder, short, named) if plain and short in CONVERTERS else None

@@ -26,6 +26,7 @@ from wirings.compaction.operations.multiply import Multiply
 from wirings.compaction.operations.multiply_map import MultiplyMap
 from wirings.compaction.operations.pad import Pad
 from wirings.compaction.operations.pooling import Pooling
+from wirings.compaction.operations.recurrent import Recurrent
 from wirings.compaction.operations.repeat_pixels import RepeatPixels
 from wirings.compaction.operations.reshape import Reshape
 from wirings.compaction.operations.roll import Roll
@@ -61,6 +62,7 @@ __all__ = [
     "Operation",
     "Pad",
     "Pooling",
+    "Recurrent",
     "RepeatPixels",
     "Reshape",
     "Roll",
@@ -76,7 +78,8 @@ OPERATIONS: dict[str, type[Operation]] = {
     for kind in (
         Conv, Linear, Affine, InstanceNorm, Activation, Add, Multiply, AddMap, Concat, SelectChannels, ScatterChannels,
         Pooling, Mean, Crop, Pad, Flatten, Reshape, Constant, Arrange, ChannelNorm, Attention, Embedding, MultiplyMap,
-        GroupNorm, AddNumbers, RepeatPixels, Roll, TorchOperator,
+        GroupNorm, AddNumbers, RepeatPixels, Roll, Recurrent,
+        TorchOperator,
     )
 }  # fmt: skip
 """All operations by name."""
