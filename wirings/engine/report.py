@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from wirings.utils.tables import text_table
@@ -39,6 +39,8 @@ class EngineReport:
     steps: list[StepReport]
     against_torch: tuple[float, float] | None = None
     """Seconds of the whole network in the kernels and in PyTorch, if they were compared."""
+    floats: dict[str, str] = field(default_factory=dict)
+    """In a network in int8, the layers that stay in float32, and why."""
 
     @property
     def seconds(self) -> float:
@@ -61,6 +63,10 @@ class EngineReport:
         if self.against_torch is not None:
             own, other = (f"{1e3 * seconds:.3g} ms" for seconds in self.against_torch)
             lines.append(f"the whole network: {own}, in PyTorch {other}")
+        reasons: dict[str, list[str]] = {}
+        for name, why in self.floats.items():
+            reasons.setdefault(why, []).append(name)
+        lines += [f"in float32, {why}: {', '.join(names)}" for why, names in reasons.items()]
         return "\n".join(lines)
 
 
