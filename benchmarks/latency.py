@@ -223,6 +223,7 @@ def mobilenet(threads: int, seconds: float) -> dict[str, Any]:
     small = compact(model, x)
     print(small.report)
     fast = engine.compile(small, threads=threads)
+    int8 = engine.compile(small, threads=threads, dtype="int8", calibrate=[torch.randn(4, 3, PIXELS, PIXELS)])
     plain = finalize_(copy.deepcopy(model)).eval()
     networks: dict[str, Callable[[Tensor], Any]] = {
         "DNW x0.225, engine": fast,
@@ -231,6 +232,7 @@ def mobilenet(threads: int, seconds: float) -> dict[str, Any]:
         "DNW x0.225, PyTorch, compact": small,
     }
     same = list(networks)
+    networks["DNW x0.225, engine, int8"] = int8
     for width in (0.25, 0.5):
         torch.manual_seed(0)
         dense = models.get("mobilenetv1", width=width, classes=1000, image_size=PIXELS)
@@ -241,6 +243,9 @@ def mobilenet(threads: int, seconds: float) -> dict[str, Any]:
     times = measure(networks, x, seconds, same)
     report = fast.report
     print(report)
+    with torch.no_grad():
+        lost = float((int8(x) - small(x)).norm() / small(x).norm())
+    print(f"int8 changes the outputs by {100 * lost:.2f} %")
     mine = times["DNW x0.225, engine"]["median_s"]
     ratio = times["DNW x0.225, PyTorch, not compact"]["median_s"] / mine
     print(f"engine: {1e3 * mine:.2f} ms; {ratio:.1f}× faster than PyTorch on the original network")
@@ -248,6 +253,7 @@ def mobilenet(threads: int, seconds: float) -> dict[str, Any]:
         **about,
         "compact": small.report.as_mapping() if small.report else None,
         "times": times,
+        "int8_loss": lost,
         "steps": report.as_mapping()["steps"],
         "memory_bytes": fast.bytes,
     }

@@ -135,12 +135,14 @@ def encoder(threads: int, seconds: float) -> list[dict[str, Any]]:
         x = {"tokens": torch.randint(VOCABULARY, (1, TOKENS))}
         small = compact(model, x["tokens"])
         fast = engine.compile(small, threads=threads)
+        int8 = engine.compile(small, threads=threads, dtype="int8")
         with tempfile.TemporaryDirectory() as folder:
             path = exported(model, x, Path(folder) / "model.onnx")
             own = small.save(Path(folder) / "compact.onnx")
             named = {next(iter(small.program.inputs)): x["tokens"]}
             sides: dict[str, Callable[[], Any]] = {
                 "engine": lambda fast=fast, x=x: fast(x["tokens"]),
+                "engine, int8": lambda int8=int8, x=x: int8(x["tokens"]),
                 "ONNX Runtime, from PyTorch": runs(path, x, threads),
                 "ONNX Runtime, from wirings": runs(own, named, threads),
                 "ONNX Runtime, int8": runs(quantised(path), x, threads),
@@ -151,10 +153,12 @@ def encoder(threads: int, seconds: float) -> list[dict[str, Any]]:
             found = sides[name]()
             found = found if isinstance(found, Tensor) else torch.from_numpy(found[0])
             assert (found - expected).abs().max() < 1e-4 * expected.abs().max(), name
+        lost = float((int8(x["tokens"]) - expected).norm() / expected.norm())
         print(f"encoder {ENCODER['layers']} × {ENCODER['width']}, {TOKENS} tokens, {100 * density:g} %")
         times = in_turn(sides, seconds)
         show(times)
-        rows.append({"density": density, "times": times, "steps": fast.report.as_mapping()["steps"]})
+        print(f"  int8 changes the outputs by {100 * lost:.2f} %")
+        rows.append({"density": density, "times": times, "int8_loss": lost, "steps": fast.report.as_mapping()["steps"]})
     return rows
 
 
@@ -166,15 +170,17 @@ def decoder(threads: int, seconds: float) -> list[dict[str, Any]]:
     layers, heads, size = DECODER["layers"], DECODER["heads"], DECODER["width"] // DECODER["heads"]
     tokens = torch.randint(DECODER["classes"], (1, DECODER["context"]))
     generator = engine.compile(model, tokens, engine="sparse", threads=threads).generator()
+    int8 = engine.compile(model, tokens, engine="sparse", threads=threads, dtype="int8").generator()
     one = OneToken(model)
     keys = values = torch.zeros(layers, heads, 0, size)
     for t in range(TOKENS):
         logits, keys, values = one(tokens[:, t : t + 1], torch.tensor([[t]]), keys, values)
         found = generator.step(int(tokens[0, t]))
+        int8.step(int(tokens[0, t]))
     assert (found - logits[0, 0]).abs().max() < 1e-4 * logits.abs().max()
     x = {"token": tokens[:, :1], "position": torch.tensor([[TOKENS]]), "keys": keys, "values": values}
 
-    def step() -> Tensor:
+    def step(generator: Any = generator) -> Tensor:
         generator._count = TOKENS  # the same position every time
         return generator.step(0)
 
@@ -182,6 +188,7 @@ def decoder(threads: int, seconds: float) -> list[dict[str, Any]]:
         path = exported(one, x, Path(folder) / "model.onnx")
         sides: dict[str, Callable[[], Any]] = {
             "engine": step,
+            "engine, int8": lambda: step(int8),
             "ONNX Runtime": runs(path, x, threads),
             "ONNX Runtime, int8": runs(quantised(path), x, threads),
             "PyTorch": lambda: one(**x),

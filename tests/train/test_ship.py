@@ -402,3 +402,38 @@ def test_odd_data_is_one_error(data: Any, message: str) -> None:
 def test_rejects_a_name_that_is_no_text() -> None:
     with pytest.raises(WiringError, match="name must be a text, got 3"):
         wirings.ship(nn.Linear(4, 2), INPUTS[:1], name=3, **FAST)  # type: ignore[arg-type]
+
+
+# ---- int8 ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not engine.available(), reason="there is no C++ compiler")
+def test_ships_in_int8(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = cnn(0.5), torch.randn(2, 3, 12, 12)
+    data = [(torch.randn(9, 3, 12, 12), torch.arange(9) % 4)]
+    made = wirings.ship(model, x, data=data, out=tmp_path, quantize="int8", **FAST)
+    report = made.report
+    assert report.quantize == "int8"
+    assert "ms, engine, int8" in str(report)
+    assert report.metric is not None
+    (note,) = [line for line in report.notes if line.startswith("Layers in int8: ")]
+    assert "In float32: " in note
+    assert ShipReport.from_mapping(json.loads(json.dumps(report.as_mapping()))) == report
+    if report.used == "engine":
+        assert made.fast.quantization is not None
+        assert torch.equal(engine.load(tmp_path / "engine.safetensors")(x), made.fast(x))
+    assert 0 < report.side(ENGINE).difference < 0.05  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"quantize": "int4"}, "int4"),
+        ({"calibrate": [torch.zeros(1, 3, 12, 12)]}, 'calibrate is for quantize="int8"'),
+        ({"quantize": "int8", "calibrate": []}, "at least one batch of inputs"),
+    ],
+)
+def test_rejects_invalid_quantisation(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(WiringError, match=message):
+        wirings.ship(cnn(), torch.randn(2, 3, 12, 12), **options, **FAST)

@@ -61,6 +61,14 @@ def test_a_run_of_images_is_measured_by_accuracy(digits: Path, tmp_path: Path) -
     assert said.endswith(f"wrote {written} to {tmp_path / 'out'}\n")
 
 
+def test_a_run_in_int8_is_calibrated_on_its_training_data(digits: Path) -> None:
+    said = json.loads(call("ship", digits, "--quick", "--threads", 1, "--int8", "--json"))
+    assert said["quantize"] == "int8"
+    assert said["metric"]["after"] == pytest.approx(said["metric"]["before"], abs=0.6)
+    assert not any("calibration" in note for note in said["notes"])
+    assert any(note.startswith("Layers in int8: ") for note in said["notes"])
+
+
 def test_limits_the_number_of_examples(digits: Path) -> None:
     said = json.loads(call("ship", digits, "--quick", "--examples", 150, "--json"))
     assert said["metric"]["examples"] == 150

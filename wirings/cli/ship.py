@@ -62,6 +62,10 @@ def ship(
         str | None,
         typer.Option("--dtype", help="Round weights in the files: float16, bfloat16 or int8. By default, none is."),
     ] = None,
+    int8: Annotated[
+        bool,
+        typer.Option("--int8", help="Compute layers in int8, calibrated on the run's training data."),
+    ] = False,
     data: DataOption = None,
     examples: Annotated[
         int | None,
@@ -89,6 +93,7 @@ def ship(
         threads=threads,
         image_size=image_size,
         dtype=dtype,
+        quantize="int8" if int8 else None,
         data=data,
         examples=examples,
         seconds=QUICK_SECONDS if quick else 1.0,

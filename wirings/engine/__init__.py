@@ -9,10 +9,12 @@ torch.Size([2, 8, 14, 14])
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from wirings.compaction import CompactModel, compact
 from wirings.compaction.compact import flat_copy
@@ -20,12 +22,16 @@ from wirings.compaction.file_format import file_errors
 from wirings.compaction.program import Program
 from wirings.engine.build import kernels
 from wirings.engine.engine_model import ENGINES, EngineModel, check_choices, check_settings
+from wirings.engine.operations import supports
+from wirings.engine.quantization import SAMPLE, Quantization, choose_layers, read_batches
 from wirings.engine.report import EngineReport, StepReport
-from wirings.errors import WiringError
+from wirings.errors import WiringError, unknown
 from wirings.utils.example_input import ExampleInput
 
 __all__ = ["ENGINES", "EngineModel", "EngineReport", "StepReport", "available", "compile", "load"]
 
+DTYPES = ("float32", "int8")
+"""What layers can be computed in."""
 FEW_THREADS = 8
 """The threads that a file may ask for on any machine; for more, the machine needs as many cores."""
 
@@ -36,6 +42,8 @@ def compile(
     *,
     engine: str = "auto",
     threads: int | None = None,
+    dtype: str | torch.dtype = "float32",
+    calibrate: Iterable[Any] | None = None,
 ) -> EngineModel:
     """Compile a network for this machine's CPU, for images of one size and any batch size.
 
@@ -48,24 +56,53 @@ def compile(
             PyTorch if that is faster for a batch like the example (a batch of one, for a compact model);
             ``"sparse"`` and ``"dense"`` use one for all layers; ``"torch"`` runs plain PyTorch.
         threads: the number of threads; by default, as many as PyTorch uses (`torch.get_num_threads`).
+        dtype: ``"int8"`` computes layers in int8, with inputs that are quantised as the network runs. Layers that lose
+            too much stay in float32, which ``fast.report`` lists with the reasons.
+        calibrate: for int8, batches of real inputs: a loader, or a list of tensors. Convolutions with kernels of more
+            than one pixel need them, for the ranges of their inputs, and losses are measured on them.
 
     Returns:
         A module. ``print(fast.report)`` shows where its time goes; ``fast.save(path)`` saves what was chosen.
     """
+    kind = _dtype(dtype, calibrate)
     if isinstance(model, EngineModel):
         model = model.program
     if not isinstance(model, (Program, CompactModel)):
         if not isinstance(model, nn.Module):
             raise WiringError(f"compile expects a model, a compact model or a program, got {type(model).__name__}.")
-        fast = EngineModel(compact(model, example_input).program, engine, threads)
+        program = compact(model, example_input).program
+        measured = engine == "auto" or kind == "int8"
+        original, inputs = flat_copy(model, example_input) if measured else (None, None)
+        fast = EngineModel(program, engine, threads, quantization=quantization_for(program, kind, calibrate, inputs))
         if engine == "auto":
-            original, inputs = flat_copy(model, example_input)
             fast.use_torch_if_faster(inputs, original)
         return fast
-    fast = EngineModel(model if isinstance(model, Program) else model.program, engine, threads)
+    program = model if isinstance(model, Program) else model.program
+    fast = EngineModel(program, engine, threads, quantization=quantization_for(program, kind, calibrate))
     if engine == "auto":
         fast.use_torch_if_faster()
     return fast
+
+
+def _dtype(dtype: Any, calibrate: Any) -> str:
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise unknown("dtype", name[:60], DTYPES)
+    if calibrate is not None and name != "int8":
+        raise WiringError(f'calibrate is for dtype="int8", got dtype="{name}". Leave it out.')
+    return name
+
+
+def quantization_for(
+    program: Program, dtype: str, calibrate: Iterable[Any] | None, inputs: Sequence[Tensor] | None = None
+) -> Quantization | None:
+    """The layers of a program that are computed in int8, and those that stay in float32; None for another dtype."""
+    if dtype != "int8":
+        return None
+    program = program.to("cpu", torch.float32)
+    shapes = program.shapes()
+    examples = [inputs or program.example(SAMPLE)] if calibrate is None else read_batches(program, calibrate)
+    return choose_layers(program, lambda o: supports(o, shapes), examples, calibrate is not None)
 
 
 def load(
@@ -98,7 +135,8 @@ def load(
         program = program.to("cpu", torch.float32)
         for batch in (1, (threads or torch.get_num_threads()) + 1):
             program.run(*program.example(batch))
-    fast = EngineModel(program, engine or "auto", threads, saved)
+        quantization = Quantization.from_mapping(saved["int8"], program) if saved and "int8" in saved else None
+    fast = EngineModel(program, engine or "auto", threads, saved, quantization)
     if fast.engine == "auto":
         fast.use_torch_if_faster()  # unless that was saved on such a machine
     return fast

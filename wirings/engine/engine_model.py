@@ -20,6 +20,8 @@ from wirings.compaction.report import operation_counts
 from wirings.engine.build import kernels
 from wirings.engine.execution_plan import ExecutionPlan
 from wirings.engine.export import export_network
+from wirings.engine.int8_speed import slower_layers
+from wirings.engine.quantization import Quantization
 from wirings.engine.report import EngineReport, StepReport
 from wirings.engine.segments import ProgramSegment, check_tokens, split_program
 from wirings.engine.step import StepChoice
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 ENGINES = ("auto", "sparse", "dense", "torch")
 TOLERANCE = 1e-3
 """A larger difference from PyTorch's outputs, as a share of the largest output, cannot be explained by rounding."""
+INT8_TOLERANCE = 0.1
+"""The same for networks in int8, where a number that is rounded differently changes by a whole step."""
 MAX_THREADS = 1024
 """More than any machine has cores. Each thread takes memory of its own."""
 SLOWER = 0.9
@@ -51,10 +55,17 @@ class EngineModel(nn.Module):
     """
 
     def __init__(
-        self, program: Program, engine: str = "auto", threads: int | None = None, choices: dict[str, Any] | None = None
+        self,
+        program: Program,
+        engine: str = "auto",
+        threads: int | None = None,
+        choices: dict[str, Any] | None = None,
+        quantization: Quantization | None = None,
     ) -> None:
         super().__init__()
         check_settings(engine, threads)
+        self.quantization = quantization
+        """The layers in int8, and those that stay in float32; None if all are in float32."""
         self.program = program.to(device="cpu", dtype=torch.float32)
         self.engine, self.threads = engine, int(threads or torch.get_num_threads())
         library = None if engine == "torch" else kernels()
@@ -90,11 +101,11 @@ class EngineModel(nn.Module):
                 integers |= set(program.notes.get("types", ())) & set(taken)  # of constants, for their batch size
                 types = dict.fromkeys(integers, "torch.int64")
                 own = Program({name: self._shapes[name] for name in taken}, operations, tuple(given), {"types": types})
-                plan = ExecutionPlan(library, own, self._shapes, self.threads)
+                plan = ExecutionPlan(library, own, self._shapes, self.threads, quantization=self.quantization)
                 if not plan.too_large:
                     segment.plan = plan
                     if self.threads > 1:
-                        many = ExecutionPlan(library, own, self._shapes, self.threads, together=False, like=plan)
+                        many = ExecutionPlan(library, own, self._shapes, self.threads, False, plan, self.quantization)
                         segment.batch_plan = None if many.too_large else many
             segments.append(segment)
         return segments
@@ -118,9 +129,29 @@ class EngineModel(nn.Module):
                 plan.choose([plan.usual(step, self.engine) for step in plan.steps])
                 plan.settle()
             return
+        self._tune(plans)
+        if self.quantization is not None and self._drop_slower_layers():
+            self._tune(self._plans())
+
+    def _tune(self, plans: list[ExecutionPlan]) -> None:
         for plan in plans:
             images = 1 if plan.together else self.threads
             tune(plan, plan.program.zeros(images))
+
+    def _drop_slower_layers(self) -> bool:
+        """Leave layers in float32 that int8 makes slower; returns whether there are any."""
+        assert self.quantization is not None
+        found: dict[str, tuple[float, float]] = {}
+        for segment in self._segments:
+            if segment.plan is not None:
+                found |= slower_layers(segment.plan, self._shapes)
+        if not found:
+            return False
+        micro = {name: (1e6 * own, 1e6 * other) for name, (own, other) in found.items()}
+        reasons = {name: f"slower in int8: {own:.1f} µs instead of {other:.1f}" for name, (own, other) in micro.items()}
+        self.quantization = self.quantization.without(reasons, self.program)
+        self._segments = self._make_segments(kernels())
+        return True
 
     def _verify(self) -> None:
         """Raise unless the kernels compute what PyTorch does, with one image per thread and with one on all threads.
@@ -129,7 +160,10 @@ class EngineModel(nn.Module):
         """
         images = self.program.example(self.threads + 1)
         found = self._run_segments(self._segments, images)
-        check_outputs(self.program, found, images, self.program.run(*images), "the compiled network", TOLERANCE)
+        program, tolerance = self.program, TOLERANCE
+        if self.quantization is not None:
+            program, tolerance = self.quantization.reference(program), INT8_TOLERANCE
+        check_outputs(program, found, images, program.run(*images), "the compiled network", tolerance)
 
     def use_torch_if_faster(self, inputs: Sequence[Tensor] | None = None, model: nn.Module | None = None) -> None:
         """Use PyTorch instead if it is faster for a batch like ``inputs``, with PyTorch's own threads.
@@ -236,8 +270,9 @@ class EngineModel(nn.Module):
                 steps += self._time_segment(segment, values)
                 segment.run(values, self.threads)
             faster = self.compiled and self.uses_torch
+            floats = {} if self.quantization is None else dict(self.quantization.floats)
             engine = self.engine if self.compiled else "torch"
-            self._report = EngineReport(engine, self.threads, steps, self._seconds, faster)
+            self._report = EngineReport(engine, self.threads, steps, self._seconds, faster, floats)
         return self._report
 
     def _time_segment(self, segment: ProgramSegment, values: dict[str, Tensor]) -> list[StepReport]:
@@ -268,7 +303,8 @@ class EngineModel(nn.Module):
         """What was chosen for each step, and on which machine, for JSON."""
         steps = [[[c.way, c.strips] for c in plan.choices] for plan in self._plans()]
         on_torch = {} if self._program_on_torch is None else {"on_torch": True}
-        return {**self._about(), "steps": steps, **on_torch}
+        int8 = {} if self.quantization is None else {"int8": self.quantization.as_mapping()}
+        return {**self._about(), "steps": steps, **on_torch, **int8}
 
     @property
     def bytes(self) -> int:
@@ -325,7 +361,13 @@ class EngineModel(nn.Module):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"program": self.program, "engine": self.engine, "threads": self.threads, "choices": self.choices}
+        return {
+            "program": self.program,
+            "engine": self.engine,
+            "threads": self.threads,
+            "choices": self.choices,
+            "quantization": self.quantization,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
@@ -347,7 +389,8 @@ def check_settings(engine: Any, threads: Any) -> None:
 
 def check_choices(saved: Any) -> None:
     """Raise unless what a file says about its engine has the form of `EngineModel.choices`."""
-    if not isinstance(saved, dict) or set(saved) - {"on_torch"} != {"engine", "threads", "processor", "steps"}:
+    optional = {"on_torch", "int8"}
+    if not isinstance(saved, dict) or set(saved) - optional != {"engine", "threads", "processor", "steps"}:
         raise WiringError("expected an engine, its threads, its processor and its steps")
     if not isinstance(saved.get("on_torch", False), bool):
         raise WiringError("expected whether the network runs on PyTorch")

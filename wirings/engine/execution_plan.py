@@ -19,6 +19,7 @@ from wirings.engine.kernel_step import KernelStep
 from wirings.engine.lowering import Lowering
 from wirings.engine.operations import lower
 from wirings.engine.pack_steps import PackedStep
+from wirings.engine.quantization import Quantization
 from wirings.engine.step import KernelSizes, LoweredStep, StepChoice, WorkDivision
 from wirings.engine.thread_pool import ThreadPool, reset_in_children, shared_pool
 from wirings.errors import WiringError
@@ -62,6 +63,7 @@ class ExecutionPlan:
         together: whether all threads work on one image, with its maps cut into bands; otherwise, each thread has images
             of its own.
         like: a plan of the same program, whose packed weights are reused where possible.
+        quantization: which layers are computed in int8.
     """
 
     def __init__(
@@ -72,12 +74,15 @@ class ExecutionPlan:
         threads: int,
         together: bool = True,
         like: ExecutionPlan | None = None,
+        quantization: Quantization | None = None,
     ) -> None:
         self.library, self.program, self.threads, self.together = library, program, threads, together
         self.machine, self.kinds = KernelSizes.of(library), kernel_kinds(library)
         whole = like is not None and like.lowering.bands == 1  # then the memory has the same layout
         self.lowering: Lowering = (
-            like.lowering if like and whole else Lowering(program, shapes, threads if together else 1, lower)
+            like.lowering
+            if like and whole
+            else Lowering(program, shapes, threads if together else 1, lower, quantization)
         )
         self.steps = self.lowering.steps
         self.output_shapes = [shapes[name] for name in program.outputs]

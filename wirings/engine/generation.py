@@ -164,7 +164,7 @@ class TokenGenerator:
                     f"this network cannot generate with a cache: the kernels cannot compute {o.output} "
                     f"({type(o).__name__}) for one token. Call the network on the whole sequence instead."
                 )
-        self._plan = ExecutionPlan(library, program, shapes, model.threads)
+        self._plan = ExecutionPlan(library, program, shapes, model.threads, quantization=model.quantization)
         self.tokens = self._one.tokens
         """The most tokens that a sequence can have."""
         self._caches = {name: torch.zeros(1, size) for name, size in self._one.caches.items()}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
@@ -19,10 +20,15 @@ from wirings.compaction.program import Program
 from wirings.engine.copies import CopyStep, GatherStep, GiveStep
 from wirings.engine.edge_sums import EdgeSum, EdgeTerm, SumsResult
 from wirings.engine.fused_steps import FusedStep
+from wirings.engine.int8_lowering import QuantizedChannel, close_int8, fuse_quantization, is_int8
 from wirings.engine.memory_layout import EMPTY, FeatureMaps, MapMemory
-from wirings.engine.node_convolution import CallerInput
+from wirings.engine.node_convolution import CallerInput, NodeConvolution
+from wirings.engine.quantize_steps import ByteLayout
 from wirings.engine.row_bands import cut_into_bands
 from wirings.engine.step import LoweredStep
+
+if TYPE_CHECKING:
+    from wirings.engine.quantization import Quantization
 
 LowerOperation = Callable[["Lowering", Operation], "FusedStep | FeatureMaps | GatherStep"]
 
@@ -35,10 +41,18 @@ class Lowering:
         shapes: the shapes of all of its tensors, without the batch dimension.
         bands: into how many bands of rows maps may be cut, one for each thread.
         lower: adds one operation; `wirings.engine.operations.lower`.
+        quantization: which layers are computed in int8.
     """
 
-    def __init__(self, program: Program, shapes: dict[str, tuple[int, ...]], bands: int, lower: LowerOperation) -> None:
-        self.program, self.shapes, self.bands = program, shapes, bands
+    def __init__(
+        self,
+        program: Program,
+        shapes: dict[str, tuple[int, ...]],
+        bands: int,
+        lower: LowerOperation,
+        quantization: Quantization | None = None,
+    ) -> None:
+        self.program, self.shapes, self.bands, self.quantization = program, shapes, bands, quantization
         self.memory, self.steps = MapMemory(), list[LoweredStep]()
         self.values: dict[str, FeatureMaps | FusedStep | GatherStep] = {}
         """Tensors that a step has computed, and steps that are still open."""
@@ -46,6 +60,8 @@ class Lowering:
         for name in program.outputs:
             self.users[name] += 1
         self.phases: dict[tuple[str, int, int], tuple[FeatureMaps, LoweredStep]] = {}
+        self.quantized_pixels: dict[tuple[bytes, ...], tuple[FeatureMaps, FeatureMaps]] = {}
+        self.quantized_channels: dict[tuple[ByteLayout, int, int], dict[tuple[int, ...], QuantizedChannel]] = {}
         for operation in program.operations:
             self.values[operation.output] = lower(self, operation)
         for number, name in enumerate(program.outputs):
@@ -54,6 +70,8 @@ class Lowering:
                 self.emit(value)
                 continue
             self.emit(GiveStep(name, None, self.solid(self.ready(name)), number))
+        if quantization is not None:
+            fuse_quantization(self)
         for number, step in enumerate(self.steps):
             self.memory.used(number, *step.reads(), *([step.out] if step.out is not None else []))
         if bands > 1:
@@ -86,7 +104,7 @@ class Lowering:
         value = self.values[name]
         assert not isinstance(value, GatherStep)  # nothing reads what is copied to the caller
         if not isinstance(value, FeatureMaps):
-            value = self.values[name] = value.close(self)
+            value = self.values[name] = self.close(value)
         return value
 
     def fusible(self, name: str) -> FusedStep | None:
@@ -145,6 +163,18 @@ class Lowering:
 
     # ---- steps ------------------------------------------------------------------------------------------------------
 
+    def in_int8(self, o: Operation) -> bool:
+        """Whether a layer is computed in int8."""
+        return self.quantization is not None and o.output in self.quantization.layers
+
+    def close(self, fused: FusedStep) -> FeatureMaps:
+        """Add an open step; returns where its result is."""
+        if isinstance(fused, EdgeSum) and is_int8(fused):
+            return close_int8(self, fused)
+        if isinstance(fused, NodeConvolution) and is_int8(fused.sums):
+            return close_int8(self, fused.sums, fused)
+        return fused.close(self)
+
     def emit(self, step: LoweredStep) -> None:
         """Add a step."""
         self.steps.append(step)
@@ -164,7 +194,7 @@ class Lowering:
         out = self.memory.new(channels * sy * sx, -(-height // sy), -(-width // sx))
         self.memory.buffers[out.buffers[0]].own = True  # a phase may be smaller than the others
         made = self.values.get(name)
-        if isinstance(made, EdgeSum) and self._only_strided(name, stride):
+        if isinstance(made, EdgeSum) and not is_int8(made) and self._only_strided(name, stride):
             self.phases[(name, *stride)] = out, made.emit(self, out, SumsResult.PHASES, stride)
             return out
         outside = name in self.program.inputs and name not in self.values

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from wirings.utils.tables import text_table
@@ -41,6 +41,8 @@ class EngineReport:
     """Seconds of the whole network in the kernels and in PyTorch, if they were compared."""
     uses_torch: bool = False
     """Whether PyTorch was faster, so that it runs the network instead of the steps."""
+    floats: dict[str, str] = field(default_factory=dict)
+    """In a network in int8, the layers that stay in float32, and why."""
 
     @property
     def seconds(self) -> float:
@@ -63,6 +65,10 @@ class EngineReport:
         if self.against_torch is not None:
             own, other = (f"{1e3 * seconds:.3g} ms" for seconds in self.against_torch)
             lines.append(f"the whole network: {own}, in PyTorch {other}{', which is used' if self.uses_torch else ''}")
+        reasons: dict[str, list[str]] = {}
+        for name, why in self.floats.items():
+            reasons.setdefault(why, []).append(name)
+        lines += [f"in float32, {why}: {', '.join(names)}" for why, names in reasons.items()]
         return "\n".join(lines)
 
 

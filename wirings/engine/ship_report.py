@@ -77,6 +77,8 @@ class ShipReport:
     """What ``ShippedModel.fast`` runs on: ``"engine"``, or ``"torch"`` if the engine gains nothing."""
     notes: list[str]
     """What was left out, and why; a sentence each."""
+    quantize: str | None = None
+    """What the engine computes in, if not in float32."""
 
     def side(self, name: str) -> ShipSide | None:
         """The side of this name, if it was measured."""
@@ -153,7 +155,8 @@ class ShipReport:
     def _rows(self) -> list[list[Cell]]:
         rows: list[list[Cell]] = []
         original = self.sides[0].timing.median
-        for label, name in (("PyTorch", COMPACT), ("ONNX Runtime", ONNX), ("engine", ENGINE)):
+        engine = "engine" if self.quantize is None else f"engine, {self.quantize}"
+        for label, name in (("PyTorch", COMPACT), ("ONNX Runtime", ONNX), (engine, ENGINE)):
             if (side := self.side(name)) is not None:
                 after = side.timing.median
                 before = _ms(original) if name == COMPACT else ""

@@ -209,15 +209,24 @@ def _fill(struct: ctypes.Structure, values: Fields, arrays: list[np.ndarray], na
             _fill(getattr(struct, key), value, arrays, name)
             continue
         if isinstance(value, np.ndarray):
-            floating = value.dtype.kind == "f"
-            kept = np.ascontiguousarray(value, np.float32) if floating else as_int32(value, name)
-            kept = kept if kept.size else np.zeros(1, kept.dtype)
+            kept = _as_read(value, name)
             arrays.append(kept)
             value = kept.ctypes.data
         elif kinds[key] is c_int32:
             expect_int32(name, int(value))
             value = int(value)
         setattr(struct, key, value)
+
+
+def _as_read(values: np.ndarray, name: str) -> np.ndarray:
+    """An array as the kernels read it: float32 or int32, unless it consists of bytes or 64-bit masks."""
+    if values.dtype in (np.int8, np.uint64):
+        kept = np.ascontiguousarray(values)
+    elif values.dtype.kind == "f":
+        kept = np.ascontiguousarray(values, np.float32)
+    else:
+        kept = as_int32(values, name)
+    return kept if kept.size else np.zeros(1, kept.dtype)
 
 
 def pointers(*names: str) -> Layout:

@@ -8,7 +8,7 @@ import json
 import math
 import platform
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,16 @@ from torch import nn
 
 from wirings.compaction import CompactModel, Program, compact, load_compact
 from wirings.compaction.compact import check_arguments, plain_copy
-from wirings.engine import EngineModel
+from wirings.engine import EngineModel, quantization_for
 from wirings.engine import compile as compile_engine
 from wirings.engine.engine_model import check_settings
 from wirings.engine.ship_report import COMPACT, ENGINE, ShipMetric, ShipReport, ShipSide
 from wirings.engine.turns import time_in_turns
-from wirings.errors import WiringError
+from wirings.errors import WiringError, unknown
 from wirings.train.ship_quality import Quality, QualityMeasure, ShipData, quality_measure
 from wirings.train.ship_sides import (
     installed,
+    layer_notes,
     measured_sides,
     on_cpu,
     output_differences,
@@ -100,6 +101,8 @@ def ship(
     threads: int | None = None,
     seconds: float = 1.0,
     dtype: str | torch.dtype | None = None,
+    quantize: str | None = None,
+    calibrate: Iterable[Any] | None = None,
     name: str | None = None,
 ) -> ShippedModel:
     """Compact a network, compile it for this machine's CPU, and measure what was gained.
@@ -118,6 +121,8 @@ def ship(
         seconds: the time of measured calls per side.
         dtype: what weights are rounded to in the files, as for `CompactModel.save`. What is measured is then what the
             file gives when it is loaded again; the engine computes in float32.
+        quantize: ``"int8"`` has the engine compute in int8, as ``wirings.engine.compile(…, dtype="int8")`` does.
+        calibrate: for int8, batches of real inputs, with or without labels; by default, ``data`` if that has batches.
         name: what the report calls the network; by default, its class.
 
     Raises:
@@ -131,6 +136,9 @@ def ship(
     _check(model, out, threads, seconds, name)
     rounding = rounding_type(dtype)
     measure = None if data is None else quality_measure(data)
+    kind = _computes_in(quantize, calibrate)
+    if kind == "int8" and calibrate is None and isinstance(data, Iterable) and not hasattr(data, "epoch"):
+        calibrate = data
     arguments = on_cpu(check_arguments(model, example_input, "ship"))
     threads = int(threads or torch.get_num_threads())  # NumPy's integers cannot be written as JSON
     with _torch_threads(threads), _folder(out) as folder:
@@ -140,7 +148,10 @@ def ship(
         path = exact.save(folder / COMPACT_FILE, rounding)
         stored = exact if rounding is None else load_compact(path, max_bytes=math.inf)
         before = _measure(measure, plain, notes)
-        fast = EngineModel(stored.program, threads=threads)  # on the kernels; whether they win is measured below
+        layers = quantization_for(stored.program, kind, calibrate)
+        # On the kernels; whether they win is measured below.
+        fast = EngineModel(stored.program, threads=threads, quantization=layers)
+        notes += layer_notes(fast)
         calls = measured_sides(plain, stored, fast, arguments, onnx=folder / ONNX_FILE, notes=notes)
         differences = output_differences(calls)
         times = time_in_turns(calls, seconds)
@@ -172,11 +183,20 @@ def ship(
             left_to_torch=left,
             used=used,
             notes=notes,
+            quantize=quantize,
         )
         shipped = ShippedModel(fast, stored, report, exact)
         if out is not None:
             shipped._save_report(folder)
     return shipped
+
+
+def _computes_in(quantize: Any, calibrate: Any) -> str:
+    if quantize not in (None, "int8"):
+        raise unknown("quantize", str(quantize)[:60], ["int8"])
+    if quantize is None and calibrate is not None:
+        raise WiringError('calibrate is for quantize="int8". Give both, or leave it out.')
+    return quantize or "float32"
 
 
 # ---- quality --------------------------------------------------------------------------------------------------------

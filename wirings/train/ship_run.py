@@ -19,6 +19,9 @@ from wirings.train.ship_quality import Quality, QualityMeasure
 from wirings.utils.encoded_tensors import rounding_type
 from wirings.utils.files import check_folder
 
+CALIBRATION = 256
+"""Training examples from which the ranges of activations in int8 are taken."""
+
 
 def ship_run(
     run: str | Path,
@@ -28,6 +31,7 @@ def ship_run(
     threads: int | None = None,
     image_size: int | None = None,
     dtype: str | torch.dtype | None = None,
+    quantize: str | None = None,
     data: Path | None = None,
     examples: int | None = None,
     seconds: float = 1.0,
@@ -43,6 +47,7 @@ def ship_run(
         threads: see ``out``.
         image_size: the height and width of the images in pixels; by default, as in training.
         dtype: see ``out``.
+        quantize: as for `wirings.ship`; the run's training data is used for calibration.
         data: the folder that holds the data, instead of the run's own.
         examples: the number of test examples to measure; by default all. With 0, no data is loaded.
         seconds: see ``out``.
@@ -62,6 +67,10 @@ def ship_run(
             return measure_on_test_set(model, found, opened, examples)
 
         measure = QualityMeasure(measured, required=data is not None)
+    calibrate = None
+    if quantize is not None:
+        with contextlib.nullcontext() if data is not None else contextlib.suppress(WiringError):
+            calibrate = _first_inputs(run_data(run, opened, about, data, image_size).train)
     return ship(
         opened.model,
         example,
@@ -70,8 +79,20 @@ def ship_run(
         threads=threads,
         seconds=seconds,
         dtype=dtype,
+        quantize=quantize,
+        calibrate=calibrate,
         name=f"{run} ({opened.recipe})" if str(run) != opened.recipe else str(run),
     )
+
+
+def _first_inputs(loader: Loader) -> list[Tensor]:
+    """Inputs of the first batches of training data."""
+    found: list[Tensor] = []
+    for x, _ in loader.epoch(0):
+        found.append(x)
+        if sum(map(len, found)) >= CALIBRATION:
+            break
+    return found
 
 
 def example_of(run: str | Path, opened: OpenedRun, image_size: int | None = None, batch: int = 1) -> Tensor:

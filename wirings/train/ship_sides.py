@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -110,6 +111,15 @@ def steps_left_to_torch(fast: EngineModel) -> list[TorchSteps]:
             times.setdefault(names.get(step.name, step.kind), []).append(step.seconds)
     made = [TorchSteps(kind, len(each), sum(each)) for kind, each in times.items()]
     return sorted(made, key=lambda steps: -steps.seconds)
+
+
+def layer_notes(fast: EngineModel) -> list[str]:
+    """Which layers of a network are in int8, and why others are not; nothing for a network in float32."""
+    if fast.quantization is None or not fast.compiled:
+        return []
+    reasons = Counter(re.split(r" [0-9.]+ %|:", why)[0] for why in fast.quantization.floats.values())
+    count, more = len(fast.quantization.layers), ", ".join(f"{n} ({why})" for why, n in reasons.items())
+    return [f"Layers in int8: {count}." + (f" In float32: {more}." if more else "")]
 
 
 def uncounted_products(program: Program) -> list[str]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from wirings.compaction.operations import Conv
 from wirings.engine.edge_sums import EdgeSum, EdgeTerm
+from wirings.engine.int8_lowering import int8_term, is_int8, suits_nodes
 from wirings.engine.lowering import Lowering, as_array, in_two_dimensions, is_node_convolution
 from wirings.engine.memory_layout import EMPTY
 from wirings.engine.node_convolution import NodeConvolution
@@ -28,13 +29,15 @@ def lower_conv(lowering: Lowering, o: Conv) -> EdgeSum | NodeConvolution:
     if is_node_convolution(o):
         return fuse_node_convolution(lowering, o, weight.reshape(-1, 9), bias)
     _, height, width = lowering.shape(o.output)
-    return EdgeSum(o.output, height, width, [_edges(lowering, o, weight)], bias)
+    edges = int8_term if lowering.in_int8(o) else _edges
+    return EdgeSum(o.output, height, width, [edges(lowering, o, weight)], bias)
 
 
 def fuse_node_convolution(lowering: Lowering, o: Conv, kernel: np.ndarray, bias: np.ndarray) -> NodeConvolution:
     """Fuse the depthwise convolution of nodes with the sums over edges before it, if nothing else reads them."""
     sums = lowering.values.get(o.inputs[0])
-    if not (isinstance(sums, EdgeSum) and lowering.users[o.inputs[0]] == 1):
+    fits = isinstance(sums, EdgeSum) and (not is_int8(sums) or suits_nodes(sums))
+    if not (isinstance(sums, EdgeSum) and fits and lowering.users[o.inputs[0]] == 1):
         term, shape = lowering.identity(o.inputs[0]), lowering.shape(o.inputs[0])
         sums = EdgeSum(o.output, shape[1], shape[2], [term], np.zeros(shape[0], np.float32))
     _, height, width = lowering.shape(o.output)

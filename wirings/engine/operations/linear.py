@@ -9,6 +9,8 @@ import numpy as np
 from wirings.compaction.operations import Linear
 from wirings.engine.bounds import as_int32, expect_inside
 from wirings.engine.fused_steps import FusedStep
+from wirings.engine.int8_steps import Int8LinearStep
+from wirings.engine.int8_weights import round_rows
 from wirings.engine.kernel_step import ClampRange
 from wirings.engine.lowering import Lowering, as_array
 from wirings.engine.memory_layout import EMPTY, LINE, FeatureMaps
@@ -112,8 +114,28 @@ class SparseLinearStep(LoweredStep):
         return values, len(chunks) - 1
 
 
+@dataclass(eq=False)
+class Int8LinearLayer(LinearLayer):
+    """A linear layer on single numbers in int8."""
+
+    layer: str
+    """Its name, which that of what is fused with it replaces."""
+
+    def close(self, lowering: Lowering) -> FeatureMaps:
+        out = lowering.memory.new(len(self.bias), 1, 1, packed=True)
+        row, column = np.nonzero(self.weight)
+        rows = round_rows(row, self.weight[row, column], len(self.bias))
+        weight = np.zeros(self.weight.shape, np.int8)
+        weight[row, column] = rows.value
+        step = Int8LinearStep(self.name, out, self.source, weight, rows, self.bias, self.low, self.high, work=len(row))
+        step.layers = frozenset({self.layer})
+        lowering.emit(step)
+        return out
+
+
 @kernel_for(Linear, lambda o, shapes: len(shapes[0]) == 1)
 def lower_linear(lowering: Lowering, o: Linear) -> LinearLayer:
     weight, maps = as_array(o.weight), lowering.ready(o.inputs[0])
     real = maps.buffers != EMPTY
-    return LinearLayer(o.output, maps.take(real), weight[:, real], as_array(o.bias, len(weight)))
+    parts = (maps.take(real), weight[:, real], as_array(o.bias, len(weight)))
+    return Int8LinearLayer(o.output, *parts, o.output) if lowering.in_int8(o) else LinearLayer(o.output, *parts)

@@ -11,6 +11,7 @@
 #include "embedding.h"
 #include "fused_node_convolution.h"
 #include "group_norm.h"
+#include "int8_kernels.h"
 #include "linear.h"
 #include "norms.h"
 #include "pooling.h"
@@ -56,6 +57,10 @@ static constexpr Kernel KERNELS[] = {
     kernel<AttentionStep, run_attention, attention_scratch>("attention"),
     kernel<CachedAttentionStep, run_cached_attention, cached_attention_scratch>("cached_attention"),
     kernel<EmbeddingStep, run_embedding>("embedding"),
+    kernel<QuantizePixelsStep, run_quantize_pixels>("quantize_pixels"),
+    kernel<QuantizeChannelsStep, run_quantize_channels, quantize_scratch>("quantize_channels"),
+    kernel<Int8SumsStep, run_int8_sums, int8_scratch>("int8_sums"),
+    kernel<Int8LinearStep, run_int8_linear, int8_linear_scratch>("int8_linear"),
 };
 
 static constexpr int KERNEL_COUNT = sizeof KERNELS / sizeof *KERNELS;

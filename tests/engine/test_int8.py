@@ -1,0 +1,185 @@
+"""Kernels in int8: exact sums, the same quantisation as the reference in PyTorch, and what stays in float32."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.engine.random_programs import RandomProgram
+from tests.engine.test_kernels import nodes
+from wirings import engine
+from wirings.compaction.operations import Conv, Linear
+from wirings.compaction.program import Program
+from wirings.engine.engine_model import EngineModel
+from wirings.engine.int8_weights import widened
+from wirings.engine.quantization import Quantization, is_pointwise
+
+pytestmark = pytest.mark.skipif(not engine.available(), reason="there is no C++ compiler")
+
+INT8 = {"int8_sums", "int8_linear"}
+
+
+def all_layers(program: Program, images: Tensor, static: bool) -> Quantization:
+    """Every layer that int8 can compute, whatever it loses."""
+    values = program.values(images)
+    layers = [o for o in program.operations if isinstance(o, (Conv, Linear)) and o.weight.abs().sum() > 0]
+    layers = [o for o in layers if not (isinstance(o, Conv) and o.depthwise)]
+    ranges = {}
+    for o in layers:
+        if isinstance(o, Conv) and (static or not is_pointwise(o)):
+            x = values[o.inputs[0]].transpose(0, 1).flatten(1)
+            ranges[o.inputs[0]] = widened(x.amin(1).numpy(), x.amax(1).numpy())
+    return Quantization(frozenset(o.output for o in layers), ranges)
+
+
+def kinds(fast: EngineModel) -> set[str]:
+    return {step.kind for plan in fast._plans() for step in plan.steps}
+
+
+def loss(found: Tensor, expected: Tensor) -> float:
+    size = float(expected.square().mean().sqrt())
+    return float((found - expected).square().mean().sqrt()) / max(size, 1e-3)
+
+
+def integers(generator: np.random.Generator, *shape: int) -> np.ndarray:
+    """Weights of which every row has a largest one of 127, so that their scale is 1."""
+    weight = generator.integers(-127, 128, shape)
+    weight[generator.random(shape) < generator.choice([0.0, 0.3, 0.9])] = 0
+    weight.reshape(shape[0], -1)[:, 0] = 127 * generator.choice([-1, 1], shape[0])
+    return weight.astype(np.float32)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    channels=st.integers(2, 70),
+    rows=st.integers(1, 40),
+    tokens=st.one_of(st.integers(1, 20), st.sampled_from([63, 64, 65, 128, 129, 200])),
+    way=st.sampled_from(["sparse", "dense"]),
+    threads=st.integers(1, 3),
+)
+def test_sums_over_tokens_are_exact(seed: int, channels: int, rows: int, tokens: int, way: str, threads: int) -> None:
+    generator = np.random.default_rng(seed)
+    x = generator.integers(0, 256, (3, channels, tokens)).astype(np.float32)
+    x[:, 0], x[:, 1] = 255, 0  # so that the scale of every token is 1
+    if seed % 2:
+        x -= 100  # the byte that stands for 0 is another one
+    weight, bias = integers(generator, rows, channels, 1), generator.integers(-1000, 1000, rows).astype(np.float32)
+    conv = Conv("y", ("x",), torch.from_numpy(weight), torch.from_numpy(bias), (1,), (0,), (1,))
+    program = Program({"x": (channels, tokens)}, [conv], ("y",))
+    fast = EngineModel(program, way, threads, quantization=Quantization(frozenset({"y"})))
+    assert "int8_sums" in kinds(fast)
+    expected = np.einsum("rc,bct->brt", weight[:, :, 0], x) + bias[:, None]
+    for given_ in (x, x[:1]):
+        assert np.array_equal(fast(torch.from_numpy(given_)).numpy(), expected[: len(given_)])
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    channels=st.one_of(st.integers(2, 20), st.sampled_from([63, 64, 65, 200])),
+    rows=st.integers(1, 40),
+    way=st.sampled_from(["sparse", "dense"]),
+    threads=st.integers(1, 3),
+)
+def test_linear_layers_are_exact(seed: int, channels: int, rows: int, way: str, threads: int) -> None:
+    generator = np.random.default_rng(seed)
+    x = generator.integers(0, 256, (3, channels)).astype(np.float32)
+    x[:, 0], x[:, 1] = 255, 0
+    x -= 100 * (seed % 2)
+    weight = integers(generator, rows, channels)
+    layer = Linear("y", ("x",), torch.from_numpy(weight), torch.ones(rows))
+    program = Program({"x": (channels,)}, [layer], ("y",))
+    fast = EngineModel(program, way, threads, quantization=Quantization(frozenset({"y"})))
+    assert "int8_linear" in kinds(fast)
+    assert np.array_equal(fast(torch.from_numpy(x)).numpy(), x @ weight.T + 1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    channels=st.sampled_from([1, 2, 6]),
+    size=st.tuples(st.integers(1, 20), st.integers(1, 20)),
+    kernel=st.sampled_from([1, 3, 5]),
+    stride=st.integers(1, 3),
+    signed=st.booleans(),
+    way=st.sampled_from(["sparse", "dense"]),
+    threads=st.integers(1, 3),
+)
+def test_convolutions_are_exact(
+    seed: int,
+    channels: int,
+    size: tuple[int, int],
+    kernel: int,
+    stride: int,
+    signed: bool,
+    way: str,
+    threads: int,
+) -> None:
+    generator = np.random.default_rng(seed)
+    x = torch.from_numpy(generator.integers(0, 256, (2, channels, *size)).astype(np.float32)) - 128 * signed
+    groups = 2 if channels == 6 and seed % 3 == 0 else 1
+    weight = torch.from_numpy(integers(generator, 4, channels // groups, kernel, kernel))
+    steps, padding = (stride, 1 + seed % 2), (kernel // 2, kernel // 2)
+    conv = Conv("y", ("x",), weight, torch.ones(4), steps, padding, (1, 1), groups)
+    program = Program({"x": (channels, *size)}, [conv], ("y",))
+    low = np.full(channels, -128.0 * signed, np.float32)
+    fast = EngineModel(program, way, threads, quantization=Quantization(frozenset({"y"}), {"x": (low, low + 255)}))
+    assert "int8_sums" in kinds(fast)
+    assert torch.equal(fast(x), program.run(x)[0])
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    channels=st.integers(1, 9),
+    size=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    steps=st.integers(1, 10),
+    way=st.sampled_from(["sparse", "dense"]),
+    threads=st.integers(1, 3),
+    static=st.booleans(),
+)
+def test_random_programs(
+    seed: int, channels: int, size: tuple[int, int], steps: int, way: str, threads: int, static: bool
+) -> None:
+    program = RandomProgram(seed, (channels, *size)).program(steps)
+    images = torch.randn(3, channels, *size, generator=torch.Generator().manual_seed(seed))
+    quantization = all_layers(program, images, static)
+    fast = EngineModel(program, way, threads, quantization=quantization)
+    for given_ in (images, images[:1]):
+        found = fast(given_)
+        for one, two in zip(found, quantization.reference(program).run(given_), strict=True):
+            assert one.shape == two.shape
+            assert loss(one, two) < 0.02
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    size=st.tuples(st.integers(1, 70), st.integers(1, 70)),
+    widths=st.lists(st.integers(1, 20), min_size=1, max_size=4),
+    stride=st.integers(1, 2),
+    density=st.sampled_from([0.05, 0.3, 1.0]),
+    threads=st.integers(1, 4),
+    way=st.sampled_from(["sparse", "dense"]),
+    static=st.booleans(),
+)
+def test_random_nodes(
+    seed: int,
+    size: tuple[int, int],
+    widths: list[int],
+    stride: int,
+    density: float,
+    threads: int,
+    way: str,
+    static: bool,
+) -> None:
+    program = nodes(seed, size, widths, stride, density)
+    images = torch.randn(threads + 1, 3, *size, generator=torch.Generator().manual_seed(seed))
+    quantization = all_layers(program, images, static)
+    fast = EngineModel(program, way, threads, quantization=quantization)
+    for given_ in (images, images[:1]):
+        (expected,) = quantization.reference(program).run(given_)
+        assert loss(fast(given_), expected) < 0.02
