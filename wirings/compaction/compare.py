@@ -13,6 +13,9 @@ from wirings.errors import WiringError
 TOLERANCE = 1e-5
 """The largest difference between outputs that rounding explains, as a share of the largest output."""
 
+WORSE = 10
+"""Outputs may be so many times as far from exact arithmetic as the model's own."""
+
 
 @torch.no_grad()
 def check_outputs(
@@ -27,7 +30,8 @@ def check_outputs(
     """Compare outputs with those expected.
 
     The expected outputs themselves may be further from exact arithmetic than the tolerance, as when a model divides by
-    almost zero. Running ``program`` in double precision then shows by how much, and twice that difference is allowed.
+    almost zero. Running ``program`` in double precision then shows by how much, and ten times that difference is allowed:
+    sums in another order are rounded differently.
 
     Args:
         program: the model as a program.
@@ -56,7 +60,7 @@ def check_outputs(
             wide = [x.double() if x.is_floating_point() else x for x in inputs]
             exact = program.to(torch.float64).run(*wide) if exact_outputs is None else exact_outputs()
         own = relative_difference(two, exact[number], scale)
-        if not relative_difference(one, exact[number], scale) <= max(tolerance, 2 * own):
+        if not relative_difference(one, exact[number], scale) <= max(tolerance, WORSE * own):
             raise WiringError(
                 f"the outputs of {what} differ from the model's by {difference:.1e} of the largest output, which is "
                 f"more than {tolerance:.0e}; the model itself is off by {own:.1e} from exact arithmetic. Check that "
