@@ -30,8 +30,8 @@ def check_outputs(
     """Compare outputs with those expected.
 
     The expected outputs themselves may be further from exact arithmetic than the tolerance, as when a model divides by
-    almost zero. Running ``program`` in double precision then shows by how much, and ten times that difference is allowed:
-    sums in another order are rounded differently.
+    almost zero. Running ``program`` in double precision then shows by how much, and ten times that difference is
+    allowed, since sums in another order are rounded differently.
 
     Args:
         program: the model as a program.
