@@ -137,6 +137,16 @@ def nodes_of_channels_that_are_zero(made: RandomProgram) -> None:
     made.add(Conv("d", ("c",), made.normal(4, 1, 3, 3), None, (1, 1), (1, 1), (1, 1), 4))
 
 
+def a_mean_of_channels_that_are_zero(made: RandomProgram) -> None:
+    channels_that_are_zero(made)
+    made.add(Mean("d", ("c",)))
+
+
+def phases_of_channels_that_are_zero(made: RandomProgram) -> None:
+    channels_that_are_zero(made)
+    made.add(Conv("d", ("c",), made.normal(3, 4, 3, 3), None, (2, 2), (1, 1)))
+
+
 def sums_with_channels_that_are_zero(made: RandomProgram) -> None:
     channels_that_are_zero(made)
     wide = made.add(Conv("d", ("x",), made.normal(4, 3, 1, 3), None, (1, 1), (0, 4)))
@@ -152,6 +162,8 @@ def sums_with_channels_that_are_zero(made: RandomProgram) -> None:
         nodes_without_edges,
         channels_that_are_zero,
         nodes_of_channels_that_are_zero,
+        a_mean_of_channels_that_are_zero,
+        phases_of_channels_that_are_zero,
         sums_with_channels_that_are_zero,
     ],
 )

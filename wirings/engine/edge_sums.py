@@ -149,7 +149,9 @@ class SumsStep(LoweredStep):
 
     def fields(self, context: StepContext) -> tuple[Fields, int]:
         sums, memory, strips = self.sums, context.memory, context.choice.strips
-        height, width, pitch = sums.height, sums.width, pitch_of(sums, context, memory.pitch(self.out))
+        height, width = sums.height, sums.width
+        # Means and phases are made of sums in scratch memory, which may have any pitch.
+        pitch = pitch_of(sums, context, memory.pitch(self.out) if self.result == SumsResult.MAPS else width)
         length = (height - 1) * pitch + width
         edges = edge_fields(sums, [place_of(term, context, pitch) for term in sums.terms], context)
         out = padded_offsets(self.out, edges, sums, context)
