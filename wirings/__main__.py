@@ -4,7 +4,11 @@ import sys
 
 from wirings.errors import WiringError
 from wirings.utils.files import FULL, disk_problem
+from wirings.utils.signals import stop_status
 from wirings.utils.text import printable
+
+CTRL_C = 130
+"""The exit status of a command that Ctrl-C ended."""
 
 
 def main() -> None:
@@ -12,7 +16,11 @@ def main() -> None:
     try:
         _run()
     except KeyboardInterrupt:  # before a command could handle it
-        sys.exit(130)
+        sys.exit(stop_status())
+    except SystemExit as ended:
+        if ended.code == CTRL_C:  # typer's status for every KeyboardInterrupt, also one that SIGTERM raised
+            sys.exit(stop_status())
+        raise
     except WiringError as error:
         sys.exit(printable(f"Error: {error}", keep="\n\t"))
     except ModuleNotFoundError as error:
@@ -43,7 +51,7 @@ def _run() -> None:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error of Python, PyTorch or the loader of libraries says that memory could not be allocated."""
     texts = ["can't allocate memory", "not enough memory", "CUDA out of memory", "failed to map segment", "bad_alloc"]
-    texts += ["can't start new thread"]
+    texts += ["can't start new thread", "could not create a primitive"]  # the latter is oneDNN's
     return isinstance(error, MemoryError) or any(text in str(error) for text in texts)
 
 

@@ -37,6 +37,7 @@ def test_early_interrupts_end_with_their_status(monkeypatch: pytest.MonkeyPatch)
 def test_errors_of_allocators() -> None:
     assert is_out_of_memory(MemoryError())
     assert is_out_of_memory(ImportError("x.so: failed to map segment from shared object"))
+    assert is_out_of_memory(RuntimeError("could not create a primitive"))
     assert is_out_of_memory(RuntimeError("can't start new thread"))
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60)

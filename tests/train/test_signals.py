@@ -11,10 +11,12 @@ from typing import Any
 
 import processes
 import pytest
+import typer
 from breaking import Heard, same_runs
 from PIL import Image
 from test_resume import RECIPE, small, train
 
+from wirings.__main__ import main
 from wirings.train.run import checkpoint
 from wirings.utils.signals import REPEATED, StopSignals
 
@@ -188,3 +190,25 @@ def test_forked_processes_end_by_signals() -> None:
         os.kill(child, signal.SIGTERM)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
         assert signals.received is None
+
+
+def interrupted(number: int) -> None:
+    with StopSignals():
+        os.kill(os.getpid(), number)
+        time.sleep(10)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("with_typer", [True, False])
+def test_status_of_a_command_that_is_interrupted_outside_of_training(
+    number: int, with_typer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app: Any = lambda: interrupted(number)  # noqa: E731
+    if with_typer:
+        app = typer.Typer()
+        app.command()(lambda: interrupted(number))
+    monkeypatch.setattr("wirings.cli.app.app", app)
+    monkeypatch.setattr(sys, "argv", ["wirings"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 128 + number

@@ -16,6 +16,14 @@ REPEATED = 0.5
 WORKER_GRACE = 30
 """Seconds after SIGTERM in which a worker of a loader goes on, so that the run which it serves can save its state."""
 
+_stopped_by: list[int] = []
+"""The signals that raised `KeyboardInterrupt`, in order."""
+
+
+def stop_status() -> int:
+    """What a process returns that a `KeyboardInterrupt` ended: 143 if SIGTERM raised it, 130 for Ctrl-C."""
+    return 128 + (_stopped_by[-1] if _stopped_by else signal.SIGINT)
+
 
 class StopSignals:
     """While it is entered, SIGTERM and SIGINT raise `KeyboardInterrupt`, or within `deferred` only ask to stop.
@@ -75,10 +83,12 @@ class StopSignals:
         now = time.monotonic()
         if self.received is not None:
             if number == signal.SIGINT and now - self._when > REPEATED:
+                _stopped_by.append(number)
                 raise KeyboardInterrupt
             return
         self.received, self._when = number, now
         if not self._deferred:
+            _stopped_by.append(number)
             raise KeyboardInterrupt
         if self.announcement:
             os.write(2, f"\n{self.announcement}\n".encode())  # print could be interrupted in itself
