@@ -328,7 +328,7 @@ class EngineModel(nn.Module):
 
         The folder gets ``network.cpp`` (the kernels and the weights, C++17 without dependencies), ``network.h``,
         ``example.cpp`` and a ``README.md`` with the command that builds the example. On this machine, with the same
-        compiler and number of threads, the outputs equal those of this module bit for bit.
+        compiler and number of threads, the outputs equal those of this module's kernels bit for bit.
 
         Args:
             folder: where to write; it is created if necessary, and earlier exports are overwritten.
