@@ -42,11 +42,11 @@ def test_clipping(run: RunBenchmark) -> None:
     assert out.count("ms per step") == 3
 
 
-def make(recipe: str, seed: int, accuracy: float) -> results.Result:
+def make(recipe: str, seed: int, accuracy: float, best: float | None = None) -> results.Result:
     return results.Result(
-        recipe=recipe, seed=seed, accuracy=accuracy, epochs=1, steps=1, params=1, overrides={}, precision="bf16",
-        settings=to_mapping(recipes.get(recipe).settings), hardware="", versions={}, commit=None, dirty=None,
-        started="2026-01-01T00:00:00", train_s=1.0, wall_s=1.0,
+        recipe=recipe, seed=seed, accuracy=accuracy, best_accuracy=best, epochs=1, steps=1, params=1, overrides={},
+        precision="bf16", settings=to_mapping(recipes.get(recipe).settings), hardware="", versions={},
+        commit=None, dirty=None, started="2026-01-01T00:00:00", train_s=1.0, wall_s=1.0,
     )  # fmt: skip
 
 
@@ -164,6 +164,23 @@ def test_recording_costs_less_than_one_percent(name: str) -> None:
         assert (each["ratio_high"] - 1) / row["every"] < 0.01
     else:
         assert row["ratio_high"] < 1.01
+
+
+def test_agreement_benchmark_compares_rows_of_the_paper(tmp_path: Path) -> None:
+    for seed, accuracy in enumerate((80.0, 81.0, 82.0)):
+        results.write(make("table1/static-dnw", seed=seed, accuracy=accuracy, best=accuracy + 1), tmp_path)
+    results.write(make("table2/dnw", seed=0, accuracy=89.0), tmp_path)
+    results.write(make("table2/expander", seed=0, accuracy=88.0), tmp_path)  # not a row of the paper
+    agreement = runpy.run_path(str(ROOT / "benchmarks" / "agreement.py"))
+    rows = agreement["compared"](tmp_path)
+    assert [row.recipe for row in rows] == ["table1/static-dnw", "table2/dnw"]
+    assert agreement["table"](tmp_path).splitlines()[2:4] == [
+        "| `table1/static-dnw` | 80.9 ± 0.6 % | 81.0 ± 1.0 % | 82.0 ± 1.0 % | both | 3 |",
+        "| `table2/dnw` | 89.7 ± 0.2 % | 89.0 % |  |  | 1† |",
+    ]
+    agreement["draw"](rows, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 5000
+    assert agreement["compared"](tmp_path / "none") == []
 
 
 def test_density_benchmark_collects_results(tmp_path: Path) -> None:

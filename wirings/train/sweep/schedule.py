@@ -233,7 +233,7 @@ class SweepResult:
     std: float | None
     """Standard deviation of the metric; None for fewer than two runs."""
     train_s: float | None
-    """Mean training time in seconds."""
+    """Mean training time in seconds, of runs that had a GPU to themselves; None if all shared one."""
     unfinished: int
     """Number of runs that are not finished."""
     metric: Metric = ACCURACY
@@ -250,6 +250,7 @@ def summarize_sweep(states: Sequence[RunProgress]) -> list[SweepResult]:
     for (name, changes), members in groups.items():
         finished = [state.result for state in members if state.result is not None]
         scores = [result.score for result in finished]
+        alone = [result.train_s for result in finished if not result.most_others]
         found.append(
             SweepResult(
                 name,
@@ -257,7 +258,7 @@ def summarize_sweep(states: Sequence[RunProgress]) -> list[SweepResult]:
                 tuple(result.seed for result in finished),
                 statistics.fmean(scores) if finished else None,
                 statistics.stdev(scores) if len(finished) > 1 else None,
-                statistics.fmean(result.train_s for result in finished) if finished else None,
+                statistics.fmean(alone) if alone else None,
                 len(members) - len(finished),
                 finished[0].measured_by if finished else ACCURACY,
             )
