@@ -9,6 +9,7 @@ from wirings.budgets.schedules import RAMP
 from wirings.train import recipes
 from wirings.train.tables import leaderboard
 from wirings.train.tables import paper as tables
+from wirings.train.tables.agreement import FEW_NOTE, seeds_cell
 from wirings.train.tables.leaderboard import Leaderboard, Standing
 
 ROOT = Path(__file__).parents[1]
@@ -45,7 +46,7 @@ NOTE = (
     "by ERK. Without a variant it is the plain rule, which comes first if a variant is better. –: not measured, or no "
     "such row. Gradient: whether training needs the gradient of all edges, of some, or of real edges only. Edges at "
     "first: those that the first step uses, without a schedule, at a density of 10 %. Remembers: bytes per allowed "
-    "edge. A step: its time relative to `dnw` on Table 2's network, measured side by side.)"
+    f"edge. A step: its time relative to `dnw` on Table 2's network, measured side by side. {FEW_NOTE})"
 )
 
 
@@ -92,7 +93,7 @@ def _cell(row: tables.TableRow, variant: str) -> str:
     if row.mean is None:
         return "–"
     shown = f"{row.mean:.1f}" if row.std is None else f"{row.mean:.1f} ± {row.std:.1f}"
-    return f"{shown} ({len(row.seeds)}{variant})"
+    return f"{shown} ({seeds_cell(len(row.seeds))}{variant})"
 
 
 def _variant(one: Standing) -> str:
@@ -120,7 +121,7 @@ def best(folder: Path = ROOT / "results") -> str:
     note = (
         "(Accuracy on CIFAR-10 in percent, number of seeds in brackets; multiply-adds of one image. Cubic: a schedule "
         "from all edges to the same final number. Global: all layers are ranked together, which puts more edges where "
-        "feature maps are large.)"
+        f"feature maps are large. {FEW_NOTE})"
     )
     return "\n".join([*lines, "", note])
 

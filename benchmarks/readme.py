@@ -16,11 +16,12 @@ from typing import Any
 if not __package__:  # run as a script: keep this folder's select.py from shadowing Python's select
     sys.path[0] = str(Path(__file__).parents[1])
 
-from benchmarks import choosing, collapse, engine, networks, reliability, seen, step_cost, your_model
+from benchmarks import agreement, choosing, collapse, engine, networks, reliability, seen, step_cost, your_model
 from benchmarks.common import record
 from wirings.train import recipes, results
 from wirings.train.settings import from_mapping
 from wirings.train.tables import paper as tables
+from wirings.train.tables.agreement import FEW_NOTE, seeds_cell
 from wirings.train.tables.format import with_std
 
 ROOT = Path(__file__).parents[1]
@@ -116,13 +117,7 @@ def table(name: str) -> str:
 
 def paper() -> str:
     """The paper's figures and the measured ones, for all rows that have results."""
-    lines = ["| | the paper | measured | seeds |", "|---|---|---|---|"]
-    for name in TABLES:
-        for row in tables.table(name, ROOT / "results"):
-            if row.mean is not None and row.paper is not None:
-                figures = [with_std(row.paper, row.paper_std, 1), with_std(row.mean, row.std, 1)]
-                lines.append(f"| `{row.recipe}` | {' | '.join(figures)} | {len(row.seeds)} |")
-    return "\n".join(lines)
+    return agreement.table(ROOT / "results")
 
 
 def scales() -> str:
@@ -137,9 +132,9 @@ def scales() -> str:
         cells = [with_std(paper.get("accuracy"), paper.get("std"), 1)]
         for found in reached.values():
             std = statistics.stdev(found) if len(found) > 1 else None
-            cells.append(f"{with_std(statistics.mean(found), std, 2)} ({len(found)})" if found else "")
+            cells.append(f"{with_std(statistics.mean(found), std, 2)} ({seeds_cell(len(found))})" if found else "")
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", "(The number of seeds is in brackets.)"])
+    return "\n".join([*lines, "", f"(The number of seeds is in brackets. {FEW_NOTE})"])
 
 
 def dead() -> str:
@@ -161,7 +156,8 @@ def times() -> str:
     lines = ["| | a step in training | the bare step | whole run |", "|---|---:|---:|---:|"]
     models = {"table1/static-dnw": "tiny_static", "table1/discrete-dnw": "tiny_discrete", "table2/dnw": "table2"}
     for recipe, model in models.items():
-        run = min(results.find(ROOT / "results", recipe), key=lambda result: result.train_s)
+        alone = [result for result in results.find(ROOT / "results", recipe) if not result.most_others]
+        run = min(alone, key=lambda result: result.train_s)
         ours, step = run.train_s / run.steps, _quickest(bare[model])[1]
         lines.append(f"| `{recipe}` | {1e3 * ours:.2f} ms | {1e3 * step:.2f} ms | {run.wall_s:.0f} s |")
     found = record("benchmarks/continuous-h200")

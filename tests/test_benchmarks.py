@@ -4,11 +4,13 @@ import importlib
 import json
 import runpy
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 
+from wirings import models
 from wirings.train import recipes, results
 from wirings.train.settings import to_mapping
 
@@ -42,11 +44,11 @@ def test_clipping(run: RunBenchmark) -> None:
     assert out.count("ms per step") == 3
 
 
-def make(recipe: str, seed: int, accuracy: float) -> results.Result:
+def make(recipe: str, seed: int, accuracy: float, best: float | None = None) -> results.Result:
     return results.Result(
-        recipe=recipe, seed=seed, accuracy=accuracy, epochs=1, steps=1, params=1, overrides={}, precision="bf16",
-        settings=to_mapping(recipes.get(recipe).settings), hardware="", versions={}, commit=None, dirty=None,
-        started="2026-01-01T00:00:00", train_s=1.0, wall_s=1.0,
+        recipe=recipe, seed=seed, accuracy=accuracy, best_accuracy=best, epochs=1, steps=1, params=1, overrides={},
+        precision="bf16", settings=to_mapping(recipes.get(recipe).settings), hardware="", versions={},
+        commit=None, dirty=None, started="2026-01-01T00:00:00", train_s=1.0, wall_s=1.0,
     )  # fmt: skip
 
 
@@ -171,6 +173,58 @@ def test_recording_costs_less_than_one_percent(name: str) -> None:
         assert (each["ratio_high"] - 1) / row["every"] < 0.01
     else:
         assert row["ratio_high"] < 1.01
+
+
+def test_agreement_benchmark_compares_rows_of_the_paper(tmp_path: Path) -> None:
+    for seed, accuracy in enumerate((80.0, 81.0, 82.0)):
+        results.write(make("table1/static-dnw", seed=seed, accuracy=accuracy, best=accuracy + 1), tmp_path)
+    results.write(make("table2/dnw", seed=0, accuracy=89.0), tmp_path)
+    results.write(make("table2/expander", seed=0, accuracy=88.0), tmp_path)  # not a row of the paper
+    agreement = runpy.run_path(str(ROOT / "benchmarks" / "agreement.py"))
+    rows = agreement["compared"](tmp_path)
+    assert [row.recipe for row in rows] == ["table1/static-dnw", "table2/dnw"]
+    assert agreement["table"](tmp_path).splitlines()[2:4] == [
+        "| `table1/static-dnw` | 80.9 ± 0.6 % | 81.0 ± 1.0 % | 82.0 ± 1.0 % | both | 3 |",
+        "| `table2/dnw` | 89.7 ± 0.2 % | 89.0 % |  |  | 1† |",
+    ]
+    agreement["draw"](rows, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 5000
+    assert agreement["compared"](tmp_path / "none") == []
+
+
+def test_growth_benchmark_collects_results(tmp_path: Path) -> None:
+    """Every direction has four sizes, one of them Table 1's network; only runs that were alone have a time."""
+    for place, recipe in enumerate(recipes.table("growth")):
+        result = make(recipe.name, seed=0, accuracy=70.0 + place)
+        others = 1 if recipe.name == "growth/nodes-192" else 0
+        results.write(replace(result, steps=1000, train_s=1.0 + place, most_others=others), tmp_path)
+    results.write(make("table1/static-dnw", seed=1, accuracy=72.0), tmp_path)  # does not say whether it was alone
+    growth = runpy.run_path(str(ROOT / "benchmarks" / "growth.py"))
+    found = growth["measured"](tmp_path)
+    centre = (71.0, pytest.approx(2**0.5), 1.0)
+    assert found == {
+        "nodes": [(192, 71.0, 0.0, None), (384, 72.0, 0.0, 3.0), (768, *centre), (1536, 73.0, 0.0, 4.0)],
+        "edges": [(8000, 74.0, 0.0, 5.0), (16000, 75.0, 0.0, 6.0), (32000, *centre), (64000, 76.0, 0.0, 7.0)],
+        "blocks": [(2, 77.0, 0.0, 8.0), (4, *centre), (8, 78.0, 0.0, 9.0), (16, 79.0, 0.0, 10.0)],
+    }
+    growth["draw"](found, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 5000
+    assert growth["measured"](tmp_path / "none") == {"nodes": [], "edges": [], "blocks": []}
+
+
+@pytest.mark.parametrize("recipe", recipes.table("growth"), ids=lambda recipe: recipe.name)
+def test_growth_recipes_have_the_sizes_of_their_names(recipe: recipes.Recipe) -> None:
+    options = recipe.settings.model.options
+    graph = models.get("tiny_static", rule="dnw", **options).graph
+    axis, _, number = recipe.name.rpartition("/")[2].partition("-")
+    blocks, each = options.get("blocks", 4), options.get("block_nodes", 192)
+    sizes = {"nodes": 768, "edges": 32_000, "blocks": 4}
+    if recipe.name.startswith("growth/"):
+        sizes[axis] = int(number)
+    assert (blocks * each, int(graph.real().sum()), blocks) == (sizes["nodes"], sizes["edges"], sizes["blocks"])
+    assert graph.topology.nodes == 32 + sizes["nodes"] + 100
+    centre = recipes.get("table1/static-dnw").settings
+    assert replace(recipe.settings, model=centre.model) == centre, "all else is as in Table 1"
 
 
 def test_density_benchmark_collects_results(tmp_path: Path) -> None:

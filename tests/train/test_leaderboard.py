@@ -61,10 +61,17 @@ def test_rows_are_sorted_and_show_accuracy_above_dnw_and_cost(tmp_path: Path) ->
     text = leaderboard.render([board])
     line = next(line for line in text.splitlines() if line.startswith("ste/mobilenet-rigl"))
     assert line.split()[1:-1] == [
-        *("88.25", "%", "1", "-1.25", "158,939", "12.3M", "2", "min", "1.25", "×", "k", "some", "2"),
+        *("88.25", "%", "1†", "-1.25", "158,939", "12.3M", "≤", "2", "min", "1.25", "×", "k", "some", "2"),
     ]
     assert line.endswith("ste/mobilenet-rigl/seed0.json")
     assert "89.50 ± 0.71 %" in text
+    assert "†: fewer than three seeds." in text
+    for others, alone in ((0, True), (None, False)):
+        folder = tmp_path / f"beside {others}"
+        add(folder, "table2/complete", 92.0, train_s=40.0, most_others=others)
+        add(folder, "table2/lottery", 87.0, train_s=110.0, most_others=0)
+        one = by_name(boards(folder))["table2/lottery"]
+        assert (one.seconds, one.alone) == (150.0, alone)
     linked = leaderboard.markdown([board])
     assert f"[1]({tmp_path.as_posix()}/table2/dnw/seed1.json)" in linked
     add(tmp_path, "ste/mobilenet-gmp", 91.0, hardware="H200")
@@ -110,7 +117,7 @@ def test_needs_of_rules(rule: str, options: dict[str, Any], expected: RuleNeeds)
 
 def test_table_command_shows_the_leaderboard(tmp_path: Path) -> None:
     add(tmp_path, "table2/dnw", 89.0)
-    for words, expected in (([], "table2/dnw"), (["--markdown"], "| `table2/dnw` | 89.00 % | 1 | +0.00 |")):
+    for words, expected in (([], "table2/dnw"), (["--markdown"], "| `table2/dnw` | 89.00 % | 1† | +0.00 |")):
         result = CliRunner().invoke(app, ["table", "ste", "--results", str(tmp_path), *words])
         assert result.exit_code == 0
         assert expected in result.output

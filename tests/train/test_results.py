@@ -260,13 +260,16 @@ def test_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     lines = tables.render(rows).splitlines()
     files = "results/table1/static-dnw/seed{0,1}.json"
-    parts = ["80.9 ± 0.6 %", "81.00 ± 1.41 %", "2", "+0.10", "81.00 %", "32,000", "31,000", "15", "15 min", files]
+    parts = ["80.9 ± 0.6 %", "81.00 ± 1.41 %", "+0.10 (+0.1 se)", "81.00 ± 0.00 %", "+0.10 (+0.4 se)", "both", "2†"]
+    parts += ["32,000", "31,000", "15", "≤ 15 min", files]
     assert lines[3].split("  ")[0] == "table1/static-dnw"
     assert [part.strip() for part in lines[3].split("  ") if part.strip()][1:] == parts
     assert lines[2].endswith("results/table1/static-random/seed5.json")
     assert "75.00 %" in lines[2]
     assert "2.0 h" in lines[2]
     assert lines[-1] == "table1/static-dnw: 1 more with settings that differ from the recipe, which do not count."
+    assert "†: fewer than three seeds." in lines
+    assert any("√(s²/n + σ²/5)" in line for line in lines)
 
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in tables.markdown(rows).splitlines()]
     assert cells[0] == list(tables.HEADER)
@@ -276,6 +279,52 @@ def test_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cells[-1] == ["table1/static-dnw: 1 more with settings that differ from the recipe, which do not count."]
     with pytest.raises(WiringError, match="unknown table"):
         tables.table(99, Path("results"))
+
+
+def test_differences_in_standard_errors(tmp_path: Path) -> None:
+    """81.0 ± 0.4 over four runs and 80.9 ± 0.6 over the paper's five: 0.1 over the square root of 0.04 + 0.072."""
+    deviations = (-0.6, -0.2, 0.2, 0.6)  # with a variance of 0.8 / 3
+    for seed, deviation in enumerate(deviations):
+        results.write(make(seed=seed, accuracy=81 + deviation, best_accuracy=82 + 2 * deviation), tmp_path)
+    row = next(row for row in tables.table(1, tmp_path) if row.recipe == NAME)
+    assert row.standard_errors == pytest.approx(0.1 / (0.8 / 3 / 4 + 0.36 / 5) ** 0.5)
+    assert row.best_difference == pytest.approx(1.1)
+    assert row.best_std == pytest.approx((3.2 / 3) ** 0.5)
+    assert row.best_standard_errors == pytest.approx(1.1 / (3.2 / 3 / 4 + 0.36 / 5) ** 0.5)
+    text = tables.render([row])
+    assert "+0.10 (+0.3 se)" in text
+    assert "+1.10 (+1.9 se)" in text
+    assert "both" in text
+    assert "†" not in text
+    far = dataclasses.replace(row, paper=79.9)
+    assert "best" not in tables.render([far]).splitlines()[2]
+    assert "neither" in tables.render([far])
+    assert "neither" not in tables.render([dataclasses.replace(far, std=None, best_std=None)])
+
+
+@pytest.mark.parametrize(
+    ("others", "seconds", "shown"),
+    [
+        ((0, 3, None), 60.0, "60 s"),  # of the run that was alone
+        ((2, 3, None), 3600.0, "≤ 60 min"),  # of the run that does not say
+        ((2, 3, 1), None, None),
+        ((0, 0, 3), 330.0, "6 min"),
+    ],
+)
+def test_times_of_runs_that_shared_a_gpu_do_not_count(
+    tmp_path: Path, others: tuple[int | None, ...], seconds: float | None, shown: str | None
+) -> None:
+    for seed, (many, taken) in enumerate(zip(others, (60, 600, 3600), strict=True)):
+        results.write(make(seed=seed, train_s=taken, most_others=many, mean_others=many), tmp_path)
+    row = next(row for row in tables.table(1, tmp_path) if row.recipe == NAME)
+    assert row.train_s == seconds
+    line = tables.render([row]).splitlines()[2]
+    if shown is None:
+        assert " min" not in line
+        assert " s " not in line
+    else:
+        assert f"  {shown}  " in line
+    assert len(row.seeds) == 3, "their accuracies do"
 
 
 def test_table_4_has_top5_and_names_rows_without_data(tmp_path: Path) -> None:
@@ -288,8 +337,9 @@ def test_table_4_has_top5_and_names_rows_without_data(tmp_path: Path) -> None:
     cells = {line.split()[0]: line.split("  ") for line in lines if line.startswith("table4/")}
     assert len(cells) == 23
     shown = [cell.strip() for cell in cells["table4/all-10"] if cell.strip()]
-    assert shown[:6] == ["table4/all-10", "74.0 %", "75.00 ± 0.71 %", "2", "+1.00", "81.00 %"]
-    assert shown[6:8] == ["92.0 %", "92.25 %"]
+    assert shown[:4] == ["table4/all-10", "74.0 %", "75.00 ± 0.71 %", "+1.00"], "the paper has no deviation there"
+    assert shown[4:7] == ["81.00 ± 0.00 %", "+7.00", "2†"]
+    assert shown[7:9] == ["92.0 %", "92.25 %"]
     assert [cell.strip() for cell in cells["table4/dense"] if cell.strip()] == ["table4/dense", "77.5 %", "0", "93.7 %"]
     assert [cell.strip() for cell in cells["table4/all-70"] if cell.strip()] == ["table4/all-70", "77.60 %*", "0"]
     star = (

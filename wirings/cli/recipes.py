@@ -118,8 +118,8 @@ def table(
         str,
         typer.Argument(
             metavar="TABLE",
-            help="Number of a table in the paper, appendix_b or resnet; or, to compare rules, ste, text, shakespeare, "
-            "translate or vit.",
+            help="Number of a table in the paper, appendix_b, resnet or growth; or, to compare rules, ste, text, "
+            "shakespeare, translate or vit.",
         ),
     ],
     results: Annotated[

@@ -42,13 +42,18 @@ def sweep(
         int | None,
         typer.Option(
             "--jobs",
-            help="Runs at a time. By default one per GPU, or one for every two cores.",
+            help="Runs at a time. By default as --per-gpu says or, without a GPU, one for every two cores.",
             callback=at_least("--jobs", 1),
         ),
     ] = None,
     per_gpu: Annotated[
-        int, typer.Option("--per-gpu", help="Runs that share a GPU.", callback=at_least("--per-gpu", 1))
-    ] = 1,
+        int | None,
+        typer.Option(
+            "--per-gpu",
+            help="Runs that share a GPU. By default as many as train fastest, which the sweep finds out; on Ray, one.",
+            callback=at_least("--per-gpu", 1),
+        ),
+    ] = None,
     on: Annotated[str, typer.Option("--on", help="Run on this machine (local) or on a Ray cluster (ray).")] = "local",
     data: DataOption = None,
     device: DeviceOption = None,
@@ -149,11 +154,11 @@ def plan_of(what: Sequence[str], seed: Sequence[str] | None, change: Sequence[st
     return replace(plan, grid=[*kept, *grid])
 
 
-def _executor(on: str, jobs: int | None, per_gpu: int, device: str | None) -> SweepExecutor:
+def _executor(on: str, jobs: int | None, per_gpu: int | None, device: str | None) -> SweepExecutor:
     if on == "ray":
         from wirings.train.sweep.on_ray import RayExecutor
 
-        return RayExecutor(jobs, per_gpu, device)
+        return RayExecutor(jobs, per_gpu or 1, device)
     from wirings.train.sweep.local import LocalExecutor
 
     return LocalExecutor(jobs, per_gpu, device)

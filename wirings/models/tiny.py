@@ -16,10 +16,11 @@ from wirings.graph import ContinuousGraph, DiscreteGraph, Graph, StaticGraph
 from wirings.graph.nodes import ConvNode
 from wirings.models.option_groups import DEFAULT_GRAPH, GraphWiring
 from wirings.models.registry import register
+from wirings.utils.checks import check_int
 from wirings.wire.handle import Wiring
 
-INPUTS, BLOCK, OUTPUTS = 32, 192, 100
-NODES = INPUTS + 4 * BLOCK
+INPUTS, BLOCKS, BLOCK, OUTPUTS = 32, 4, 192, 100
+NODES = INPUTS + BLOCKS * BLOCK
 EDGES = NODES * NODES // 20
 
 
@@ -72,9 +73,16 @@ def _dynamic_node() -> ConvNode:
 
 
 @register
-def tiny_static(wiring: GraphWiring = DEFAULT_GRAPH, classes: int = 10) -> TinyClassifier:
-    """Blocks of 32 and 4 × 192 nodes (norm, ReLU and convolution before the edges), and 100 output nodes."""
-    graph = StaticGraph([INPUTS, *[BLOCK] * 4, OUTPUTS], node=ConvNode(), **wiring.arguments(EDGES))
+def tiny_static(
+    wiring: GraphWiring = DEFAULT_GRAPH, classes: int = 10, blocks: int = BLOCKS, block_nodes: int = BLOCK
+) -> TinyClassifier:
+    """Blocks of 32 and 4 × 192 nodes (norm, ReLU and convolution before the edges), and 100 output nodes.
+
+    ``blocks`` and ``block_nodes`` are the number and the size of the blocks between input and output.
+    """
+    check_int("tiny_static", "blocks", blocks)
+    check_int("tiny_static", "block_nodes", block_nodes)
+    graph = StaticGraph([INPUTS, *[block_nodes] * blocks, OUTPUTS], node=ConvNode(), **wiring.arguments(EDGES))
     return TinyClassifier(graph, classes)
 
 

@@ -31,6 +31,8 @@ LARGEST = 2**22
 FILE = "seed{}.json"
 _OF_METRIC = ("metric", "higher_is_better", "value", "best_value")
 """Fields of results that are measured by another metric than accuracy."""
+_OF_SWEEP = ("most_others", "mean_others", "mps")
+"""Fields of results of runs that a sweep has trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +100,13 @@ class Result(TypedDataclass):
     """Seconds spent in all."""
     data_md5: str | None = None
     """The checksum of the data, if it has one."""
+    most_others: int | None = None
+    """The largest number of other runs of the same sweep on the same GPU (without a GPU, on the CPU) at a time. 0: the
+    run was alone. None: not known, since it was not trained by a sweep on one machine."""
+    mean_others: float | None = None
+    """The mean number of these runs over the time of this one."""
+    mps: bool | None = None
+    """Whether these runs overlapped under NVIDIA's MPS, rather than taking turns."""
 
     def __post_init__(self) -> None:
         if isinstance(self.test_loss, float) and not math.isfinite(self.test_loss):
@@ -117,7 +126,7 @@ class Result(TypedDataclass):
             self.need(name, 0 <= (getattr(self, name) or 0) <= 100, "a percentage")
         for name in (
             *("seed", "epochs", "steps", "edges", "usable_edges", "dead_nodes", "params", "mult_adds", "live_params"),
-            *("live_mult_adds", "train_s", "wall_s"),
+            *("live_mult_adds", "train_s", "wall_s", "most_others", "mean_others"),
         ):
             self.need(name, (getattr(self, name) or 0) >= 0, "0 or more")
         try:
@@ -171,6 +180,8 @@ def write_json(path: Path, result: Result) -> None:
     mapping = typed.to_plain(result)
     if result.metric is None:  # accuracy has fields of its own
         mapping = {name: value for name, value in mapping.items() if name not in _OF_METRIC}
+    if result.most_others is None:
+        mapping = {name: value for name, value in mapping.items() if name not in _OF_SWEEP}
     text = json.dumps(mapping, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
     files.write_text(path, text)
 

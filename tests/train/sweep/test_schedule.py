@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_sweep import FAKE, Recorder, go, write_template
 from rich.console import Console
 
 from wirings import WiringError
@@ -21,54 +22,10 @@ from wirings.train.sweep.schedule import FAILED, FINISHED, STOPPED, RunProgress
 from wirings.utils.console import open_console
 from wirings.utils.locks import take
 
-FAKE = Path(__file__).with_name("fake.py")
-
-
-class Recorder:
-    """A listener that keeps all messages and counts updates."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-        self.updates = 0
-
-    def update(self, states: Sequence[RunProgress]) -> None:
-        self.updates += 1
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
-
 
 @pytest.fixture
 def template(tmp_path: Path) -> Path:
-    known: dict[str, Any] = {
-        "epochs": 2,
-        "steps": 4,
-        "params": 10,
-        "settings": {},
-        "overrides": {},
-        "precision": "fp32",
-    }
-    known |= {"hardware": "none", "versions": {}, "commit": None, "dirty": None, "started": "2026-01-01"}
-    path = tmp_path / "template.json"
-    results.write_json(
-        path, results.Result(recipe="digits/x", seed=0, accuracy=50.0, train_s=60.0, wall_s=70.0, **known)
-    )
-    return path
-
-
-def go(
-    tmp_path: Path, runs: Sequence[SweepRun], how: dict[str, str], **more: Any
-) -> tuple[list[RunProgress], Recorder]:
-    """Run a sweep. ``how`` maps a part of a folder's name to what its run does; all others finish."""
-    recorder, out = more.pop("recorder", None) or Recorder(), tmp_path / "out"
-
-    def command(run: SweepRun, out: Path, **options: Any) -> list[str]:
-        kind = next((kind for part, kind in how.items() if part in run.path), "finish")
-        return [sys.executable, "-S", "-E", str(FAKE), str(tmp_path / "template.json"), str(out / run.path), kind]
-
-    folder.claim_sweep_folder(out, runs)
-    executor = local.LocalExecutor(jobs=more.pop("jobs", 3), device="cpu")
-    return schedule.run_sweep(runs, out, executor, recorder, command=command, **more), recorder
+    return write_template(tmp_path / "template.json")
 
 
 def starts(tmp_path: Path, run: SweepRun) -> int:
@@ -313,16 +270,21 @@ def test_assigns_gpus_to_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "_gpus", lambda: ["4", "6"])
     assert str(local.LocalExecutor()) == "2 at a time on 2 GPUs"
     assert str(local.LocalExecutor(per_gpu=3)) == "6 at a time on 2 GPUs"
+    assert str(local.LocalExecutor(per_gpu=None)) == "as many at a time as train fastest on 2 GPUs"
+    assert str(local.LocalExecutor(jobs=5, per_gpu=None)) == "5 at a time on 2 GPUs"
     with pytest.raises(WiringError, match="7 runs at a time do not fit on 2 GPUs with 3 each"):
         local.LocalExecutor(jobs=7, per_gpu=3)
     given: list[Any] = []
-    monkeypatch.setattr(process, "start_process", lambda words, folder, environment: given.append(environment))
+    monkeypatch.setattr(local, "somebody_elses", lambda: False)
+    monkeypatch.setattr(process, "start_process", lambda words, folder, environment: given.append(environment) or given)
     executor = local.LocalExecutor(per_gpu=2)
-    for slot in range(4):
+    for _ in range(4):
+        assert executor.is_free()
         executor.start([], Path())
-        executor._running[slot] = local.LocalRun(None, slot)  # type: ignore[arg-type]
     assert [environment["CUDA_VISIBLE_DEVICES"] for environment in given] == ["4", "6", "4", "6"]
     assert not executor.is_free()
+    executor._running.clear()
+    executor.stop()
     assert local.LocalExecutor(device="cpu").gpus == []
 
 

@@ -116,7 +116,8 @@ def _rows(model: nn.Module, results: Sequence[Result], best: bool) -> Iterable[t
         yield "weights", "those of the best epoch on the test data; the figures above are of the last epoch"
     yield from _sizes(model, first)
     unit = f"{first.epochs:,} epochs, {first.steps:,} steps"
-    yield "training", f"{unit}, {first.train_s:,.0f} s on {first.hardware}"
+    beside = f", beside up to {first.most_others} other runs" if first.most_others else ""
+    yield "training", f"{unit}, {first.train_s:,.0f} s on {first.hardware}{beside}"
     if first.overrides:
         changes = ", ".join(f"{key} = {value}" for key, value in first.overrides.items())
         yield "changed settings", changes

@@ -16,6 +16,8 @@ LAST, BEST = "last.safetensors", "best.safetensors"
 """The checkpoint to resume from, and the one of the epoch with the best accuracy."""
 HISTORY, DAMAGED_HISTORY = "history.wirings", "history.damaged.wirings"
 """How the wiring changed; and the name of such a file that was damaged when the run was resumed."""
+PROGRESS = "progress.json"
+"""Steps made and runs on the same device, written about once a second by runs of a sweep."""
 RESULT = "result.json"
 """The result, written when the run is finished."""
 

@@ -28,6 +28,7 @@ from wirings.train.results import Result
 from wirings.train.run.captured_step import capture
 from wirings.train.run.evaluate import evaluate_by_metric
 from wirings.train.run.folder import HISTORY, RESULT, SETTINGS, is_new
+from wirings.train.run.heartbeat import Heartbeat
 from wirings.train.run.log import Log, report_skipped_images
 from wirings.train.run.optimizer import make_optimizer
 from wirings.train.run.progress import Progress, columns
@@ -103,6 +104,7 @@ class Run:
         captured: the same step in a CUDA graph, or None.
         checkpoints: writes and restores checkpoints.
         recording: records the history of the wiring.
+        heartbeat: tells the sweep that the run belongs to how far it is; None on ranks other than 0.
         progress: the progress of the run.
         epochs: the number of epochs, of which the last may be shorter than the others.
         total_steps: optimizer steps of the whole run.
@@ -149,6 +151,7 @@ class Run:
             self.progress = Progress(started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
         else:
             self.progress = self.checkpoints.resume(name, settings, self.per_epoch, columns(self.data))
+        self.heartbeat = Heartbeat(folder) if context.first else None
         self._wall_before = self.progress.wall
         self._images_skipped = 0
         self._deadline = math.inf  # in seconds of time.perf_counter
@@ -244,6 +247,8 @@ class Run:
             progress.batch, progress.steps = progress.batch + 1, progress.steps + 1
             self.recording.after_step(progress.steps)
             self.log.batch(progress.batch)
+            if self.heartbeat is not None:
+                self.heartbeat.step(progress.steps, progress.epoch)
             due = every is not None and progress.steps % every == 0
             # Several processes have to agree, for which they wait for their devices.
             asks = self.context.world == 1 or self._deadline < math.inf or progress.steps % STOP_INTERVAL == 0
@@ -361,7 +366,8 @@ class Run:
         """Write the result."""
         self.progress.wall = self._wall_before + time.perf_counter() - self._begun
         environment = results.environment(self.context.device)
-        more = {"overrides": self.overrides, "data_md5": self.data.md5, **environment}
+        shared = {} if self.heartbeat is None else self.heartbeat.end(self.progress.steps, self.progress.epoch)
+        more = {"overrides": self.overrides, "data_md5": self.data.md5, **shared, **environment}
         metric = self.data.metric
         result = summarize_run(self.name, self.settings, self.model, self.wiring, self.progress, metric, **more)
         results.write_json(self.folder / RESULT, result)

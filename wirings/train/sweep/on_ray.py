@@ -90,7 +90,7 @@ class RayExecutor:
         """Whether another run can be submitted; Ray has a queue of its own."""
         return self.jobs is None or len(self._submitted) < self.jobs
 
-    def start(self, words: Sequence[str], folder: Path) -> RayRun:
+    def start(self, words: Sequence[str], folder: Path, network: str = "") -> RayRun:
         """Submit a run to Ray."""
         now = time.time()
         run = RayRun(self._task.remote(list(words), str(folder.resolve()), now), folder, now)
@@ -107,6 +107,14 @@ class RayExecutor:
             return int(self.ray.get(run.task))
         except self.ray.exceptions.RayError:
             return KILLED
+
+    def excuse(self, run: RayRun) -> str | None:
+        """None: a run that ended with an error is not continued."""
+        return None
+
+    def observe(self) -> list[str]:
+        """Nothing to report: the number of runs that share a GPU is fixed."""
+        return []
 
     def where(self, run: RayRun) -> str:
         """Describe whether a run has started. Only Ray knows where."""

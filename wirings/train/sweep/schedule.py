@@ -26,8 +26,10 @@ class SweepExecutor(Protocol):
     """Executes runs: `wirings.train.sweep.local.LocalExecutor` or `wirings.train.sweep.on_ray.RayExecutor`."""
 
     def is_free(self) -> bool: ...
-    def start(self, words: Sequence[str], folder: Path) -> Any: ...
+    def start(self, words: Sequence[str], folder: Path, network: str) -> Any: ...
     def poll(self, run: Any) -> int | None: ...
+    def excuse(self, run: Any) -> str | None: ...
+    def observe(self) -> list[str]: ...
     def where(self, run: Any) -> str: ...
     def stop(self) -> None: ...
 
@@ -129,6 +131,9 @@ class _Sweep:
                         self._watch(state)
                     elif state.status == WAITING:
                         self._start_if_ready(state)
+                for found in self.executor.observe():
+                    log_event(self.out, found)
+                    self.listener.say(found)
                 self.listener.update(self.states)
                 time.sleep(PAUSE)
         except KeyboardInterrupt:
@@ -155,7 +160,7 @@ class _Sweep:
             return
         words = self.command(state.run, self.out, max_minutes=left, **self.options)
         try:
-            state.handle = self.executor.start(words, state.folder)
+            state.handle = self.executor.start(words, state.folder, network_of(state.run))
         except OSError as error:
             self._failed(state, f"its folder {state.folder} cannot be used: {error.strerror or error}")
             return
@@ -175,7 +180,7 @@ class _Sweep:
         status = self.executor.poll(state.handle)
         if status is None:
             return
-        state.handle = None
+        ended, state.handle = state.handle, None
         path = state.run.path
         if has_result(state.folder):
             state.status, state.result = FINISHED, read(state.folder / RESULT)
@@ -187,6 +192,10 @@ class _Sweep:
             state.status = WAITING
             log_event(self.out, f"killed {path}")
             self.listener.say(f"{path}: was killed (signal {killed}); it continues from its last checkpoint")
+        elif killed is None and (excuse := self.executor.excuse(ended)) is not None:
+            state.status, state.attempts = WAITING, state.attempts - 1  # it was not its fault
+            log_event(self.out, f"{path} {excuse}")
+            self.listener.say(f"{path}: {excuse}")
         else:
             what = f"was killed {state.attempts} times" if killed is not None else f"ended with exit status {status}"
             tail = f"end of {state.folder / process.OUTPUT}:\n{process.output_tail(state.folder)}"
@@ -200,6 +209,13 @@ class _Sweep:
         state.status, state.reason = FAILED, reason
         log_event(self.out, f"failed {state.run.path}")
         self.listener.say(f"{state.run.path}: failed, {reason}")
+
+
+def network_of(run: SweepRun) -> str:
+    """What the network and the batches of a run are called; runs with the same name take a GPU about equally."""
+    settings = run.settings
+    options = {key: value for key, value in settings.model.options.items() if key not in ("density", "share")}
+    return f"{settings.model.name} {options} {settings.data.name} {settings.batch} {settings.precision}"
 
 
 @dataclass(frozen=True)
@@ -217,7 +233,7 @@ class SweepResult:
     std: float | None
     """Standard deviation of the metric; None for fewer than two runs."""
     train_s: float | None
-    """Mean training time in seconds."""
+    """Mean training time in seconds, of runs that had a GPU to themselves; None if all shared one."""
     unfinished: int
     """Number of runs that are not finished."""
     metric: Metric = ACCURACY
@@ -234,6 +250,7 @@ def summarize_sweep(states: Sequence[RunProgress]) -> list[SweepResult]:
     for (name, changes), members in groups.items():
         finished = [state.result for state in members if state.result is not None]
         scores = [result.score for result in finished]
+        alone = [result.train_s for result in finished if not result.most_others]
         found.append(
             SweepResult(
                 name,
@@ -241,7 +258,7 @@ def summarize_sweep(states: Sequence[RunProgress]) -> list[SweepResult]:
                 tuple(result.seed for result in finished),
                 statistics.fmean(scores) if finished else None,
                 statistics.stdev(scores) if len(finished) > 1 else None,
-                statistics.fmean(result.train_s for result in finished) if finished else None,
+                statistics.fmean(alone) if alone else None,
                 len(members) - len(finished),
                 finished[0].measured_by if finished else ACCURACY,
             )

@@ -9,8 +9,9 @@ from pathlib import Path
 from wirings.train import recipes
 from wirings.train.data.metrics import METRICS, Metric
 from wirings.train.settings import Settings
-from wirings.train.tables.format import duration, millions
-from wirings.train.tables.paper import TableRow, braced, links, row_of
+from wirings.train.tables.agreement import seeds_cell
+from wirings.train.tables.format import millions, time_cell
+from wirings.train.tables.paper import TableRow, braced, few_note, links, row_of, time_note
 from wirings.utils.tables import markdown_table, text_table
 
 TABLES = ("text", "shakespeare", "translate", "vit")
@@ -111,10 +112,10 @@ def _cells(row: ComparedRow, files: str) -> tuple[str, ...]:
         millions(found.params),
         f"{100 * row.density:.3g} %",
         "" if found.mean is None else metric.number(found.mean) + std,
-        str(len(found.seeds)),
+        seeds_cell(len(found.seeds)),
         "" if row.difference is None else f"{row.difference:+.{metric.digits}f}",
         f"{row.lr:g}",
-        duration(found.train_s),
+        time_cell(found.train_s, found.alone),
         files,
     )
 
@@ -127,4 +128,5 @@ def _footnotes(rows: Sequence[ComparedRow]) -> list[str]:
         for row in rows
         if row.measured.left_out
     ]
-    return [*direction, *left_out]
+    measured = [row.measured for row in rows]
+    return [*direction, *few_note(measured), *time_note(measured), *left_out]

@@ -32,6 +32,21 @@ def duration(seconds: float | None) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
+AT_MOST_NOTE = (
+    "Training is the time of the training steps, of runs that were alone on their GPU. ≤: it is not known whether they "
+    "were, so that a run alone takes at most as long."
+)
+
+
+def time_cell(seconds: float | None, alone: bool) -> str:
+    """A duration, marked if the runs that it was measured on may have shared their GPU.
+
+    >>> time_cell(42, True), time_cell(600, False), time_cell(None, False)
+    ('42 s', '≤ 10 min', '')
+    """
+    return duration(seconds) if alone or seconds is None else f"≤ {duration(seconds)}"
+
+
 def millions(value: float | None, like: float | None = None) -> str:
     """A number in millions, with three digits, or with as many decimals as ``like`` has in the paper.
 

@@ -14,7 +14,8 @@ from wirings import rules
 from wirings.errors import WiringError
 from wirings.train import recipes
 from wirings.train.recipes import Recipe
-from wirings.train.tables.format import duration, with_commas, with_std
+from wirings.train.tables.agreement import FEW_NOTE, seeds_cell
+from wirings.train.tables.format import time_cell, with_commas, with_std
 from wirings.train.tables.paper import TableRow, braced, in_columns, in_markdown, links, row_of
 from wirings.utils.text import brief
 from wirings.wire.finalize import finalize_
@@ -26,10 +27,11 @@ HEADER = (
     *("first edges", "gradient", "memory", "results"),
 )
 NOTE = (
-    "Training: the time of all training steps, including those of the network that a row starts from; several runs may "
-    "have shared a GPU. Step: the time of a step relative to `dnw`, measured side by side by `benchmarks.rules`. First "
-    "edges: those that the first step uses. Gradient: the edges whose gradients training needs. Memory: bytes per "
-    "allowed edge, besides the weight and the optimizer's state."
+    "Training: the time of all training steps, including those of the network that a row starts from, of runs that "
+    "were alone on their GPU; ≤: it is not known whether they were. Step: the time of a step relative to `dnw`, "
+    "measured side by side by `benchmarks.rules`. First edges: those that the first step uses. Gradient: the edges "
+    "whose gradients training needs. Memory: bytes per allowed edge, besides the weight and the optimizer's state. "
+    f"{FEW_NOTE}"
 )
 NOT_YET = "not measured yet"
 
@@ -56,6 +58,8 @@ class Standing:
     """Percentage points above the mean accuracy of ``dnw`` on the same network; None if either was not measured."""
     seconds: float | None
     """The duration of training, including that of the network that the row starts from."""
+    alone: bool
+    """Whether the runs of ``seconds`` are known to have been alone on their GPU."""
     ratio: float | None
     """The time of a step relative to ``dnw``, if the two were measured side by side."""
     needs: RuleNeeds
@@ -111,15 +115,17 @@ def _ranked(rows: Sequence[Recipe], folder: Path, costs: Mapping[str, float]) ->
 def _standing(
     recipe: Recipe, row: TableRow, dnw: TableRow, folder: Path, density: float, ratio: float | None
 ) -> Standing:
-    seconds = row.train_s
+    seconds, alone = row.train_s, row.alone
     if recipe.settings.start.recipe is not None:
-        first = row_of(recipes.get(recipe.settings.start.recipe), folder).train_s
-        seconds = None if seconds is None or first is None else seconds + first
+        first = row_of(recipes.get(recipe.settings.start.recipe), folder)
+        seconds = None if seconds is None or first.train_s is None else seconds + first.train_s
+        alone = alone and first.alone
     return Standing(
         row=row,
         rule=recipe.settings.rule.name,
         above=None if row.mean is None or dnw.mean is None else row.mean - dnw.mean,
         seconds=seconds,
+        alone=alone,
         ratio=ratio,
         needs=needs(rules.get(recipe.settings.rule.name, **recipe.settings.rule.options), density),
     )
@@ -153,11 +159,11 @@ def _cells(one: Standing, files: str) -> tuple[str, ...]:
     return (
         row.recipe,
         with_std(row.mean, row.std, 2) or NOT_YET,
-        str(len(row.seeds)),
+        seeds_cell(len(row.seeds)),
         "" if one.above is None else f"{one.above:+.2f}",
         with_commas(row.edges),
         "" if row.mult_adds is None else f"{row.mult_adds / 1e6:.1f}M",
-        duration(one.seconds),
+        time_cell(one.seconds, one.alone),
         "" if one.ratio is None else f"{one.ratio:.2f} ×",
         needs.first,
         needs.gradient,

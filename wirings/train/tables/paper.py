@@ -12,17 +12,28 @@ from wirings.train import data as data_sets
 from wirings.train import recipes, results
 from wirings.train.data.metrics import ACCURACY
 from wirings.train.settings import first_difference, from_mapping
-from wirings.train.tables.format import duration, millions, with_commas, with_std
+from wirings.train.tables.agreement import (
+    ENOUGH,
+    FEW_NOTE,
+    NOTE,
+    agreement,
+    difference_cell,
+    in_standard_errors,
+    seeds_cell,
+)
+from wirings.train.tables.format import AT_MOST_NOTE, millions, time_cell, with_commas, with_std
 from wirings.train.tables.sizes import CountedSize, count_size, remarks
 from wirings.utils.tables import markdown_table, text_table
 
 HEADER = (
     "recipe",
     "paper",
-    "measured",
-    "seeds",
-    "difference",
+    "last epoch",
+    "last − paper",
     "best epoch",
+    "best − paper",
+    "agrees",
+    "seeds",
     "edges",
     "usable edges",
     "dead nodes",
@@ -30,7 +41,7 @@ HEADER = (
     "results",
 )
 TOP5 = ("paper's top 5", "top 5")
-"""Columns after the best epoch, in tables in which the paper reports top-5 accuracies."""
+"""Columns after the seeds, in tables in which the paper reports top-5 accuracies."""
 LEGENDS = {
     "table4": "The number in a name is the percentage of weights that are kept. `all`: in every convolution and the "
     "classifier. `first_dense`: the same, but the first convolution keeps all its weights. `sparse_momentum`: Sparse "
@@ -58,6 +69,8 @@ class TableRow:
     usable_edges: float | None
     dead_nodes: float | None
     train_s: float | None
+    """The mean seconds of training steps of runs that were alone on their GPU; without such runs, of those that may
+    have been. None if all are known to have shared it."""
     files: tuple[Path, ...]
     left_out: int
     """The number of results that do not count: they have overrides, or the recipe has changed since."""
@@ -82,11 +95,30 @@ class TableRow:
     """Whether higher values of the metric are better."""
     params: float | None = None
     """Parameters; a mean over seeds."""
+    best_std: float | None = None
+    """The sample standard deviation of the accuracy in the best epoch; None for fewer than two seeds."""
+    alone: bool = False
+    """Whether the runs of ``train_s`` are known to have been alone on their GPU."""
 
     @property
     def difference(self) -> float | None:
         """The measured accuracy minus the paper's, in percentage points."""
         return None if self.mean is None or self.paper is None else self.mean - self.paper
+
+    @property
+    def best_difference(self) -> float | None:
+        """The accuracy in the best epoch minus the paper's, in percentage points."""
+        return None if self.best is None or self.paper is None else self.best - self.paper
+
+    @property
+    def standard_errors(self) -> float | None:
+        """``difference`` in standard errors; None if either side has no deviation."""
+        return in_standard_errors(self.mean, self.std, len(self.seeds), self.paper, self.paper_std)
+
+    @property
+    def best_standard_errors(self) -> float | None:
+        """``best_difference`` in standard errors; None if either side has no deviation."""
+        return in_standard_errors(self.best, self.best_std, len(self.seeds), self.paper, self.paper_std)
 
 
 def table(number: int | str, results_folder: Path, count: bool = False) -> list[TableRow]:
@@ -109,18 +141,20 @@ def row_of(recipe: recipes.Recipe, folder: Path, sizes: bool = False) -> TableRo
     ours = [result for result in found if _counts(result, recipe)]
     paper = recipe.paper or {}
     scores = [result.score for result in ours]
+    best = [result.best_accuracy if result.value is None else result.best_value for result in ours]
     metric = ours[0].measured_by if ours else ACCURACY
+    timed, alone = _timed(ours)
     return TableRow(
         recipe=recipe.name,
         paper=paper.get("accuracy", paper.get("published")),
         paper_std=paper.get("std"),
         mean=_mean(scores),
-        std=statistics.stdev(scores) if len(scores) > 1 else None,
+        std=_std(scores),
         seeds=tuple(result.seed for result in ours),
         edges=_mean([result.edges for result in ours]),
         usable_edges=_mean([result.usable_edges for result in ours]),
         dead_nodes=_mean([result.dead_nodes for result in ours]),
-        train_s=_mean([result.train_s for result in ours]),
+        train_s=_mean([result.train_s for result in timed]),
         files=tuple(results.path_of(folder, result.recipe, result.seed) for result in ours),
         left_out=len(found) - len(ours),
         size=count_size(recipe, ours) if sizes else None,
@@ -130,11 +164,19 @@ def row_of(recipe: recipes.Recipe, folder: Path, sizes: bool = False) -> TableRo
         top5=_mean([result.top5 for result in ours]),
         data=recipe.settings.data.name,
         mult_adds=_mean([result.mult_adds for result in ours]),
-        best=_mean([result.best_accuracy if result.value is None else result.best_value for result in ours]),
+        best=_mean(best),
         metric=metric.name,
         higher_is_better=metric.higher_is_better,
         params=_mean([result.params for result in ours]),
+        best_std=_std(best),
+        alone=alone,
     )
+
+
+def _timed(ours: Sequence[results.Result]) -> tuple[list[results.Result], bool]:
+    """The results whose times count, and whether their runs are known to have been alone on their GPU."""
+    alone = [result for result in ours if result.most_others == 0]
+    return (alone, True) if alone else ([result for result in ours if result.most_others is None], False)
 
 
 def _counts(result: results.Result, recipe: recipes.Recipe) -> bool:
@@ -178,7 +220,7 @@ def _align(header: Sequence[str]) -> str:
 
 
 def _header(rows: Sequence[TableRow]) -> tuple[str, ...]:
-    before, after = HEADER[1:6], HEADER[6:]
+    before, after = HEADER[1:8], HEADER[8:]
     sizes = SIZES if any(row.size is not None for row in rows) else ()
     return (HEADER[0], *sizes, *before, *(TOP5 if _has_top5(rows) else ()), *after)
 
@@ -198,14 +240,16 @@ def _cells(row: TableRow, files: str, top5: bool) -> tuple[str, ...]:
         *sizes,
         with_std(row.paper, row.paper_std, 2 if row.published else 1) + ("*" if row.published else ""),
         with_std(row.mean, row.std, 2),
-        str(len(row.seeds)),
-        "" if row.difference is None else f"{row.difference:+.2f}",
-        with_std(row.best, None, 2),
+        difference_cell(row.difference, row.standard_errors),
+        with_std(row.best, row.best_std, 2),
+        difference_cell(row.best_difference, row.best_standard_errors),
+        agreement(row.standard_errors, row.best_standard_errors),
+        seeds_cell(len(row.seeds)),
         *((with_std(row.paper_top5, None, 1), with_std(row.top5, None, 2)) if top5 else ()),
         with_commas(row.edges),
         with_commas(row.usable_edges),
         with_commas(row.dead_nodes),
-        duration(row.train_s),
+        time_cell(row.train_s, row.alone),
         files,
     )
 
@@ -222,7 +266,18 @@ def _footnotes(rows: Sequence[TableRow]) -> list[str]:
     ]
     legends = [text for name, text in LEGENDS.items() if any(row.recipe.startswith(f"{name}/") for row in rows)]
     starred = published if any(row.published for row in rows) else []
-    return [*legends, *starred, *left_out, *sizes, *_not_at_hand(rows)]
+    compared = [NOTE] if any(row.standard_errors is not None for row in rows) else []
+    return [*legends, *starred, *compared, *few_note(rows), *time_note(rows), *left_out, *sizes, *_not_at_hand(rows)]
+
+
+def few_note(rows: Sequence[TableRow]) -> list[str]:
+    """The note of a table in which a row has few seeds."""
+    return [FEW_NOTE] if any(0 < len(row.seeds) < ENOUGH for row in rows) else []
+
+
+def time_note(rows: Sequence[TableRow]) -> list[str]:
+    """The note of a table with times of runs that may have shared a GPU."""
+    return [AT_MOST_NOTE] if any(row.train_s is not None and not row.alone for row in rows) else []
 
 
 def _not_at_hand(rows: Sequence[TableRow]) -> list[str]:
@@ -253,6 +308,11 @@ def braced(row: TableRow) -> str:
         return "".join(path.as_posix() for path in row.files)
     seeds = ",".join(str(seed) for seed in row.seeds)
     return (row.files[0].parent / results.FILE.format(f"{{{seeds}}}")).as_posix()
+
+
+def _std(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.stdev(known) if len(known) > 1 and len(known) == len(values) else None
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
