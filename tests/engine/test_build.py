@@ -169,7 +169,9 @@ def test_built_kernels_are_found_without_a_compiler(folder: Path, monkeypatch: p
 
 def check_kernels() -> None:
     from tests.engine.random_programs import RandomProgram
+    from tests.engine.test_int8 import all_layers, loss
     from tests.engine.test_kernels import differences, nodes
+    from wirings.engine.engine_model import EngineModel
 
     for way in ("sparse", "dense"):
         programs = [nodes(0, size, [20, 17, 9], 2, 0.3) for size in ((7, 7), (14, 14), (33, 17))]
@@ -177,11 +179,15 @@ def check_kernels() -> None:
         for program in programs:
             images = torch.randn(3, *program.inputs["x"])
             assert max(differences(program, images, engine=way, threads=2)) < 1e-5
+            quantization = all_layers(program, images, static=way == "sparse")
+            fast = EngineModel(program, way, 2, quantization=quantization)
+            for found, expected in zip(fast._run([images]), quantization.reference(program).run(images), strict=True):
+                assert loss(found, expected) < 0.02
 
 
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", ["-mno-avx512f", "-mno-avx"])
+@pytest.mark.parametrize("flags", ["-mno-avx512f", "-mno-avx", "-mno-avx512vnni"])
 def test_other_vector_widths(flags: str, tmp_path: Path) -> None:
     if "x86" not in platform.machine():
         pytest.skip("these flags are for x86")
