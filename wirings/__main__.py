@@ -4,6 +4,7 @@ import sys
 
 from wirings.errors import WiringError
 from wirings.utils.files import FULL, disk_problem
+from wirings.utils.memory import is_out_of_memory
 from wirings.utils.signals import stop_status
 from wirings.utils.text import printable
 
@@ -46,13 +47,6 @@ def _run() -> None:
     except ModuleNotFoundError as error:
         sys.exit(f'The command line needs the package {error.name!r}: pip install "wirings[demo]"')
     app()
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error of Python, PyTorch or the loader of libraries says that memory could not be allocated."""
-    texts = ["can't allocate memory", "not enough memory", "CUDA out of memory", "failed to map segment", "bad_alloc"]
-    texts += ["can't start new thread", "could not create a primitive"]  # the latter is oneDNN's
-    return isinstance(error, MemoryError) or any(text in str(error) for text in texts)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from wirings.__main__ import is_out_of_memory, main
+from wirings.__main__ import main
+from wirings.utils.memory import is_out_of_memory
 
 
 def test_images_that_do_not_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -207,3 +207,40 @@ def test_invalid_json_is_refused(text: str, tmp_path: Path) -> None:
     save_file({}, tmp_path / "odd.safetensors", {**header, "checksum": files.checksum({}, header)})
     with pytest.raises(WiringError, match=re.escape("odd.safetensors cannot be read")):
         Program.load(tmp_path / "odd.safetensors")
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
+@pytest.mark.parametrize("scalar", [False, True])
+def test_integers_are_not_divided_toward_zero(dtype: torch.dtype, scalar: bool, tmp_path: Path) -> None:
+    """The smallest integer divided by -1 would end the process, before any exception."""
+    numbers = (torch.iinfo(dtype).min, -1)
+    weights = {f"y.held{n}": torch.tensor([number], dtype=dtype) for n, number in enumerate(numbers)}
+    target, other = ("aten::div.Scalar_mode", -1) if scalar else ("aten::div.Tensor_mode", {"WeightRef": 1})
+    divided = opaque("y", target, {"WeightRef": 0}, other, rounding_mode="trunc")
+    added = opaque("z", "aten::add.Tensor", X, {"InputRef": 1}, inputs=("x", "y"))
+    sizes = sum(x.nbytes for x in weights.values())
+    path = written(tmp_path, weights, about_of(divided, added, bytes=sizes))
+    with pytest.raises(WiringError, match="floating-point numbers to round toward zero"):
+        load_compact(path)
+
+
+def test_memory_within_an_operator_counts(tmp_path: Path) -> None:
+    """The products of all pairs of rows are made on the way to a single number."""
+    rows = 60_000
+    weights = {f"y.held{n}": torch.zeros(rows, *([1] if n < 2 else [])) for n in range(4)}
+    product = opaque("y", "aten::einsum", "ab,cb,a,c->", [{"WeightRef": n} for n in range(4)])
+    added = opaque("z", "aten::add.Tensor", X, {"InputRef": 1}, inputs=("x", "y"))
+    sizes = sum(x.nbytes for x in weights.values())
+    path = written(tmp_path, weights, about_of(product, added, bytes=sizes))
+    with pytest.raises(WiringError, match="maps of at most"):
+        load_compact(path)
+
+
+def test_missing_memory_is_not_blamed_on_the_file(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_: Any) -> Any:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
+
+    monkeypatch.setattr("wirings.compaction.file_format.read_tensors", read)
+    with pytest.raises(WiringError, match=r"sound\S* cannot be read: there is not enough memory for it") as raised:
+        load_compact(sound)
+    assert "Export" not in str(raised.value)

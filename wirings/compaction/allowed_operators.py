@@ -163,6 +163,16 @@ def _check_batch_norm(target: str, a: dict[str, Any]) -> None:
         _expect(valid, target, f"{name} with an entry for each of {x.shape[1]} channels")
 
 
+def _check_division(target: str, a: dict[str, Any]) -> None:
+    """The smallest integer divided by -1 ends the process, if it is rounded toward zero."""
+    integers = not any(_is_floating(a.get(name)) for name in ("self", "other"))
+    _expect(a.get("rounding_mode") != "trunc" or not integers, target, "floating-point numbers to round toward zero")
+
+
+def _is_floating(x: Any) -> bool:
+    return x.is_floating_point() if isinstance(x, Tensor) else type(x) is float
+
+
 def _check_scales(target: str, a: dict[str, Any]) -> None:
     """A scale close to zero makes indices overflow."""
     for value in a.values():
@@ -197,6 +207,7 @@ def _check_parts(target: str, a: dict[str, Any]) -> None:
 ARGUMENT_CHECKS: dict[str, Callable[[str, dict[str, Any]], None]] = {
     "scaled_dot_product_attention": _check_attention,
     "_native_batch_norm_legit_no_training": _check_batch_norm,
+    "div": _check_division,
 }
 """Checks of arguments that PyTorch does not check, by the operator's name without its overload."""
 for _name in {name.removeprefix("aten::").partition(".")[0] for name in ALLOWED_OPERATORS}:

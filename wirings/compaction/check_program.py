@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from wirings.compaction.allowed_operators import MAX_INTEGER
 from wirings.compaction.operation import MAX_DIMENSIONS, expect
@@ -42,13 +44,16 @@ def check_program(program: Program, max_bytes: float) -> None:
         try:
             expect(bool(o.output) and o.output not in values, "a unique name for its output")
             expect(all(name in values for name in o.inputs), "inputs that were computed before")
-            made = o.infer([values[name] for name in o.inputs])
+            with _NewTensors() as between:
+                made = o.infer([values[name] for name in o.inputs])
         except Exception as error:  # PyTorch raises many kinds of errors for sizes that do not match
             text = " ".join(str(error).split())[:200] or type(error).__name__
             raise WiringError(f"{type(o).__name__} {o.output[:60]!r}: {text}") from error
+        limit = f"maps of at most {max_bytes:,} bytes for one image; pass max_bytes to allow more"
+        expect(taken + between.bytes <= max_bytes, limit)
         values[o.output] = made
         taken += sum(_bytes(x) for x in (made if isinstance(made, (tuple, list)) else [made]))
-        expect(taken <= max_bytes, f"maps of at most {max_bytes:,} bytes for one image; pass max_bytes to allow more")
+        expect(taken <= max_bytes, limit)
     expect(len(program.outputs) > 0, "an output")
     for name in program.outputs:
         expect(isinstance(values.get(name), Tensor), f"the output {name[:60]!r} among the computed tensors")
@@ -66,6 +71,26 @@ def _meta_inputs(program: Program) -> dict[str, Any]:
         dtype = TORCH_CONSTANTS[types_[name]] if name in types_ else floating
         values[name] = torch.empty(batch, *shape, dtype=dtype, device="meta")
     return values
+
+
+class _NewTensors(TorchDispatchMode):
+    """Counts the memory of all tensors that an operation makes on the way to its result, such as those of an einsum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: dict[int, Any] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        result = func(*args, **(kwargs or {}))
+        for x in tree_leaves(result):
+            if isinstance(x, Tensor) and (storage := x.untyped_storage())._cdata not in given:  # it is not a view
+                self._kept[storage._cdata] = storage
+        return result
+
+    @property
+    def bytes(self) -> int:
+        return sum(storage.nbytes() for storage in self._kept.values())
 
 
 def _bytes(x: Any) -> int:

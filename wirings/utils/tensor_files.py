@@ -14,7 +14,11 @@ import torch
 from torch import Tensor
 
 from wirings.errors import WiringError
+from wirings.utils.memory import is_out_of_memory
 from wirings.utils.text import printable
+
+NO_MEMORY = "cannot be read: there is not enough memory for it"
+"""What is said of a file that asks for more memory than there is."""
 
 
 class OtherFileError(WiringError):
@@ -65,6 +69,8 @@ def file_errors(path: str | Path, remedy: str = "Export the model again.") -> It
     except OtherFileError as error:
         raise WiringError(str(error)) from error.__cause__
     except Exception as error:  # a damaged file may cause any error
+        if is_out_of_memory(error):
+            raise WiringError(f"{path} {NO_MEMORY}: {printable(repr(error)[:200])}.") from error
         text = " ".join(str(error).split())[:300] if isinstance(error, WiringError) else repr(error)[:200]
         raise WiringError(f"{path} cannot be read: {printable(text.rstrip('.'))}. {remedy}") from error
 
