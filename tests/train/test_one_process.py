@@ -112,3 +112,16 @@ def test_all_ranks_stop_if_the_folder_is_locked(tmp_path: Path) -> None:
     assert f"is in use by process {os.getpid()} on " in said(outputs[0])
     assert f"Error: process 1 of 2 stops because rank 0 cannot use {out}." in said(outputs[1])
     assert not list(out.iterdir())
+
+
+def test_a_lock_is_not_written_through_a_link(tmp_path: Path) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text("precious")
+    (tmp_path / "run").mkdir()
+    lock = tmp_path / "run" / LOCK
+    for make in (lambda: lock.symlink_to(other), lambda: os.mkfifo(lock)):
+        make()
+        with pytest.raises(WiringError, match=r"\.lock is not a regular file\. Remove it"), held(lock.parent, print):
+            pass
+        lock.unlink()
+    assert other.read_text() == "precious"

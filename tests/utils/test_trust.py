@@ -221,3 +221,21 @@ def test_links_and_pipes_are_not_opened(tmp_path: Path) -> None:
     (tmp_path / "file").chmod(stat.S_IRUSR | stat.S_IWOTH)
     with pytest.raises(UntrustedError, match="other users may write"):
         open_trusted(tmp_path / "file")
+
+
+def test_a_link_that_changes_after_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("own", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "library").write_text(name)
+    (tmp_path / "link").symlink_to(tmp_path / "own")
+    checked = trust.check_trusted_folder
+
+    def check(folder: Path) -> Path:
+        found = checked(folder)
+        (tmp_path / "link").unlink()
+        (tmp_path / "link").symlink_to(tmp_path / "other")
+        return found
+
+    monkeypatch.setattr(trust, "check_trusted_folder", check)
+    with os.fdopen(trust.open_trusted(tmp_path / "link" / "library")) as file:
+        assert file.read() == "own"

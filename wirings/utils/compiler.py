@@ -108,7 +108,7 @@ class Source:
             folders.append(default_cache_folder())
         for folder in folders:
             try:
-                check_trusted_folder(folder / self.name)
+                own = check_trusted_folder(folder / self.name)
             except UntrustedError as error:
                 reasons.append(str(error))
                 continue
@@ -118,7 +118,7 @@ class Source:
                     "which only you may write.",
                     stacklevel=6,
                 )
-            return folder / self.name
+            return own
         raise MissingError(f"{reasons[0]}. Set WIRINGS_CACHE to a folder in which only you may write.")
 
     def built(self, compilers: Sequence[list[str]], folder: Path) -> Path:

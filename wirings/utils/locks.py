@@ -12,6 +12,7 @@ import errno
 import json
 import os
 import socket
+import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -112,7 +113,18 @@ def take(folder: Path, instead: str = INSTEAD) -> Lock:
 
 def _opened(path: Path) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
-    return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    # A folder of somebody else may have a link here, which must not be written through, or a pipe, which would wait.
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        file = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EMLINK):
+            raise WiringError(f"{path} is not a regular file. Remove it.") from error
+        raise
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise WiringError(f"{path} is not a regular file. Remove it.")
+    return file
 
 
 def _locked(folder: Path, file: int, instead: str) -> bool:

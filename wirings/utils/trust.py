@@ -34,7 +34,7 @@ def open_trusted(path: Path) -> int:
         UntrustedError: if somebody else may write to the file or to a folder above.
         OSError: if it cannot be opened, which includes symbolic links.
     """
-    check_trusted_folder(path.parent)
+    path = check_trusted_folder(path.parent) / path.name  # without links that may be changed now
     # Without waiting, as opening a named pipe does. O_NOFOLLOW: a link may lead to where anybody can write.
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     file = os.open(path, flags)
@@ -49,21 +49,25 @@ def open_trusted(path: Path) -> int:
     return file
 
 
-def check_trusted_folder(folder: Path) -> None:
+def check_trusted_folder(folder: Path) -> Path:
     """Raise `UntrustedError` if anybody but the user and root can write to a folder, or replace it.
 
     Args:
         folder: the folder. It need not exist; then the existing ones above are checked.
+
+    Returns:
+        The folder without symbolic links, which is the one that was checked: a link may lead elsewhere later.
     """
     real = Path(os.path.realpath(folder))
     for path in _chain(real):
         try:
             info = os.lstat(path)
         except FileNotFoundError:
-            return
+            break
         if stat.S_ISLNK(info.st_mode):  # there was none when the path was resolved
             raise UntrustedError(f"{path} is a link")
         _check(path, info, sticky=path != real)
+    return real
 
 
 def _chain(real: Path) -> list[Path]:
