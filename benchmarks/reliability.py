@@ -87,8 +87,9 @@ def runs() -> str:
         resumed = [(re.findall(r"\d+", how), n) for how, n in one["outcomes"].items() if how.startswith("resumed")]
         kills, others = (sum(int(numbers[i]) * n for numbers, n in resumed) for i in (0, 1))
         lines.append(
-            f"- {one['cases']:,} runs were interrupted four times each, by {kills:,} kills with −9 and {others:,} "
-            f"other ways. {one['cases'] - one['mistakes']:,} of them ended as they would have without, bit for bit."
+            f"- {one['cases']:,} runs were interrupted up to four times each, by {kills:,} kills with −9 and "
+            f"{others:,} other ways. {one['cases'] - one['mistakes']:,} of them ended as they would have "
+            "without, bit for bit."
         )
     for _, one in found({"lives": ""}):
         lines.append(

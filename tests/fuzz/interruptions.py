@@ -96,10 +96,7 @@ def interrupt(draw: random.Random, kind: str, out: Path, output: Path) -> tuple[
         case "memory":
             return ended(start(out, output, lambda: limit_memory(draw.randrange(2**20, 2**25)))), (0, 1, -6)
     process = start(out, output)
-    began = time.monotonic()
-    after = draw.uniform(0, 1.5)
-    while process.is_alive() and time.monotonic() - began < after:
-        time.sleep(0.005)
+    trains = wait(draw, process, out)
     if kind == "two":
         second = ended(start(out, output.with_suffix(".second")))
         said = output.with_suffix(".second").read_text(errors="replace")
@@ -110,8 +107,34 @@ def interrupt(draw: random.Random, kind: str, out: Path, output: Path) -> tuple[
     if process.is_alive():
         os.kill(process.pid, number)
     status = ended(process)
-    early = (-number,) if kind == "terminate" else (1, -number, 130)  # before the command has begun
-    return status, (0, -9) if kind == "kill" else (0, 128 + number, *early)
+    early = (-number, 1, 130) if kind == "ctrl-c" else (-number,)  # before the command has begun
+    return status, (0, -9) if kind == "kill" else (0, 128 + number, *(() if trains else early))
+
+
+def wait(draw: random.Random, process: Any, out: Path) -> bool:
+    """Wait until a run has written a few checkpoints; or, now and then, only for a moment.
+
+    Returns:
+        Whether the run was training.
+    """
+
+    def written() -> int:
+        try:
+            return (out / LAST).stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
+    if draw.random() < 0.2:
+        time.sleep(draw.uniform(0, 1.5))
+        return False
+    before, left = written(), draw.randint(1, 8)
+    while process.is_alive() and left:
+        now = written()
+        if now != before:
+            before, left = now, left - 1
+        time.sleep(0.001)
+    time.sleep(draw.uniform(0, 0.03))
+    return True
 
 
 KINDS = ("kill", "kill", "kill", "terminate", "ctrl-c", "disk", "memory", "two", "read-only")
@@ -130,10 +153,11 @@ def case(whole: Path, folder: Path, seed: int) -> str:
     """Interrupt a run four times in random ways, then let it finish."""
     draw = random.Random(seed)
     out, output, reached = folder / f"run{seed}", folder / f"run{seed}.txt", 0
-    kinds = [draw.choice(KINDS) for _ in range(4)]
+    kinds, statuses = [draw.choice(KINDS) for _ in range(4)], []
     try:
         for kind in kinds:
             status, right = interrupt(draw, kind, out, output)
+            statuses.append(status)
             said = output.read_text(errors="replace")
             if status not in right or (kind != "kill" and "Traceback" in said and status != -signal.SIGTERM):
                 return f"{MISTAKE}: {kind}: exit status {status}, {said[-400:]!r}"
@@ -151,7 +175,8 @@ def case(whole: Path, folder: Path, seed: int) -> str:
         shutil.rmtree(out, ignore_errors=True)
         for path in folder.glob(f"run{seed}.*"):
             path.unlink()
-    return f"resumed after {kinds.count('kill')} kills and {4 - kinds.count('kill')} others"
+    killed, ended_early = statuses.count(-signal.SIGKILL), sum(status != 0 for status in statuses)
+    return f"resumed after {killed} kills and {ended_early - killed} others"
 
 
 FUZZERS = {"interruptions": Fuzzer(prepare, case, memory=2**40, chunk=20, seconds=300.0, short=3)}

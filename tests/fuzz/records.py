@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import machine
 from tests.fuzz.runner import Outcomes
 from wirings.train.results import environment
 
@@ -24,6 +25,7 @@ def save(folder: Path, name: str, first: int, outcomes: Outcomes, **more: Any) -
         "seconds": round(outcomes.seconds, 1),
         "hardware": about["hardware"],
         "versions": about["versions"],
+        "commit": machine("cpu")["commit"],
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         **more,
     }

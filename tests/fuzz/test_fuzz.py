@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.fuzz import runner
+from tests.fuzz import programs, runner
 from tests.fuzz.kinds import FUZZERS
 from tests.fuzz.runner import Fuzzer
 from wirings import engine
@@ -43,6 +44,15 @@ def test_a_short_run(kind: str, seeds: range) -> None:
     if kind in REFUSED:
         refused = sum(count for outcome, count in outcomes.counts.items() if outcome.endswith("refused"))
         assert refused > len(seeds) / 3, outcomes.counts
+
+
+def test_outputs_are_not_right_because_of_nan() -> None:
+    x = torch.tensor([1.0, 2.0, 3.0])
+    nan, infinite = torch.tensor([1.0, float("nan"), 3.0]), torch.tensor([1.0, float("inf"), 3.0])
+    for wrong in (nan, infinite, x.new_full((3,), float("nan"))):
+        assert programs.difference(wrong, (x,)) == programs.difference(x, (wrong,)) == float("inf")
+    assert programs.difference(nan, (nan,)) == programs.difference(infinite, (infinite,)) == 0
+    assert programs.difference(nan * 2, (nan,)) == 1
 
 
 def misbehave(given: str, folder: Path, seed: int) -> str:
