@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,18 @@ def test_progress_table(tmp_path: Path) -> None:
     with display.SweepDisplay(Console(force_terminal=True, width=100, file=io.StringIO()), every=0) as shown:
         shown.update(states)
         shown.say("something [with] brackets")
+
+
+@pytest.mark.parametrize(("others", "expected"), [((0, 2), 60.0), ((1, 2), None), ((None, 0), 60.0)])
+def test_times_of_runs_that_shared_a_gpu_are_not_averaged(
+    tmp_path: Path, template: Path, others: tuple[int | None, int], expected: float | None
+) -> None:
+    states = [RunProgress(run, tmp_path) for run in SweepPlan(["digits/static-dnw"], [0, 1], []).runs()]
+    for state, many in zip(states, others, strict=True):
+        slow = 1.0 if not many else 3.0
+        state.result = replace(results.read(template), most_others=many, train_s=60.0 * slow)
+    (line,) = schedule.summarize_sweep(states)
+    assert line.train_s == expected
 
 
 @pytest.mark.usefixtures("template")
