@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export.graph_signature import OutputKind
 
-from wirings.compaction import convert_parts, convert_views  # noqa: F401 (they register their functions)
+from wirings.compaction import convert_attention, convert_parts, convert_views  # noqa: F401 (they register their functions)
 from wirings.compaction.allowed_operators import PYTHON_OPERATORS
 from wirings.compaction.aten import CHANNELWISE, CONVERTERS, VIEW_CONVERTERS, BatchConstant, ProgramTensor
 from wirings.compaction.batch_value import BatchValue

@@ -21,7 +21,8 @@ from wirings.compaction.compact import flat_copy
 from wirings.compaction.file_format import file_errors
 from wirings.compaction.program import Program
 from wirings.engine.build import kernels
-from wirings.engine.engine_model import ENGINES, EngineModel, check_choices, check_settings
+from wirings.engine.choices import ENGINES, check_choices, check_settings
+from wirings.engine.engine_model import EngineModel
 from wirings.engine.operations import supports
 from wirings.engine.quantization import SAMPLE, Quantization, choose_layers, read_batches
 from wirings.engine.report import EngineReport, StepReport

@@ -18,6 +18,7 @@ from wirings.compaction.operations import Embedding, Operation
 from wirings.compaction.program import Program, bind_inputs, check_batch
 from wirings.compaction.report import operation_counts
 from wirings.engine.build import kernels
+from wirings.engine.choices import check_settings, is_valid_choice
 from wirings.engine.execution_plan import ExecutionPlan
 from wirings.engine.export import export_network
 from wirings.engine.int8_speed import slower_layers
@@ -26,20 +27,16 @@ from wirings.engine.report import EngineReport, StepReport
 from wirings.engine.segments import ProgramSegment, check_tokens, split_program
 from wirings.engine.step import StepChoice
 from wirings.engine.tune import fastest_of, step_seconds, tune
-from wirings.errors import WiringError, unknown
-from wirings.utils.checks import is_int
+from wirings.errors import WiringError
 from wirings.utils.compiler import processor
 
 if TYPE_CHECKING:
     from wirings.engine.generation import TokenGenerator
 
-ENGINES = ("auto", "sparse", "dense", "torch")
 TOLERANCE = 1e-3
 """A larger difference from PyTorch's outputs, as a share of the largest output, cannot be explained by rounding."""
 INT8_TOLERANCE = 0.1
 """The same for networks in int8, where a number that is rounded differently changes by a whole step."""
-MAX_THREADS = 1024
-"""More than any machine has cores. Each thread takes memory of its own."""
 SLOWER = 0.9
 """PyTorch is used if it takes less than this share of the kernels' time; anything closer may be noise."""
 CLEARLY_SLOWER = 3.0
@@ -116,7 +113,7 @@ class EngineModel(nn.Module):
     def _choose(self, saved: dict[str, Any] | None) -> None:
         """Choose how each step is computed: as saved on such a machine, as the user says, or by measuring."""
         plans = self._plans()
-        if saved is not None and saved == {**saved, **self._about()} and _is_valid(saved["steps"], plans):
+        if saved is not None and saved == {**saved, **self._about()} and is_valid_choice(saved["steps"], plans):
             for plan, choices in zip(plans, saved["steps"], strict=True):
                 plan.choose([StepChoice(way, strips) for way, strips in choices])
                 plan.settle()
@@ -375,39 +372,3 @@ class EngineModel(nn.Module):
     def extra_repr(self) -> str:
         used = "compiled kernels" if self.compiled else "PyTorch"
         return f"engine={self.engine!r}, threads={self.threads}, {len(self.program.operations)} operations, {used}"
-
-
-def check_settings(engine: Any, threads: Any) -> None:
-    """Raise unless ``engine`` is one of `ENGINES`, and ``threads`` is None or a positive integer."""
-    if not isinstance(engine, str) or engine not in ENGINES:
-        raise unknown("engine", str(engine)[:60], ENGINES)
-    if threads is not None and (not is_int(threads) or threads < 1):
-        raise WiringError(f"threads must be a positive integer, got {threads!r}.")
-    if threads is not None and threads > MAX_THREADS:
-        raise WiringError(f"threads must be at most {MAX_THREADS:,}, got {threads:,}.")
-
-
-def check_choices(saved: Any) -> None:
-    """Raise unless what a file says about its engine has the form of `EngineModel.choices`."""
-    optional = {"on_torch", "int8"}
-    if not isinstance(saved, dict) or set(saved) - optional != {"engine", "threads", "processor", "steps"}:
-        raise WiringError("expected an engine, its threads, its processor and its steps")
-    if not isinstance(saved.get("on_torch", False), bool):
-        raise WiringError("expected whether the network runs on PyTorch")
-    check_settings(saved["engine"], saved["threads"])
-    steps = saved["steps"]
-    plans = steps if isinstance(steps, list) and all(isinstance(plan, list) for plan in steps) else [[None]]
-    for choice in (choice for plan in plans for choice in plan):
-        if not (isinstance(choice, list) and [type(part) for part in choice] == [str, int]):
-            raise WiringError("expected a way and a number of strips for each step")
-
-
-def _is_valid(saved: Any, plans: list[ExecutionPlan]) -> bool:
-    """Whether the choices in a file are among those that would be measured here. The kernels do not check them."""
-    if [len(choices) for choices in saved] != [len(plan.steps) for plan in plans]:
-        return False
-    return all(
-        StepChoice(*choice) in plan.choices_of(step)
-        for choices, plan in zip(saved, plans, strict=True)
-        for choice, step in zip(choices, plan.steps, strict=True)
-    )

@@ -19,7 +19,7 @@ from wirings.compaction import CompactModel, Program, compact, load_compact
 from wirings.compaction.compact import check_arguments, plain_copy
 from wirings.engine import EngineModel, quantization_for
 from wirings.engine import compile as compile_engine
-from wirings.engine.engine_model import check_settings
+from wirings.engine.choices import check_settings
 from wirings.engine.ship_report import COMPACT, ENGINE, ShipMetric, ShipReport, ShipSide
 from wirings.engine.turns import time_in_turns
 from wirings.errors import WiringError, unknown
