@@ -306,3 +306,40 @@ def test_rejects_files_that_cannot_be_read(tmp_path: Path) -> None:
         load("shakespeare", directory=tmp_path / "empty.txt", sha256="0")
     with pytest.raises(WiringError, match="there is no file or folder"):
         load("shakespeare", directory=tmp_path / "none", sha256=None)
+
+
+def test_streams_of_xz_take_time_in_proportion_to_their_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int] = []
+
+    class Counting:
+        def __init__(self, *args: Any, **options: Any) -> None:
+            self.decompressor = decompressor(*args, **options)
+
+        def decompress(self, piece: bytes, most: int) -> bytes:
+            given.append(len(piece))
+            return self.decompressor.decompress(piece, most)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.decompressor, name)
+
+    decompressor = lzma.LZMADecompressor
+    monkeypatch.setattr(lzma, "LZMADecompressor", Counting)
+    handled = []
+    for streams in (3000, 6000):
+        given.clear()
+        (tmp_path / "many.xz").write_bytes(lzma.compress(b"") * streams)
+        assert unpack.read_bytes(tmp_path / "many.xz") == b""
+        handled.append(sum(given))
+    assert handled[1] < 2.5 * handled[0]
+
+
+@pytest.mark.parametrize("padding", [0, 4, 16_384, 50_000])
+def test_streams_of_xz_are_joined(padding: int, tmp_path: Path) -> None:
+    texts = [np.random.default_rng(size).bytes(size) for size in (0, 1, 16_300, 0, 100_000, 3)]
+    packed = [lzma.compress(text, format) for text in texts for format in (lzma.FORMAT_XZ, lzma.FORMAT_ALONE)]
+    path = tmp_path / "x.xz"
+    path.write_bytes(bytes(padding).join(packed) + bytes(padding))
+    assert unpack.read_bytes(path) == b"".join(text for text in texts for _ in range(2))
+    path.write_bytes(bytes(padding).join(packed)[:-1])
+    with pytest.raises(WiringError, match=r"x\.xz cannot be decompressed \(the file is truncated\)"):
+        unpack.read_bytes(path)
