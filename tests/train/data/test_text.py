@@ -233,8 +233,8 @@ def test_fetches_shakespeare_into_the_cache(tmp_path: Path, monkeypatch: pytest.
     ("contents", "options", "message"),
     [
         (b"", {}, "one.txt is empty. Give a file or folder of text."),
-        (b"a" * 50, {"context": 50}, "the training text has 45 tokens, but a window needs 51"),
-        (b"a" * 50, {"context": 20}, "the validation text has 5 tokens, but a window needs 21"),
+        (b"a" * 50, {"context": 50}, "one.txt has 45 tokens, but a window needs 51"),
+        (b"a" * 50, {"context": 20}, "one.txt has 5 tokens, but a window needs 21"),
         (b"a" * 50, {"context": 0}, "data.options.context must be an integer of at least 1, got 0."),
         (b"a" * 50, {"epoch_steps": 0}, "data.options.epoch_steps must be an integer of at least 1, got 0."),
         (b"a" * 50, {"fraction": 1.5}, "data.options.fraction must be a number between 0 and 1, got 1.5."),
@@ -304,6 +304,9 @@ def test_rejects_files_that_cannot_be_read(tmp_path: Path) -> None:
         load("shakespeare", directory=tmp_path / "empty.txt", sha256=None)
     with pytest.raises(WiringError, match="does not have the checksum"):
         load("shakespeare", directory=tmp_path / "empty.txt", sha256="0")
+    (tmp_path / "input.txt").write_bytes(b"")
+    with pytest.raises(WiringError, match=r"/input\.txt is empty"):
+        load("shakespeare", directory=tmp_path, sha256=None)
     with pytest.raises(WiringError, match="there is no file or folder"):
         load("shakespeare", directory=tmp_path / "none", sha256=None)
 

@@ -280,6 +280,9 @@ def find_shards(folder: Path, *parts: str) -> list[Shard]:
         size = sizes.get(path.name)
         shards.append(Shard(path, count_examples(path) if size is None else _noted_size(noted, path, size), first))
         first += shards[-1].size
+    if not first:
+        source = f", according to {noted}" if noted.is_file() else ""
+        raise WiringError(f"the shards {paths[0]}, … must have at least one example, got none{source}.")
     return shards
 
 
