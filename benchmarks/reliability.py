@@ -22,6 +22,7 @@ FILES = {
     "benchmark": "records of benchmarks (JSON)",
     "images": "folders of images (PNG)",
     "shards": "shards (tar)",
+    "sizes": "sizes of shards (`sizes.json`)",
     "text": "text",
     "text.gz": "text, compressed (gzip)",
     "text.xz": "text, compressed (xz)",

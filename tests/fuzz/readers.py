@@ -1,6 +1,7 @@
 """Damaged and crafted files that are read: histories, text, shards, images, settings, recipes and results.
 
-Each must raise a `WiringError` that names the file, or be read.
+Each must raise a `WiringError` that names the file, or be read. A damaged history that is read must be a prefix of the
+intact one.
 """
 
 from __future__ import annotations
@@ -46,14 +47,19 @@ class Kind:
     Args:
         path: where the file is in a folder of its own.
         write: writes a valid file, and others beside it, into a folder.
-        read: reads the folder completely.
+        read: reads the folder completely, as users do.
         craft: makes an invalid file in which all checksums and containers are valid.
+        folder: whether an error may name the folder instead of the file, since the folder is what is read.
+        holds: whether what was read from a damaged file may follow from what the intact one holds. None if the format
+            has no checksum.
     """
 
     path: str
     write: Callable[[Path], object]
     read: Callable[[Path], object]
     craft: Callable[[bytes, random.Random], bytes]
+    folder: bool = False
+    holds: Callable[[Any, Any], bool] | None = None
 
 
 def flipped(raw: bytearray, draw: random.Random) -> None:
@@ -119,15 +125,22 @@ def write_history(folder: Path) -> None:
     recorder.save(folder / "history.wirings")
 
 
-def read_history(folder: Path) -> None:
+def read_history(folder: Path) -> list[Any]:
+    """The head of a history, then its records and notes in their order."""
     history = History.load(folder / "history.wirings")
-    try:
-        for state in history.states():
-            state.degrees(), state.alive, state.weights, state.counts()
-        page(history, "title")
-        _ = history.births, history.sound(10**9), history.structure.transformer
-    except WiringError as error:
-        raise WiringError(f"{folder / 'history.wirings'}: {error}") from error  # the file is read; it names the record
+    records = []
+    for state in history.states():
+        state.degrees(), state.alive, state.counts()
+        records.append((state.step, state.indices.tolist(), state.weights.tolist()))
+    page(history, "title")
+    _ = history.births, history.sound(10**9), history.structure.transformer
+    parts = {file_format.STEP: iter(records), file_format.NOTE: iter(history.notes)}
+    return [(history.structure.to_json(), history.about), *(next(parts[chunk.kind]) for chunk in history.chunks)]
+
+
+def is_prefix(found: list[Any], intact: list[Any]) -> bool:
+    """Whether a history is the other one, perhaps without records and notes at its end."""
+    return found == intact[: len(found)]
 
 
 def craft_history(raw: bytes, draw: random.Random) -> bytes:
@@ -165,12 +178,7 @@ def read_sample(name: str) -> Callable[[Path], object]:
 
 def read_data(name: str, **options: Any) -> Callable[[Path], object]:
     def read(folder: Path) -> None:
-        try:
-            loaded = data.load(name, directory=folder, batch=4, workers=0, **options)
-        except WiringError as error:
-            if "data.options" in str(error):  # the text is read, but too short or too long for these options
-                raise WiringError(f"{folder}: {error}") from error
-            raise
+        loaded = data.load(name, directory=folder, batch=4, workers=0, **options)
         for loader in (loaded.train, loaded.test):
             for _ in loader.epoch(0):
                 pass
@@ -219,6 +227,11 @@ def craft_shard(raw: bytes, draw: random.Random) -> bytes:
         header[148:156] = b" " * 8
         content[place + 148 : place + 156] = b"%06o\0 " % sum(header)
     return bytes(content)
+
+
+def write_sizes(folder: Path) -> None:
+    get("shards").write_sample(folder)
+    (folder / "sizes.json").write_text(json.dumps({path.name: 4 for path in sorted(folder.glob("*.tar"))}))
 
 
 def craft_image(raw: bytes, draw: random.Random) -> bytes:
@@ -278,13 +291,6 @@ def write_sweep(folder: Path) -> None:
     (folder / "sweep.yaml").write_text(text)
 
 
-def read_sweep(folder: Path) -> None:
-    try:
-        read_sweep_file(folder / "sweep.yaml").runs()
-    except WiringError as error:
-        raise WiringError(f"{folder / 'sweep.yaml'}: {error}") from error  # the command names the file's sweep
-
-
 def write_result(folder: Path) -> None:
     found = next(Path(results.__file__).parents[2].glob("results/**/seed0.json"))
     (folder / "result.json").write_bytes(found.read_bytes())
@@ -308,16 +314,24 @@ def craft_config(raw: bytes, draw: random.Random) -> bytes:
     return json.dumps(config).encode()
 
 
+def of_folder(path: str, write: Callable[[Path], object], read: Callable[[Path], object], craft: Any) -> Kind:
+    """A kind of file in a folder that is read as a whole."""
+    return Kind(path, write, read, craft, folder=True)
+
+
+read_shards = read_data("shards", classes=3, image_size=8)
+read_text = read_data("text", context=8, epoch_steps=2)
 KINDS = {
-    "hub": Kind("config.json", write_hub, wirings.hub.from_pretrained, craft_config),
-    "history": Kind("history.wirings", write_history, read_history, craft_history),
-    "text.gz": Kind("train.txt.gz", write_text("gz"), read_data("text", context=8, epoch_steps=2), craft_packed("gz")),
-    "text.xz": Kind("train.txt.xz", write_text("xz"), read_data("text", context=8, epoch_steps=2), craft_packed("xz")),
-    "text": Kind("input.txt", write_sample("shakespeare"), read_sample("shakespeare"), craft_text),
-    "pairs": Kind("train.de", write_sample("multi30k"), read_sample("multi30k"), craft_text),
+    "hub": of_folder("config.json", write_hub, wirings.hub.from_pretrained, craft_config),
+    "history": Kind("history.wirings", write_history, read_history, craft_history, holds=is_prefix),
+    "text.gz": of_folder("train.txt.gz", write_text("gz"), read_text, craft_packed("gz")),
+    "text.xz": of_folder("train.txt.xz", write_text("xz"), read_text, craft_packed("xz")),
+    "text": of_folder("input.txt", write_sample("shakespeare"), read_sample("shakespeare"), craft_text),
+    "pairs": of_folder("train.de", write_sample("multi30k"), read_sample("multi30k"), craft_text),
     "benchmark": Kind("benchmarks/rules-x.json", write_benchmark, step_costs, craft_json),
-    "sweep": Kind("sweep.yaml", write_sweep, read_sweep, craft_yaml),
-    "shards": Kind("train-000.tar", write_sample("shards"), read_data("shards", classes=3, image_size=8), craft_shard),
+    "sweep": Kind("sweep.yaml", write_sweep, lambda folder: read_sweep_file(folder / "sweep.yaml").runs(), craft_yaml),
+    "shards": Kind("train-000.tar", write_sample("shards"), read_shards, craft_shard),
+    "sizes": of_folder("sizes.json", write_sizes, read_shards, craft_json),
     "images": Kind("", write_sample("folder"), read_data("folder", image_size=8), craft_image),
     "settings": Kind(
         "settings.yaml", write_settings, lambda folder: results.load_settings(folder / "settings.yaml"), craft_yaml
@@ -327,18 +341,27 @@ KINDS = {
 }
 
 
-def outcome(kind: Kind, folder: Path) -> str:
-    """How reading ended: "refused" or "read"; anything else is a mistake."""
+def outcome(kind: Kind, path: Path, folder: Path, intact: Any = None) -> str:
+    """How reading ended: "refused" or "read"; anything else is a mistake.
+
+    Args:
+        kind: the kind of the file.
+        path: the file.
+        folder: the folder to read.
+        intact: what the intact file holds, if the file is damaged and has a checksum.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow and torch warn of odd images
-            kind.read(folder)
+            found = kind.read(folder)
     except WiringError as error:
         said = str(error)
-        problem = "unnamed" if str(folder) not in said else "long" if len(said) > 2000 else ""
+        problem = "unnamed" if str(folder if kind.folder else path) not in said else "long" if len(said) > 2000 else ""
         return f"MISTAKE: {problem}: {said[:300]}" if problem else "refused"
     except BaseException as error:
         return f"MISTAKE: {type(error).__name__}: {str(error)[:200]}"
+    if intact is not None and kind.holds is not None and not kind.holds(found, intact):
+        return f"{MISTAKE}: other contents"
     return "read"
 
 
@@ -352,20 +375,20 @@ def damaged(kind: Kind, raw: bytes, seed: int) -> tuple[str, bytes]:
     return "damaged", bytes(content)
 
 
-def prepared(kind: Kind, folder: Path) -> tuple[Path, bytes]:
-    """Write the valid files. Returns the one to damage, and its content."""
+def prepared(kind: Kind, folder: Path) -> tuple[Path, bytes, Any]:
+    """Write the valid files. Returns the one to damage, its bytes, and what it holds."""
     kind.write(folder)
     path = folder / kind.path if kind.path else next(folder.rglob("train/**/*.png"))
-    assert outcome(kind, folder) == "read", "the file is not valid to begin with"
-    return path, path.read_bytes()
+    assert outcome(kind, path, folder) == "read", "the file is not valid to begin with"
+    return path, path.read_bytes(), kind.read(folder) if kind.holds is not None else None
 
 
-def tried(kind: Kind, given: tuple[Path, bytes], folder: Path, seed: int) -> str:
+def tried(kind: Kind, given: tuple[Path, bytes, Any], folder: Path, seed: int) -> str:
     """Damage the file, and read it."""
-    path, raw = given
+    path, raw, intact = given
     how, content = damaged(kind, raw, seed)
     path.write_bytes(content)
-    found = outcome(kind, folder)
+    found = outcome(kind, path, folder, intact if how == "damaged" else None)
     return found if found.startswith(MISTAKE) else f"{how}: {found}"
 
 

@@ -18,7 +18,19 @@ from wirings import engine
 
 ROOT = Path(__file__).parents[2]
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="it limits the memory of processes as Linux does")
-REFUSED = {"compact", "engine", "checkpoint", "history", "text.gz", "text.xz", "shards", "settings", "recipe", "result"}
+REFUSED = {
+    "compact",
+    "engine",
+    "checkpoint",
+    "history",
+    "text.gz",
+    "text.xz",
+    "shards",
+    "sizes",
+    "settings",
+    "recipe",
+    "result",
+}
 REFUSED |= {"hub", "sweep", "benchmark", "pairs", "setting changes", "wire calls", "arguments", "graphs"}
 """Kinds of which at least a third is refused."""
 

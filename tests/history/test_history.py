@@ -1,6 +1,7 @@
 """Histories: records match the wiring, damaged files are detected, and recording has no side effects."""
 
 import copy
+import re
 import struct
 import zlib
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from torch import nn
 
 import wirings
 from wirings import WiringError
+from wirings.draw.html import page
 from wirings.graph import Complete, ConvNode, Dag
 from wirings.history import History, Recorder, WiringState, file_format, snapshot_of
 from wirings.history.from_model import WiredWeight, structure_of
@@ -440,6 +442,17 @@ def test_detects_records_that_do_not_follow_each_other() -> None:
     other = History(history.structure, {}, [history.chunks[0], history._records[2]])
     with pytest.raises(WiringError, match="record 2 of this history is damaged"):
         list(other.states())
+
+
+def test_errors_name_the_file_of_a_history(tmp_path: Path) -> None:
+    history = recorded(4).history()
+    path = History(history.structure, {}, [history.chunks[0], history._records[2]]).save(tmp_path / "odd.wirings")
+    for damaged in (History.load(path), History.load(path).until(10**6)):
+        with pytest.raises(WiringError, match=f"record 2 of {re.escape(str(path))} is damaged"):
+            list(damaged.states())
+    empty = History.load(History(history.structure, {}).save(path))
+    with pytest.raises(WiringError, match=f"{re.escape(str(path))} has no records yet"):
+        page(empty, "title")
 
 
 # ---- on a GPU -------------------------------------------------------------------------------------------------------

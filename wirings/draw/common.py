@@ -51,7 +51,7 @@ def history_of(what: Any) -> History:
 def check_has_records(history: History) -> None:
     """Raise if a history has nothing to show."""
     if not len(history):
-        raise WiringError("this history has no records yet. Train for some steps first.")
+        raise WiringError(f"{history.path or 'this history'} has no records yet. Train for some steps first.")
 
 
 def save(

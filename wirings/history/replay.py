@@ -144,6 +144,8 @@ class History:
         """Values that belong to a step, such as the loss."""
         self.damage: str | None = None
         """What is wrong with the rest of the file, if only its intact part was loaded."""
+        self.path: Path | None = None
+        """The file that it was loaded from, which messages name."""
         self._records: list[file_format.Chunk] = []
         for chunk in chunks:
             self.add(chunk)
@@ -171,8 +173,8 @@ class History:
                 state = state.then(file_format.unpack_record(chunk, state.size, limit))
             except ValueError as error:
                 raise WiringError(
-                    f"record {i + 1} of this history is damaged: {error}. Use History.until(step) to get the records "
-                    "before it."
+                    f"record {i + 1} of {self.path or 'this history'} is damaged: {error}. Use History.until(step) to "
+                    "get the records before it."
                 ) from error
             yield state
 
@@ -231,7 +233,9 @@ class History:
             for c in self.chunks
             if (file_format.unpack_json(c)[0] if c.kind == file_format.NOTE else file_format.step_of(c)) <= step
         ]
-        return History(self.structure, self.about, kept)
+        part = History(self.structure, self.about, kept)
+        part.path = self.path
+        return part
 
     def sound(self, step: int) -> tuple[History, str | None]:
         """The part up to a step that can be replayed, and what is wrong with what follows, if anything is.
@@ -295,7 +299,7 @@ class History:
             raise WiringError(
                 f"{path} is damaged and cannot be read: {str(error)[:200]}. Restore it from a backup, or train again."
             ) from error
-        history.damage = damage
+        history.path, history.damage = path, damage
         if damage is not None and whole:
             good = f"up to step {history.steps[-1]:,}" if len(history) else "before the first record"
             raise WiringError(

@@ -131,7 +131,9 @@ def test_mistakes_in_options(load_sample: Load) -> None:
         load_sample(directory=None)
     with pytest.raises(WiringError, match=r"there is no test_2017\.en"):
         load_sample(test="test_2017")
-    with pytest.raises(WiringError, match=r"data\.options\.lengths ends with 4, but a sentence has \d+ tokens"):
+    with pytest.raises(
+        WiringError, match=r"data\.options\.lengths ends with 4, but a sentence of /.*sample has \d+ tokens"
+    ):
         load_sample(lengths=[4])
     with pytest.raises(WiringError, match="image_size"):
         load_sample(image_size=32)

@@ -143,6 +143,30 @@ def test_sizes_json_is_used(root: Path) -> None:
             data(root)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 200_000, r"sizes\.json is damaged \(.*recursion.*\). Fix or remove it"),
+        (
+            '{"train-001.tar": 1000000000000}',
+            r"sizes\.json gives train-001\.tar 1000000000000 examples, .* \d\d at most. Fix",
+        ),
+        ('{"train-001.tar": 1' + "0" * 4000 + "}", r"sizes\.json gives train-001\.tar 10+ … 0+ examples"),
+        ('{"train-001.tar": [' + "0, " * 9000 + "0]}", r"sizes\.json must give the number of .{,200}$"),
+        (
+            json.dumps({f"train-00{i}.tar": 0 for i in range(5)}),
+            r"train-000\.tar, … must have at least one example, .* to /.*sizes\.json\.$",
+        ),
+        ('{"train-001.tar": true}', r"sizes\.json must give the number of examples of train-001\.tar, got True"),
+    ],
+    ids=["nested", "many", "digits", "list", "none", "bool"],
+)
+def test_sizes_json_is_checked(text: str, message: str, root: Path) -> None:
+    (root / "sizes.json").write_text(text)
+    with pytest.raises(WiringError, match=message):
+        data(root)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
     ("broken", "message"),

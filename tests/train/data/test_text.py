@@ -233,8 +233,8 @@ def test_fetches_shakespeare_into_the_cache(tmp_path: Path, monkeypatch: pytest.
     ("contents", "options", "message"),
     [
         (b"", {}, "one.txt is empty. Give a file or folder of text."),
-        (b"a" * 50, {"context": 50}, "the training text has 45 tokens, but a window needs 51"),
-        (b"a" * 50, {"context": 20}, "the validation text has 5 tokens, but a window needs 21"),
+        (b"a" * 50, {"context": 50}, "one.txt has 45 tokens, but a window needs 51"),
+        (b"a" * 50, {"context": 20}, "one.txt has 5 tokens, but a window needs 21"),
         (b"a" * 50, {"context": 0}, "data.options.context must be an integer of at least 1, got 0."),
         (b"a" * 50, {"epoch_steps": 0}, "data.options.epoch_steps must be an integer of at least 1, got 0."),
         (b"a" * 50, {"fraction": 1.5}, "data.options.fraction must be a number between 0 and 1, got 1.5."),
@@ -304,5 +304,45 @@ def test_rejects_files_that_cannot_be_read(tmp_path: Path) -> None:
         load("shakespeare", directory=tmp_path / "empty.txt", sha256=None)
     with pytest.raises(WiringError, match="does not have the checksum"):
         load("shakespeare", directory=tmp_path / "empty.txt", sha256="0")
+    (tmp_path / "input.txt").write_bytes(b"")
+    with pytest.raises(WiringError, match=r"/input\.txt is empty"):
+        load("shakespeare", directory=tmp_path, sha256=None)
     with pytest.raises(WiringError, match="there is no file or folder"):
         load("shakespeare", directory=tmp_path / "none", sha256=None)
+
+
+def test_streams_of_xz_take_time_in_proportion_to_their_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int] = []
+
+    class Counting:
+        def __init__(self, *args: Any, **options: Any) -> None:
+            self.decompressor = decompressor(*args, **options)
+
+        def decompress(self, piece: bytes, most: int) -> bytes:
+            given.append(len(piece))
+            return self.decompressor.decompress(piece, most)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.decompressor, name)
+
+    decompressor = lzma.LZMADecompressor
+    monkeypatch.setattr(lzma, "LZMADecompressor", Counting)
+    handled = []
+    for streams in (3000, 6000):
+        given.clear()
+        (tmp_path / "many.xz").write_bytes(lzma.compress(b"") * streams)
+        assert unpack.read_bytes(tmp_path / "many.xz") == b""
+        handled.append(sum(given))
+    assert handled[1] < 2.5 * handled[0]
+
+
+@pytest.mark.parametrize("padding", [0, 4, 16_384, 50_000])
+def test_streams_of_xz_are_joined(padding: int, tmp_path: Path) -> None:
+    texts = [np.random.default_rng(size).bytes(size) for size in (0, 1, 16_300, 0, 100_000, 3)]
+    packed = [lzma.compress(text, format) for text in texts for format in (lzma.FORMAT_XZ, lzma.FORMAT_ALONE)]
+    path = tmp_path / "x.xz"
+    path.write_bytes(bytes(padding).join(packed) + bytes(padding))
+    assert unpack.read_bytes(path) == b"".join(text for text in texts for _ in range(2))
+    path.write_bytes(bytes(padding).join(packed)[:-1])
+    with pytest.raises(WiringError, match=r"x\.xz cannot be decompressed \(the file is truncated\)"):
+        unpack.read_bytes(path)

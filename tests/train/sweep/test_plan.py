@@ -1,5 +1,6 @@
 """Which runs a sweep has, and which folders it accepts."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -129,10 +130,13 @@ def test_reads_a_sweep_file(tmp_path: Path) -> None:
         ("recipes: [a]\nsettings: [1]\n", "settings must be a mapping"),
         ("recipes: [a]\nsettings: {epochs: []}\n", "settings has no value for epochs"),
         ("recipes: [a]\nsettings: {epochs: 2020-12-24}\n", "the value of epochs must be plain"),
+        ("recipes: [a]\nseeds: [x]\n", "expects numbers, such as 0,1,2 or 0-4, got 'x'"),
+        ("recipes: [a]\n", "unknown recipe 'a'"),
+        (f"recipes: [{DNW}]\nsettings: {{epochs: x}}\n", "epochs must be an integer, got 'x'"),
     ]:
         path.write_text(text)
-        with pytest.raises(WiringError, match=match):
-            plan_of([str(path)], None, None)
+        with pytest.raises(WiringError, match=f"^{re.escape(str(path))}: .*{match}"):
+            plan_of([str(path)], None, None).runs()
 
 
 def _begin(out: Path, runs: list[SweepRun]) -> None:

@@ -77,7 +77,7 @@ class Multi30k(Dataset):
         train, held = (_pairs(options.directory, name, (source, target)) for name in ("train", test))
         pairs = BytePairs.train([*train[0], *train[1]], vocabulary)
         where: dict[str, Any] = {"device": options.device, "rank": options.rank, "world": options.world}
-        where |= {"lengths": tuple(lengths), "batch": options.batch}
+        where |= {"lengths": tuple(lengths), "batch": options.batch, "folder": options.directory}
         train_tokens, held_tokens = ([pairs.encode(side) for side in both] for both in (train, held))
         digest = hashlib.md5("\n".join([*train[0], *train[1], *held[0], *held[1], str(pairs)]).encode())
 

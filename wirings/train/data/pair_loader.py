@@ -9,6 +9,7 @@ buffer, and the position in it is a tensor on the device.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -43,6 +44,7 @@ class PairLoader(Loader):
         seed: Random seed of the order.
         rank: Which process this is, from 0.
         world: Number of processes.
+        folder: Where the sentences are from, for messages.
     """
 
     padded = True
@@ -59,11 +61,12 @@ class PairLoader(Loader):
         seed: int = 0,
         rank: int = 0,
         world: int = 1,
+        folder: Path | None = None,
     ) -> None:
         super().__init__(len(source), batch, rank, world)
         self.shuffle, self.seed = shuffle, seed
         needed = np.array([1 + max(len(a), len(b)) for a, b in zip(source, target, strict=True)])
-        rows = check_lengths(lengths, batch, world, int(needed.max()))
+        rows = check_lengths(lengths, batch, world, int(needed.max()), folder)
         self._length_of = {count // world: length for count, length in zip(rows, lengths, strict=True)}
         # The last row is the empty pair. Its source has a token, since attention to nothing is not a number.
         self._source = _padded([*([*s, END] for s in source), [END]], lengths[-1]).to(device)
@@ -137,15 +140,18 @@ class PairLoader(Loader):
             yield self.next(size)
 
 
-def check_lengths(lengths: Sequence[int], batch: int, world: int, longest: int) -> list[int]:
+def check_lengths(
+    lengths: Sequence[int], batch: int, world: int, longest: int, folder: Path | None = None
+) -> list[int]:
     """Check the lengths that pairs are padded to, and return the number of pairs of a batch of each length."""
     increasing = all(is_int(n) and n > 1 for n in lengths) and list(lengths) == sorted(set(lengths))
     if not increasing or not lengths:
         raise WiringError(f"data.options.lengths must be increasing integers above 1, got {lengths!r}.")
     if longest > lengths[-1]:
+        where = f" of {folder}" if folder is not None else ""
         raise WiringError(
-            f"data.options.lengths ends with {lengths[-1]}, but a sentence has {longest} tokens with its end. Append "
-            "a larger length."
+            f"data.options.lengths ends with {lengths[-1]}, but a sentence{where} has {longest} tokens with its end. "
+            "Append a larger length."
         )
     rows = [batch * lengths[0] // length // world * world for length in lengths]
     if rows[-1] < 1 or len(set(rows)) < len(rows):

@@ -57,8 +57,8 @@ class Shakespeare(Dataset):
                 the directory and not kept.
         """
         where = options.directory
-        contents = prepare(where).read_bytes() if sha256 == SHA256 else _own(where, sha256)
-        characters = decode(contents, str(where or URL))
+        path, contents = _own(where, sha256) if sha256 != SHA256 else _prepared(where)
+        characters = decode(contents, str(path))
         vocabulary = sorted(set(characters))
         places = np.frombuffer(characters.encode("utf-32-le"), dtype=np.uint32)
         numbers = np.searchsorted(np.array([ord(character) for character in vocabulary], dtype=np.uint32), places)
@@ -126,14 +126,20 @@ def prepare(directory: Path | None = None) -> Path:
     return target
 
 
-def _own(directory: Path | None, sha256: str | None) -> bytes:
-    """The contents of another file."""
+def _prepared(directory: Path | None) -> tuple[Path, bytes]:
+    """The file in the cache, and its contents."""
+    path = prepare(directory)
+    return path, path.read_bytes()
+
+
+def _own(directory: Path | None, sha256: str | None) -> tuple[Path, bytes]:
+    """Another file, and its contents."""
     if directory is None:
         raise WiringError(f"expected a file of text, or a folder with {NAMES[1]}. Give it with --data.")
     path, contents = _given(directory)
     if sha256 is not None and hashlib.sha256(contents).hexdigest() != sha256:
         raise WiringError(f"{path} does not have the checksum in data.options.sha256. Use null for any.")
-    return contents
+    return path, contents
 
 
 def _given(directory: Path) -> tuple[Path, bytes]:

@@ -31,6 +31,7 @@ from wirings.train.data.base import Data, ImageDataset, LoadOptions, register_da
 from wirings.train.data.decode import DecodedBatch, DecodingLoader, EncodedExample, assemble
 from wirings.train.data.folder import IMAGE_SUFFIXES
 from wirings.train.data.sampling import BUFFER, EXAMPLE, random_stream, rank_slices
+from wirings.utils.text import brief
 
 BUFFER_SIZE = 1000
 """Default number of encoded images in each worker's shuffle buffer."""
@@ -271,17 +272,34 @@ def find_shards(folder: Path, *parts: str) -> list[Shard]:
         )
     noted = folder / "sizes.json"
     try:
-        sizes = dict(json.loads(noted.read_text())) if noted.is_file() else {}
-    except (ValueError, TypeError) as error:
+        sizes = dict(json.loads(noted.read_text(encoding="utf-8"))) if noted.is_file() else {}
+    except (ValueError, TypeError, RecursionError) as error:
         raise WiringError(f"{noted} is damaged ({error}). Fix or remove it.") from error
     shards, first = [], 0
     for path in paths:
         size = sizes.get(path.name)
-        if size is not None and (type(size) is not int or size < 0):
-            raise WiringError(f"{noted} must give the number of examples of {path.name}, got {size!r}.")
-        shards.append(Shard(path, count_examples(path) if size is None else size, first))
+        shards.append(Shard(path, count_examples(path) if size is None else _noted_size(noted, path, size), first))
         first += shards[-1].size
+    if not first:
+        source = f", according to {noted}" if noted.is_file() else ""
+        raise WiringError(f"the shards {paths[0]}, … must have at least one example, got none{source}.")
     return shards
+
+
+def _noted_size(noted: Path, path: Path, size: Any) -> int:
+    """The number of examples of a shard according to ``sizes.json``, if the shard can have as many."""
+    if type(size) is not int or size < 0:
+        raise WiringError(f"{noted} must give the number of examples of {path.name}, got {brief(size)}.")
+    try:
+        most = path.stat().st_size // tarfile.BLOCKSIZE  # every file in a tar file has a header of one block
+    except OSError as error:
+        raise WiringError(f"{path} cannot be read: {error.strerror}.") from error
+    if size > most:
+        raise WiringError(
+            f"{noted} gives {path.name} {brief(size)} examples, but a shard of its size has {most:,} at most. Fix the "
+            "number, or remove it to have the examples counted."
+        )
+    return size
 
 
 def count_examples(path: Path) -> int:

@@ -134,11 +134,13 @@ def text_loaders(
             raise WiringError(f"data.options.{name} must be an integer of at least 1, got {brief(value)}.")
     if holdout is not None:
         train, test = hold_out_text(train, holdout)
+    where = f" of {options.directory}" if options.directory is not None else ""
     for what, text in (("training", train), ("validation", test)):
         if len(text) <= context:
             raise WiringError(
-                f"the {what} text has {len(text):,} tokens, but a window needs {context + 1:,}: data.options.context "
-                f"and the token after it. Use more text, or a context of at most {max(len(text) - 1, 1):,}."
+                f"the {what} text{where} has {len(text):,} tokens, but a window needs {context + 1:,}: "
+                "data.options.context and the token after it. Use more text, or a context of at most "
+                f"{max(len(text) - 1, 1):,}."
             )
     tokens = options.batch * context
     steps = max(1, len(train) // tokens) if epoch_steps is None else epoch_steps

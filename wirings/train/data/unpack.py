@@ -14,6 +14,8 @@ MOST_BYTES, MAX_RATIO = 2**28, 64
 """What any compressed file may unpack to, and a large one as a multiple of its size."""
 _XZ_MEMORY = 2**29
 """What the decompressor of ``.xz`` may take; its strongest preset takes 65 MiB."""
+_PIECE = 2**14
+"""Bytes of an ``.xz`` file that are decompressed at a time."""
 
 
 def read_bytes(path: Path, most: int | None = None) -> bytes:
@@ -28,7 +30,7 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
             return path.read_bytes()
         limit = max(MOST_BYTES, MAX_RATIO * path.stat().st_size) if most is None else most
         with path.open("rb") as file:
-            contents = gunzip(file, limit) if path.suffix == ".gz" else _unxz(file.read(), limit)
+            contents = gunzip(file, limit) if path.suffix == ".gz" else _unxz(file, limit)
     except (lzma.LZMAError, zlib.error, EOFError, gzip.BadGzipFile) as error:
         raise WiringError(f"{path} cannot be decompressed ({error}). Get it again.") from error
     except OSError as error:
@@ -47,16 +49,22 @@ def gunzip(file: BinaryIO, limit: int) -> bytes:
         return unpacked.read(limit + 1)
 
 
-def _unxz(packed: bytes, limit: int) -> bytes:
-    """Decompress one stream after the other, since `lzma.open` does not limit the decompressor's memory."""
-    parts, left = list[bytes](), limit + 1
-    while packed:
+def _unxz(file: BinaryIO, limit: int) -> bytes:
+    """Decompress one stream after the other, since `lzma.open` does not limit the decompressor's memory.
+
+    Reads pieces of the file: every stream copies what is left of its piece, which may hold many empty streams.
+    """
+    parts, left, piece = list[bytes](), limit + 1, file.read(_PIECE)
+    while left and piece:
         decompressor = lzma.LZMADecompressor(lzma.FORMAT_AUTO, memlimit=_XZ_MEMORY)
-        parts.append(decompressor.decompress(packed, left))
-        left -= len(parts[-1])
-        if left == 0:
-            break
-        if not decompressor.eof:
-            raise EOFError("the file is truncated")
-        packed = decompressor.unused_data.lstrip(b"\0")  # streams may be padded
+        while True:
+            parts.append(decompressor.decompress(piece, left))
+            left -= len(parts[-1])
+            if left == 0 or decompressor.eof:
+                break
+            if not (piece := file.read(_PIECE)):
+                raise EOFError("the file is truncated")
+        piece = decompressor.unused_data.lstrip(b"\0")  # streams may be padded
+        while not piece and (more := file.read(_PIECE)):
+            piece = more.lstrip(b"\0")
     return b"".join(parts)

@@ -11,7 +11,8 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -71,9 +72,15 @@ class SweepPlan:
     trained."""
     variants: Sequence[Sequence[str]] = ()
     """Groups of changes that belong together. Each group is trained with every combination of ``grid``."""
+    path: Path | None = None
+    """The YAML file that it was read from, which messages name."""
 
     def runs(self) -> list[SweepRun]:
         """Return the runs in the order in which to start them. All settings are checked."""
+        with _naming(self.path):
+            return self._runs()
+
+    def _runs(self) -> list[SweepRun]:
         names = [name for word in self.recipes for name in _matching(word)]
         if not names:
             raise WiringError("a sweep needs a recipe, such as: wirings sweep table2/dnw table2/random --seed 0,1")
@@ -97,6 +104,17 @@ class SweepPlan:
                     if run.requested and not known.requested:
                         found[run.path] = replace(known, requested=True)
         return list(found.values())
+
+
+@contextmanager
+def _naming(path: Path | None) -> Iterator[None]:
+    """Name the file of a sweep in messages that do not."""
+    try:
+        yield
+    except WiringError as error:
+        if path is None or str(path) in str(error):
+            raise
+        raise WiringError(f"{path}: {error}") from error
 
 
 def _matching(word: str) -> list[str]:
@@ -213,6 +231,11 @@ def is_sweep_file(path: Path) -> bool:
 
 def read_sweep_file(path: Path) -> SweepPlan:
     """Read a sweep's YAML file. Paths of recipes in it are relative to the file."""
+    with _naming(path):
+        return _read_sweep_file(path)
+
+
+def _read_sweep_file(path: Path) -> SweepPlan:
     try:
         mapping = parse_yaml(path.read_text(encoding="utf-8"), str(path))
     except UnicodeDecodeError as error:
@@ -238,6 +261,7 @@ def read_sweep_file(path: Path) -> SweepPlan:
         parse_seeds([str(seed) for seed in listed["seeds"]]) or [0],
         [_texts(path, key, values if isinstance(values, list) else [values]) for key, values in settings.items()],
         [[_texts(path, key, [value])[0] for key, value in one.items()] for one in listed["variants"]],
+        path,
     )
 
 
