@@ -339,7 +339,9 @@ def test_rejects_unknown_recipes_and_unreadable_files(tmp_path: Path) -> None:
         f"Choose from: {of_table}. `wirings recipes` describes them. "
         "To train a file of your own, give its path, which ends in .yaml."
     )
-    with pytest.raises(WiringError, match=r"unknown recipe 'mine'. Choose from: appendix_b/…, digits/…, resnet/…, "):
+    with pytest.raises(
+        WiringError, match=r"unknown recipe 'mine'. Choose from: appendix_b/…, digits/…, growth/…, resnet/…, "
+    ):
         recipes.get("mine")
     with pytest.raises(WiringError, match=r"unknown table 'table11'\. Did you mean 'table1'\?"):
         recipes.table(11)

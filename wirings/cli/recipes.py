@@ -88,7 +88,8 @@ def _selected(patterns: Sequence[str], rule: str | None, model: str | None, data
     """The recipes that match, table by table, in the paper's order."""
     from wirings.train import recipes as library
 
-    rows = [row.name for table in library.tables() for row in library.table(table)]
+    # In the order of their own tables: others may include a row by its name.
+    rows = [row.name for table in library.tables() for row in library.table(table) if row.name.startswith(f"{table}/")]
     place = {name: number for number, name in enumerate(dict.fromkeys(rows))}
     names = sorted(library.names(), key=lambda name: (name.partition("/")[0], place.get(name, len(place)), name))
     for pattern in patterns:
