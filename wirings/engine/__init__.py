@@ -65,6 +65,7 @@ def compile(
     Returns:
         A module. ``print(fast.report)`` shows where its time goes; ``fast.save(path)`` saves what was chosen.
     """
+    check_settings(engine, threads)
     kind = _dtype(dtype, calibrate)
     if isinstance(model, EngineModel):
         model = model.program
