@@ -83,3 +83,9 @@ def test_no_two_public_classes_share_a_name() -> None:
 def test_files_are_short() -> None:
     files = [path for path in PACKAGE.rglob("*.py") if not path.name.endswith("_cuda.py")]
     assert {str(f.relative_to(PACKAGE)) for f in files if len(f.read_text().splitlines()) > MAX_LINES} == set()
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    """Pytest imports them by name, so that of two in folders without ``__init__.py`` only one can be."""
+    names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
+    assert sorted(set(names)) == sorted(names)

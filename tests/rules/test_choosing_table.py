@@ -52,21 +52,21 @@ def test_table_without_with_some_and_with_all_results(page: dict[str, Any], tmp_
         json.dumps({"date": "2026-11-16", "networks": [{"rows": measured}]})
     )
     some = cells(page["choosing"](tmp_path))
-    assert some["dnw"][3:] == ["1.00 ×", "89.5 ± 0.7 (2); 91.0 (1, cubic)", "–", "–", "–"]
-    assert some["soft_threshold"][3:] == ["1.30 ×", "90.0 (1, cubic)", "–", "–", "–"]
-    assert some["rigl"][3:] == ["–", "–", "–", "–", "88.3 (1, erk)"]
-    assert some["dense"][3:] == ["–", "92.0 (1)", "95.5 (1)", "95.5 (1)", "95.5 (1)"]
+    assert some["dnw"][3:] == ["1.00 ×", "89.5 ± 0.7 (2†); 91.0 (1†, cubic)", "–", "–", "–"]
+    assert some["soft_threshold"][3:] == ["1.30 ×", "90.0 (1†, cubic)", "–", "–", "–"]
+    assert some["rigl"][3:] == ["–", "–", "–", "–", "88.3 (1†, erk)"]
+    assert some["dense"][3:] == ["–", "92.0 (1†)", "95.5 (1†)", "95.5 (1†)", "95.5 (1†)"]
     add(tmp_path, "ste/mobilenet-soft_threshold_global", 90.5, 91.5)
-    assert cells(page["choosing"](tmp_path))["soft_threshold"][4] == "91.0 ± 0.7 (2, cubic, global)"
+    assert cells(page["choosing"](tmp_path))["soft_threshold"][4] == "91.0 ± 0.7 (2†, cubic, global)"
     add(tmp_path, "ste/mobilenet-soft_threshold_k", 88.0)
-    assert cells(page["choosing"](tmp_path))["soft_threshold"][4] == "88.0 (1); 91.0 ± 0.7 (2, cubic, global)"
+    assert cells(page["choosing"](tmp_path))["soft_threshold"][4] == "88.0 (1†); 91.0 ± 0.7 (2†, cubic, global)"
     for recipe in recipes.table("ste"):
         if not (tmp_path / recipe.name).exists():
             add(tmp_path, recipe.name, 80.0)
     everything = cells(page["choosing"](tmp_path))
-    assert everything["targeted_dropout"][4] == "80.0 (1)"
-    assert everything["fine_tune"][4] == "80.0 (1)"
-    assert everything["nm"][3:] == ["–", "–", "80.0 (1)", "–", "–"]
+    assert everything["targeted_dropout"][4] == "80.0 (1†)"
+    assert everything["fine_tune"][4] == "80.0 (1†)"
+    assert everything["nm"][3:] == ["–", "–", "80.0 (1†)", "–", "–"]
     assert not [rule for rule, line in everything.items() if line[4] == "–" and rule not in ("nm", "keep")]
     board = page["ste"](tmp_path)
     assert "not measured yet" not in board
@@ -82,5 +82,5 @@ def test_the_best_rule_of_every_network(page: dict[str, Any], tmp_path: Path) ->
     add(tmp_path, "resnet/dense", 95.5)
     add(tmp_path, "resnet/random-2", 70.0)
     lines = page["best"](tmp_path).splitlines()
-    assert lines[2].endswith("Table 2 | – | 89.5 ± 0.7 (2) | `soft_threshold`: 92.0 (1, cubic, global) | – |")
-    assert lines[5].endswith("2 % of its weights | 70.0 (1) | – | `random`: 70.0 (1) | 95.5 (1) |")
+    assert lines[2].endswith("Table 2 | – | 89.5 ± 0.7 (2†) | `soft_threshold`: 92.0 (1†, cubic, global) | – |")
+    assert lines[5].endswith("2 % of its weights | 70.0 (1†) | – | `random`: 70.0 (1†) | 95.5 (1†) |")
