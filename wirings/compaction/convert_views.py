@@ -30,7 +30,7 @@ from wirings.compaction.operations.add_numbers import AddNumbers
 from wirings.compaction.operations.affine import add_affine
 from wirings.compaction.operations.arrange import arrange, stored_with_channels
 from wirings.compaction.operations.conv import Conv
-from wirings.compaction.operations.linear import Linear
+from wirings.compaction.operations.linear import Linear, product_and_bias_as_linear, product_as_linear
 from wirings.compaction.operations.mean import Mean
 from wirings.compaction.operations.multiply import Multiply
 from wirings.compaction.operations.multiply_map import MultiplyMap
@@ -284,23 +284,13 @@ def _linear(builder: ProgramBuilder, hint: str, a: Arguments) -> Any:
     return viewed(builder, made, axes, channels=-1)
 
 
-@converts_views("mm", "matmul")
-def _matrix_product(builder: ProgramBuilder, hint: str, a: Arguments) -> Any:
-    x, weight = list(a.values())[:2]
-    if not isinstance(weight, Tensor) or weight.dim() != 2:
-        return None
-    return _linear(builder, hint, {"input": x, "weight": weight.t().contiguous()})
-
-
-@converts_views("addmm")
-def _product_and_bias(builder: ProgramBuilder, hint: str, a: Arguments) -> Any:
-    weight, bias = a["mat2"], a["self"]
-    if not isinstance(weight, Tensor) or not isinstance(bias, Tensor) or {a.get("alpha", 1), a.get("beta", 1)} != {1}:
-        return None
-    if bias.dim() > 1:
-        return None
-    bias = bias.expand(weight.shape[1]).clone()
-    return _linear(builder, hint, {"input": a["mat1"], "weight": weight.t().contiguous(), "bias": bias})
+@converts_views("mm", "matmul", arguments=product_as_linear)
+@converts_views("addmm", arguments=product_and_bias_as_linear)
+def _matrix_product(
+    builder: ProgramBuilder, hint: str, a: Arguments, arguments: Callable[[Arguments], Arguments | None]
+) -> Any:
+    own = arguments(a)
+    return None if own is None else _linear(builder, hint, own)
 
 
 @converts_views("mean")

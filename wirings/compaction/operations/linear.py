@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,20 +49,28 @@ def _linear(builder: ProgramBuilder, hint: str, a: Arguments) -> Any:
     return ProgramTensor(builder.add(Linear, (x.name,), hint, weight=weight, bias=bias))
 
 
-@converts("mm", "matmul")
-def _product(builder: ProgramBuilder, hint: str, a: Arguments) -> Any:
+def product_as_linear(a: Arguments) -> Arguments | None:
+    """The arguments of a linear layer for those of a matrix product, or None."""
     x, weight = list(a.values())[:2]
     if not isinstance(weight, Tensor) or weight.dim() != 2:
         return None
-    return _linear(builder, hint, {"input": x, "weight": weight.t().contiguous()})
+    return {"input": x, "weight": weight.t().contiguous()}
 
 
-@converts("addmm")
-def _product_and_bias(builder: ProgramBuilder, hint: str, a: Arguments) -> Any:
+def product_and_bias_as_linear(a: Arguments) -> Arguments | None:
+    """The arguments of a linear layer for those of ``addmm``, or None."""
     weight, bias = a["mat2"], a["self"]
     if not isinstance(weight, Tensor) or not isinstance(bias, Tensor) or {a.get("alpha", 1), a.get("beta", 1)} != {1}:
         return None
     if bias.dim() > 1:
         return None
-    bias = bias.expand(weight.shape[1]).clone()
-    return _linear(builder, hint, {"input": a["mat1"], "weight": weight.t().contiguous(), "bias": bias})
+    return {"input": a["mat1"], "weight": weight.t().contiguous(), "bias": bias.expand(weight.shape[1]).clone()}
+
+
+@converts("mm", "matmul", arguments=product_as_linear)
+@converts("addmm", arguments=product_and_bias_as_linear)
+def _product(
+    builder: ProgramBuilder, hint: str, a: Arguments, arguments: Callable[[Arguments], Arguments | None]
+) -> Any:
+    own = arguments(a)
+    return None if own is None else _linear(builder, hint, own)
