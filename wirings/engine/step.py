@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from wirings.engine.bounds import as_int32, expect_int32
+from wirings.engine.bounds import as_int32, expect_inside, expect_int32
 from wirings.engine.memory_layout import FeatureMaps, MapMemory
 
 Layout = tuple[tuple[str, Any], ...]
@@ -123,6 +123,22 @@ class StepContext:
     def extent(self, maps: FeatureMaps) -> int:
         """Floats from the start of a map to its last pixel."""
         return (maps.height - 1) * self.memory.pitch(maps) + maps.width
+
+    def map_fields(self, name: str, source: FeatureMaps, out: FeatureMaps, extent: int | None = None) -> Fields:
+        """The fields of a step from maps to maps of their size; raises if it would leave its memory.
+
+        Args:
+            name: the tensor that the step computes, for errors.
+            source: the maps that it reads.
+            out: the maps that it writes.
+            extent: floats that it reads of each map, if it reads beyond the last pixel.
+        """
+        in_, to = self.memory.offsets(source), self.memory.offsets(out)
+        expect_inside(name, in_, self.extent(source) if extent is None else extent, self.floats)
+        expect_inside(name, to, self.extent(out), self.floats)
+        sizes = {"height": source.height, "width": source.width}
+        pitches = {"pitch": self.memory.pitch(source), "out_pitch": self.memory.pitch(out)}
+        return {"in_": in_, "out": to, **sizes, **pitches}
 
     def vector_extent(self, maps: FeatureMaps, lanes: int | None = None) -> int:
         """Floats from the start of a map to the end of the last vector of its last row."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from wirings.compaction.operations import Activation
-from wirings.engine.bounds import expect_inside
 from wirings.engine.edge_sums import EdgeSum
 from wirings.engine.fused_steps import INFINITY, FusedStep
 from wirings.engine.kernel_step import ClampRange
@@ -50,21 +49,13 @@ class FunctionStep(LoweredStep):
         return [self.source]
 
     def fields(self, context: StepContext) -> tuple[Fields, int]:
-        source, memory = self.source, context.memory
-        in_, out = memory.offsets(source), memory.offsets(self.out)
-        expect_inside(self.name, in_, context.extent(source), context.floats)
-        expect_inside(self.name, out, context.extent(self.out), context.floats)
-        chunks = context.channel_chunks(len(in_), source.height, source.width)
+        source = self.source
+        chunks = context.channel_chunks(len(source), source.height, source.width)
         values = {
-            "in_": in_,
-            "out": out,
+            **context.map_fields(self.name, source, self.out),
             "chunks": chunks,
             "range": {"low": self.low, "high": self.high},
             "function": FUNCTIONS.index(self.function),
-            "height": source.height,
-            "width": source.width,
-            "pitch": memory.pitch(source),
-            "out_pitch": memory.pitch(self.out),
             "parameter": self.parameter,
         }
         return values, len(chunks) - 1

@@ -32,22 +32,15 @@ class MultiplyStep(LoweredStep):
         return [self.source, self.factors]
 
     def fields(self, context: StepContext) -> tuple[Fields, int]:
-        source, memory = self.source, context.memory
-        in_, factors, out = (memory.offsets(maps) for maps in (source, self.factors, self.out))
-        expect_inside(self.name, in_, context.extent(source), context.floats)
+        source = self.source
+        factors = context.memory.offsets(self.factors)
         expect_inside(self.name, factors, 1 if self.single else context.extent(source), context.floats)
-        expect_inside(self.name, out, context.extent(self.out), context.floats)
-        chunks = context.channel_chunks(len(in_), source.height, source.width)
+        chunks = context.channel_chunks(len(source), source.height, source.width)
         values = {
-            "in_": in_,
+            **context.map_fields(self.name, source, self.out),
             "factors": factors,
-            "out": out,
             "chunks": chunks,
             "single": self.single,
-            "height": source.height,
-            "width": source.width,
-            "pitch": memory.pitch(source),
-            "out_pitch": memory.pitch(self.out),
         }
         return values, len(chunks) - 1
 
@@ -95,21 +88,14 @@ class AddNumbersStep(LoweredStep):
         return [self.source, self.numbers]
 
     def fields(self, context: StepContext) -> tuple[Fields, int]:
-        source, memory = self.source, context.memory
-        in_, numbers, out = (memory.offsets(maps) for maps in (source, self.numbers, self.out))
-        expect_inside(self.name, in_, context.extent(source), context.floats)
+        source = self.source
+        numbers = context.memory.offsets(self.numbers)
         expect_inside(self.name, numbers, 1, context.floats)
-        expect_inside(self.name, out, context.extent(self.out), context.floats)
-        chunks = context.channel_chunks(len(in_), source.height, source.width)
+        chunks = context.channel_chunks(len(source), source.height, source.width)
         values = {
-            "in_": in_,
+            **context.map_fields(self.name, source, self.out),
             "numbers": numbers,
-            "out": out,
             "chunks": chunks,
-            "height": source.height,
-            "width": source.width,
-            "pitch": memory.pitch(source),
-            "out_pitch": memory.pitch(self.out),
         }
         return values, len(chunks) - 1
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from wirings.compaction.operations import ChannelNorm, GroupNorm, InstanceNorm
-from wirings.engine.bounds import expect_all_inside, expect_inside
+from wirings.engine.bounds import expect_all_inside
 from wirings.engine.lowering import Lowering, as_array
 from wirings.engine.memory_layout import FeatureMaps
 from wirings.engine.operations.registry import is_maps, kernel_for
@@ -38,21 +38,13 @@ class InstanceNormStep(LoweredStep):
         return [self.source]
 
     def fields(self, context: StepContext) -> tuple[Fields, int]:
-        source, memory = self.source, context.memory
-        in_, out = memory.offsets(source), memory.offsets(self.out)
-        expect_inside(self.name, in_, context.extent(source), context.floats)
-        expect_inside(self.name, out, context.extent(self.out), context.floats)
-        chunks = context.channel_chunks(len(in_), source.height, source.width)
+        source = self.source
+        chunks = context.channel_chunks(len(source), source.height, source.width)
         values = {
-            "in_": in_,
-            "out": out,
+            **context.map_fields(self.name, source, self.out),
             "scale": self.scale,
             "shift": self.shift,
             "chunks": chunks,
-            "height": source.height,
-            "width": source.width,
-            "pitch": memory.pitch(source),
-            "out_pitch": memory.pitch(self.out),
             "epsilon": self.epsilon,
         }
         return values, len(chunks) - 1
@@ -88,22 +80,14 @@ class NormStep(LoweredStep):
         return [self.source]
 
     def fields(self, context: StepContext) -> tuple[Fields, int]:
-        source, memory = self.source, context.memory
-        in_, out = memory.offsets(source), memory.offsets(self.out)
+        source = self.source
         single = source.height == source.width == 1
-        expect_inside(self.name, in_, 1 if single else context.vector_extent(source), context.floats)
-        expect_inside(self.name, out, context.extent(self.out), context.floats)
         tiles = context.tiles(-(-source.width // context.lanes), source.height)
         values = {
-            "in_": in_,
-            "out": out,
+            **context.map_fields(self.name, source, self.out, 1 if single else context.vector_extent(source)),
             "scale": self.scale,
             "shift": self.shift,
-            "channels": len(in_),
-            "height": source.height,
-            "width": source.width,
-            "pitch": memory.pitch(source),
-            "out_pitch": memory.pitch(self.out),
+            "channels": len(source),
             "features": self.features,
             "centered": self.centered,
             "tiles": tiles,
@@ -143,22 +127,14 @@ class GroupNormStep(LoweredStep):
         return [self.source]
 
     def fields(self, context: StepContext) -> tuple[Fields, int]:
-        source, memory = self.source, context.memory
-        in_, out = memory.offsets(source), memory.offsets(self.out)
-        expect_inside(self.name, in_, context.vector_extent(source), context.floats)
-        expect_inside(self.name, out, context.extent(self.out), context.floats)
-        starts = np.cumsum([0, *self.sizes])
-        expect_all_inside(self.name, int(starts[-1]), min(len(x) for x in (in_, out, self.scale, self.shift)))
+        source, starts = self.source, np.cumsum([0, *self.sizes])
+        own = (source, self.out, self.scale, self.shift)
+        expect_all_inside(self.name, int(starts[-1]), min(len(x) for x in own))
         values = {
-            "in_": in_,
-            "out": out,
+            **context.map_fields(self.name, source, self.out, context.vector_extent(source)),
             "scale": self.scale,
             "shift": self.shift,
             "starts": starts,
-            "height": source.height,
-            "width": source.width,
-            "pitch": memory.pitch(source),
-            "out_pitch": memory.pitch(self.out),
             "features": self.features,
             "epsilon": self.epsilon,
         }
