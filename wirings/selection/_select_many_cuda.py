@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from wirings.selection._select_cuda import _BITS, _BLOCK, _RECENT
+from wirings.selection._select_cuda import _BITS, _BLOCK, _RECENT, guessed_range
 from wirings.selection.batched import ALIGNED, begins_of, is_dense
 from wirings.utils.triton_launch import KernelLauncher, on_device_of
 
@@ -36,7 +36,6 @@ _PROGRAMS = 2048  # wanted, over all weights
 _COLUMNS = 16  # of the table
 _SAMPLE = 4096
 _GUESS_FROM = 2**16  # edges of a segment from which a sample is representative
-_GUESSED_BITS = 18  # leading bits of the keys that enclose the guessed range
 
 # The state of a target, in int32.
 _ABOVE, _NEAR, _OVERFLOW, _LOW, _HIGH, _UNDER, _BELOW = (tl.constexpr(place) for place in range(7))
@@ -133,7 +132,7 @@ def kept_of(
     bits, programs, targets = _BITS[first.dtype], len(table.programs), len(table.targets)
     each = 2 if more else 1
     shifts = (23, 15, 7, 0) if bits == torch.int32 else (7, 0)
-    turns, width = len(shifts), shifts[0] + 8
+    turns = len(shifts)
     out = torch.empty(0 if power is None else table.length, dtype=dtype, device=first.device)
     mask = torch.empty(table.length if masked else 0, dtype=torch.bool, device=first.device)
     board = torch.empty(
@@ -147,7 +146,7 @@ def kept_of(
     )
     with on_device_of(first):
         common = (table.programs, table.targets, board, first.detach(), programs, targets, each, turns, _COLUMNS)
-        launch(_guess, targets, 16, *common, table.samples, _GUESS_FROM, width, min(_GUESSED_BITS, width), _SAMPLE)
+        launch(_guess, targets, 16, *common, table.samples, _GUESS_FROM, shifts[0], _SAMPLE)
         launch(_gather, programs, 4, *common, near, smaller, _BLOCK, 128)
         for turn, shift in enumerate(shifts):
             launch(_count, programs * each, 4, *common, near, smaller, turn, shift, shrinks, _BLOCK // 2)
@@ -330,7 +329,7 @@ def _packed_at(row, start, stop, TARGET: tl.constexpr, EACH: tl.constexpr, SMALL
 
 @triton.jit
 def _guess(table, targets_table, board, kind, programs, targets, EACH: tl.constexpr, TURNS: tl.constexpr,
-           COLUMNS: tl.constexpr, samples, GUESS_FROM: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr,
+           COLUMNS: tl.constexpr, samples, GUESS_FROM: tl.constexpr, SHIFT: tl.constexpr,
            SAMPLE: tl.constexpr):  # fmt: skip
     """Clear a target's part of the board, and guess a range of keys from a sample of its segment."""
     target = tl.program_id(0)
@@ -351,14 +350,7 @@ def _guess(table, targets_table, board, kind, programs, targets, EACH: tl.conste
         real = tl.load(allowed.to(tl.pointer_type(tl.uint8)) + place, mask=allowed != 0, other=1) != 0
         key = tl.where(real, key, -1)
         rank = _rank_of(targets_table, target).to(tl.float32) / n.to(tl.float32) * SAMPLE
-        slack = 5 * tl.sqrt(tl.maximum(rank * (1 - rank / SAMPLE), 0.0)) + 5  # five standard deviations, and a few
-        low, high = 0, 0
-        for bit in range(BITS):
-            try_low, try_high = low | (1 << (WIDTH - 1 - bit)), high | (1 << (WIDTH - 1 - bit))
-            both = tl.sum((key >= try_low).to(tl.int32) + ((key >= try_high).to(tl.int32) << 16))  # two sums in one
-            low = tl.where((both & 0xFFFF) >= rank + slack, try_low, low)
-            high = tl.where((both >> 16) >= rank - slack, try_high, high)
-        high |= (1 << (WIDTH - BITS)) - 1
+        low, high = guessed_range(key, rank, SHIFT, SAMPLE)
     tl.store(state + _LOW, low)
     tl.store(state + _HIGH, high)
 
