@@ -175,7 +175,7 @@ class Ramp:
         start, left = self.way.start, self.way.left_at(step)
         if not left:
             return list(ks)
-        firsts = [max(floor_of(start, n), k) for k, n in zip(ks, allowed, strict=True)]
+        firsts = allowed if start == 1 else [max(floor_of(start, n), k) for k, n in zip(ks, allowed, strict=True)]
         return [k + math.floor((first - k) * left + 1e-6) for k, first in zip(ks, firsts, strict=True)]
 
 

@@ -7,7 +7,6 @@ on is noted with it, so that a weight, a budget or a precision that has changed 
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 from weakref import WeakSet
@@ -24,9 +23,6 @@ from wirings.utils.transforms import is_plain
 
 DEVICES = ("cuda",)
 """Devices on which it pays to make the weights of all layers at once."""
-
-
-_version_of = operator.attrgetter("_version")
 
 
 class ReadyWeight(NamedTuple):
@@ -81,8 +77,6 @@ class ForwardPass:
         self.running = False
         self._backward = -1  # or, if a pass is recomputed, the backward pass that does so
         self._made: list[Any] = []  # the edges that have a ready weight
-        self._weights: Sequence[Tensor] = ()  # all weights that were ranked together,
-        self._versions: list[int] = []  # and their versions then
 
     def end(self) -> None:
         """Drop everything that was made for the pass."""
@@ -90,7 +84,6 @@ class ForwardPass:
         for edges in self._made:
             edges.__dict__["ready"].clear()
         self._made.clear()
-        self._weights, self._versions = (), []
         _running.discard(self)
 
     def lasts(self) -> bool:
@@ -135,19 +128,12 @@ class ForwardPass:
             if not everywhere or edges._buffers["allowed"] is not None:
                 reaches[i] = self.kept.gradient(edges, masks[i] if masks else None)
         for used, (edges, other, k, _) in zip(pass_all(weights, made, reaches), members, strict=True):
-            used._all_edges = other.detach()  # type: ignore[attr-defined]  # for `Edges.right_inverse`
             edges.__dict__["ready"][dtype] = ReadyWeight(
                 used, other, other._version, other.data_ptr(), k, k._version, grad, edges.training
             )
         self._made += all_edges
-        self._weights = weights if self.shared else ()
-        self._versions = [*map(_version_of, weights)] if self.shared else []
         _running.add(self)
         _watch_optimizers()
-
-    def changed(self) -> bool:
-        """Whether a weight that was ranked together with others has changed since."""
-        return [*map(_version_of, self._weights)] != self._versions
 
 
 def kept_of(

@@ -179,7 +179,11 @@ class Selection:
             if dtype not in ready:
                 return None
         made: ReadyWeight = ready[dtype]
-        return made.used if made.fits(weight, edges.training) and not (self.shared and current.changed()) else None
+        if made.fits(weight, edges.training):
+            return made.used
+        if self.shared:  # so the ranking of all layers is out of date
+            current.end()
+        return None
 
     def keep(self, edges: SelectableEdges, weight: Tensor, kept: KeptEdges) -> Tensor:
         """The weights of the forward pass, zeros where edges are not real, with their gradient.

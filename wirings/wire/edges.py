@@ -75,6 +75,8 @@ class Edges(nn.Module):
             return self.rule.forward(weight, self)
         used = self.selection.ready(self, weight, self._precision(weight) if self.in_layer else None)
         if used is not None:
+            if not hasattr(used, "_all_edges"):
+                used._all_edges = weight.detach()  # type: ignore[attr-defined]  # for right_inverse
             return used
         if sharded.is_sharded(weight):  # accessed outside of the forward pass, where weights are whole
             with sharded.on_shards():
