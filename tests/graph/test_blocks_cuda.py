@@ -8,7 +8,7 @@ import torch
 from kernels import on_gpu
 from torch import Tensor
 
-from wirings import StaticGraph, models
+from wirings import StaticGraph, WiringError, models
 from wirings.graph import Blocks
 from wirings.graph.nodes import ConvNode, PlainNode
 
@@ -97,5 +97,5 @@ def test_a_network_on_a_gpu() -> None:
 @on_gpu
 def test_one_value_cannot_be_normed() -> None:
     graph = graph_of(2, None).cuda()
-    with pytest.raises(RuntimeError, match="more than one value"):
+    with pytest.raises(WiringError, match="more than one value"):
         graph(torch.randn(1, 3, 2, 2, device="cuda"))
