@@ -49,7 +49,14 @@ def test_in_the_interpreter(
     interpreter: None, stride: int, reach: int | None, training: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = graph_of(stride, reach).train(training)
-    runs = []
+    runs = as_one_operation(monkeypatch)
+    compared(graph, torch.randn(3, 3, 7, 6), 1e-4)
+    assert runs == [graph]
+
+
+def as_one_operation(monkeypatch: pytest.MonkeyPatch) -> list[StaticGraph]:
+    """Compute graphs as one operation without asking for a GPU; return a list to which every run adds its graph."""
+    runs: list[StaticGraph] = []
 
     def functions(self: StaticGraph, x: Tensor) -> list[_blocks_cuda.BlockFunction] | None:
         if not self._one_operation:
@@ -61,9 +68,19 @@ def test_in_the_interpreter(
             found.append(_blocks_cuda.BlockFunction(gamma, beta, kernel, mean, var, *rest))
         return found
 
-    monkeypatch.setattr(StaticGraph, "_block_functions", functions)  # without asking for a GPU
-    compared(graph, torch.randn(3, 3, 7, 6), 1e-4)
-    assert runs == [graph]
+    monkeypatch.setattr(StaticGraph, "_block_functions", functions)
+    return runs
+
+
+def test_statistics_get_no_zeros_as_gradients(interpreter: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert as_one_operation(monkeypatch) == []
+    y = graph_of(1, None)(torch.randn(3, 3, 7, 6))
+    gradient = torch.ones_like(y)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        y.backward(gradient)
+    called = {event.key for event in profile.key_averages()}
+    assert "aten::mm" in called
+    assert not {"aten::zeros", "aten::zero_", "aten::fill_"} & called
 
 
 @on_gpu

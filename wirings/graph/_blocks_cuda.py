@@ -70,11 +70,14 @@ class _Blocks(torch.autograd.Function):
         ctx.settings = [(f.eps, f.relu, f.stride, f.mean is None) for f in functions]
         ctx.save_for_backward(messages, *states[:-1], *statistics, *tensors)
         ctx.mark_non_differentiable(*statistics)
+        ctx.set_materialize_grads(False)  # the statistics have none, which would each be filled with zeros
         return states[-1], *statistics
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
+        if grad is None:
+            return (None,) * len(ctx.needs_input_grad)
         count = len(ctx.firsts)
         messages, *saved = ctx.saved_tensors
         states, statistics, tensors = saved[:count], saved[count : 3 * count], saved[3 * count :]
