@@ -168,7 +168,8 @@ class StaticGraph(Graph):
         products = [self._product(made, i) for made, i in places]
         far: dict[int, Tensor] = {}
         near: dict[int, Tensor] = {}
-        for (made, i), product, own in zip(places, products, split(self.weight, products), strict=True):
+        parts = split(self._weight_for(products), products)
+        for (made, i), product, own in zip(places, products, parts, strict=True):
             (far if made is self.far else near)[i] = product.matrix(own)
         return far, near
 
