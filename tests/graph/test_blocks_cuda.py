@@ -72,6 +72,30 @@ def as_one_operation(monkeypatch: pytest.MonkeyPatch) -> list[StaticGraph]:
     return runs
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradient_has_the_precision_of_the_weights(interpreter: None, dtype: torch.dtype) -> None:
+    graph = graph_of(1, 2)
+    x = torch.randn(3, 3, 7, 6).bfloat16()
+    functions = []
+    for i, function in enumerate(graph._convolutions()):
+        gamma, beta, mean, var, kernel, *rest = function._arguments(function.parts["between" if i else "before"])
+        functions.append(_blocks_cuda.BlockFunction(gamma, beta, kernel, mean, var, *rest))
+    products, starts = list(graph.far.values()), [group.start for group in graph.groups[1:]]
+    pairs = zip(products, starts, strict=True)
+    tiles = [_blocks_cuda.BlockTile(p.start, *p.shape, start - p.shape[1]) for p, start in pairs]
+    assert sum(tile.nodes * tile.sources for tile in tiles) == graph.weight.numel()
+    results = []
+    for given in (graph.weight.detach().bfloat16().to(dtype), graph.weight.detach()):
+        weight = given.requires_grad_()
+        y, _ = _blocks_cuda.run(x, weight, tiles, functions, torch.bfloat16)
+        y.float().square().sum().backward()
+        assert weight.grad is not None
+        assert weight.grad.dtype == weight.dtype
+        results.append((y, weight.grad.float()))
+    for a, b in zip(*results, strict=True):  # the weights are rounded once, and so are their gradients
+        assert torch.equal(a, b)
+
+
 def test_statistics_get_no_zeros_as_gradients(interpreter: None, monkeypatch: pytest.MonkeyPatch) -> None:
     assert as_one_operation(monkeypatch) == []
     y = graph_of(1, None)(torch.randn(3, 3, 7, 6))
