@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from helpers import layers_at_ends, run_ends, stem
 from kernels import on_gpu
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from wirings import models
 from wirings.graph import ends
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -177,3 +178,17 @@ def test_layers_on_a_gpu(training: bool, dtype: torch.dtype) -> None:
         scale = max(b.double().abs().max().item(), 1.0)
         assert a.dtype == b.dtype
         torch.testing.assert_close(a.double(), b.double(), rtol=0, atol=(3e-2 if dtype in HALF else 1e-4) * scale)
+
+
+@on_gpu
+def test_a_network_uses_the_kernels() -> None:
+    model = models.get("mobilenetv1_dnw", width=0.3, rule="dnw").cuda()
+    given: list[Tensor] = []
+    for part in (model.stages, model.head):
+        part.register_forward_pre_hook(lambda _, args: given.append(args[0]))  # type: ignore[union-attr, operator]
+    with torch.autocast("cuda", torch.bfloat16):
+        model(torch.randn(6, 3, 32, 32, device="cuda")).square().sum().backward()
+    assert all(x.transpose(0, 1).is_contiguous() for x in given)
+    assert given[1].shape == (6, 1024)
+    assert model.stem.weight.grad.dtype == torch.float32  # type: ignore[union-attr]
+    assert int(model.norm.num_batches_tracked) == 1  # type: ignore[union-attr, arg-type]
