@@ -1,10 +1,13 @@
 """Helpers of the graph tests: copy plain layers into a graph, compare outputs and gradients."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from wirings.graph import ends
 
 DTYPES = {"fp32": (torch.float32, 1e-5), "fp64": (torch.float64, 1e-10)}
 both_precisions = pytest.mark.parametrize(("dtype", "tolerance"), DTYPES.values(), ids=DTYPES)
@@ -49,3 +52,25 @@ def same(
     assert found
     for a, b in found:
         close(a, b, tolerance)
+
+
+def stem(**options: Any) -> nn.Conv2d:
+    """A first convolution of images."""
+    return nn.Conv2d(3, 32, 3, **{"padding": 1, "bias": False, **options})
+
+
+def layers_at_ends() -> nn.ModuleList:
+    """A first convolution, and a norm and an activation for `wirings.graph.ends.pooled_maps`."""
+    torch.manual_seed(0)
+    layers = nn.ModuleList([stem(stride=2), nn.BatchNorm2d(32), nn.ReLU()])
+    nn.init.uniform_(layers[1].weight, 0.5, 1.5)  # type: ignore[arg-type]
+    nn.init.uniform_(layers[1].bias, -0.5, 0.5)  # type: ignore[arg-type]
+    return layers
+
+
+def run_ends(layers: nn.ModuleList, images: Tensor) -> list[Tensor]:
+    """Compute these layers' output, and return it with all gradients and running statistics."""
+    convolution, norm, activation = layers
+    pooled = ends.pooled_maps(ends.first_maps(convolution, images), norm, activation)  # type: ignore[arg-type]
+    pooled.float().square().sum().backward()
+    return [pooled.detach(), *[p.grad for p in layers.parameters()], *layers.buffers()]  # type: ignore[misc]

@@ -8,7 +8,7 @@ import torch
 from kernels import on_gpu
 from torch import Tensor
 
-from wirings import StaticGraph, models
+from wirings import StaticGraph, WiringError, models
 from wirings.graph import Blocks
 from wirings.graph.nodes import ConvNode, PlainNode
 
@@ -49,7 +49,14 @@ def test_in_the_interpreter(
     interpreter: None, stride: int, reach: int | None, training: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = graph_of(stride, reach).train(training)
-    runs = []
+    runs = as_one_operation(monkeypatch)
+    compared(graph, torch.randn(3, 3, 7, 6), 1e-4)
+    assert runs == [graph]
+
+
+def as_one_operation(monkeypatch: pytest.MonkeyPatch) -> list[StaticGraph]:
+    """Compute graphs as one operation without asking for a GPU; return a list to which every run adds its graph."""
+    runs: list[StaticGraph] = []
 
     def functions(self: StaticGraph, x: Tensor) -> list[_blocks_cuda.BlockFunction] | None:
         if not self._one_operation:
@@ -61,9 +68,43 @@ def test_in_the_interpreter(
             found.append(_blocks_cuda.BlockFunction(gamma, beta, kernel, mean, var, *rest))
         return found
 
-    monkeypatch.setattr(StaticGraph, "_block_functions", functions)  # without asking for a GPU
-    compared(graph, torch.randn(3, 3, 7, 6), 1e-4)
-    assert runs == [graph]
+    monkeypatch.setattr(StaticGraph, "_block_functions", functions)
+    return runs
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradient_has_the_precision_of_the_weights(interpreter: None, dtype: torch.dtype) -> None:
+    graph = graph_of(1, 2)
+    x = torch.randn(3, 3, 7, 6).bfloat16()
+    functions = []
+    for i, function in enumerate(graph._convolutions()):
+        gamma, beta, mean, var, kernel, *rest = function._arguments(function.parts["between" if i else "before"])
+        functions.append(_blocks_cuda.BlockFunction(gamma, beta, kernel, mean, var, *rest))
+    products, starts = list(graph.far.values()), [group.start for group in graph.groups[1:]]
+    pairs = zip(products, starts, strict=True)
+    tiles = [_blocks_cuda.BlockTile(p.start, *p.shape, start - p.shape[1]) for p, start in pairs]
+    assert sum(tile.nodes * tile.sources for tile in tiles) == graph.weight.numel()
+    results = []
+    for given in (graph.weight.detach().bfloat16().to(dtype), graph.weight.detach()):
+        weight = given.requires_grad_()
+        y, _ = _blocks_cuda.run(x, weight, tiles, functions, torch.bfloat16)
+        y.float().square().sum().backward()
+        assert weight.grad is not None
+        assert weight.grad.dtype == weight.dtype
+        results.append((y, weight.grad.float()))
+    for a, b in zip(*results, strict=True):  # the weights are rounded once, and so are their gradients
+        assert torch.equal(a, b)
+
+
+def test_statistics_get_no_zeros_as_gradients(interpreter: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert as_one_operation(monkeypatch) == []
+    y = graph_of(1, None)(torch.randn(3, 3, 7, 6))
+    gradient = torch.ones_like(y)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        y.backward(gradient)
+    called = {event.key for event in profile.key_averages()}
+    assert "aten::mm" in called
+    assert not {"aten::zeros", "aten::zero_", "aten::fill_"} & called
 
 
 @on_gpu
@@ -97,5 +138,5 @@ def test_a_network_on_a_gpu() -> None:
 @on_gpu
 def test_one_value_cannot_be_normed() -> None:
     graph = graph_of(2, None).cuda()
-    with pytest.raises(RuntimeError, match="more than one value"):
+    with pytest.raises(WiringError, match="more than one value"):
         graph(torch.randn(1, 3, 2, 2, device="cuda"))

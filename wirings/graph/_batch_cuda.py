@@ -221,12 +221,13 @@ class _BatchMap(torch.autograd.Function):
     def forward(ctx, *inputs):
         output = forward(*inputs)
         _remember(ctx, inputs, output)
+        ctx.set_materialize_grads(False)  # the statistics have none, which would each be filled with zeros
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad, mean, var):
-        return _gradients(ctx, grad, mean, var, backward)
+        return (None,) * 10 if grad is None else _gradients(ctx, grad, mean, var, backward)
 
 
 # ---- the kernels ----------------------------------------------------------------------------------------------

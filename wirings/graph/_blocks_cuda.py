@@ -2,8 +2,8 @@
 
 What all blocks send lies in one tensor, into which the kernels of the nodes write, so that what a block receives is one
 matrix product with the first rows of that tensor. In the backward pass, the products add the gradients of what was sent
-in place, likewise in one tensor. Recorded operation by operation, the messages of earlier blocks would be copied for
-every block, and their gradients filled with zeros, copied and added up.
+in place, likewise in one tensor, and write those of the weights into one vector. Recorded operation by operation, the
+messages of earlier blocks would be copied for every block, and their gradients filled with zeros, copied and added up.
 """
 
 from collections.abc import Sequence
@@ -30,66 +30,85 @@ class BlockFunction(NamedTuple):
     stride: int
 
 
+class BlockTile(NamedTuple):
+    """The edges of all sources of a block, whose weights are a matrix of shape (nodes, sources)."""
+
+    start: int
+    """Position of the first in the weights of the graph."""
+    nodes: int
+    sources: int
+    first: int
+    """The first of the sources, which end where the block begins."""
+
+    def of(self, weight: Tensor) -> Tensor:
+        """The matrix in a vector of the weights of all edges."""
+        return weight[self.start : self.start + self.nodes * self.sources].view(self.nodes, self.sources)
+
+
 def run(
-    x: Tensor, matrices: Sequence[Tensor], firsts: Sequence[int], functions: Sequence[BlockFunction], dtype: torch.dtype
+    x: Tensor, weight: Tensor, tiles: Sequence[BlockTile], functions: Sequence[BlockFunction], dtype: torch.dtype
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
     """What the last block receives, (nodes, batch, height, width), and the mean and variance at every other block.
 
     Args:
         x: the states of the input nodes, (nodes, batch, height, width).
-        matrices: for every block but the first, the weights of its edges, (nodes, sources).
-        firsts: for every block but the first, the first of its sources, which end where the block begins.
+        weight: the weights of all edges, a vector.
+        tiles: the edges of every block but the first, which together are all edges.
         functions: the functions of all blocks but the last; only the first may have a stride.
         dtype: the dtype of messages and sums.
     """
     parameters = [t for f in functions for t in (f.gamma, f.beta, f.kernel)]
-    received, *statistics = _Blocks.apply(x, firsts, functions, dtype, *matrices, *parameters)
+    received, *statistics = _Blocks.apply(x, weight, tiles, functions, dtype, *parameters)
     return received, list(zip(statistics[::2], statistics[1::2], strict=True))
 
 
 class _Blocks(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, firsts: Any, functions: Any, dtype: torch.dtype, *tensors: Tensor) -> Any:
-        matrices = tensors[: len(firsts)]
-        x = x.contiguous()
-        sizes = [len(x), *(len(matrix) for matrix in matrices)]
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, tiles: Any, functions: Any, dtype: torch.dtype, *parameters: Tensor
+    ) -> Any:
+        x, lowered = x.contiguous(), weight.to(dtype)  # all weights at once, and once for both passes
+        sizes = [len(x), *(tile.nodes for tile in tiles)]
         shape = _batch_cuda.out_shape(x, functions[0].stride)[1:]
         messages = torch.empty((sum(sizes[:-1]), *shape), dtype=dtype, device=x.device)
         flat = messages.flatten(1)
         states, statistics, begin = [x], [], 0
-        for i, function in enumerate(functions):
+        for i, (function, tile) in enumerate(zip(functions, tiles, strict=True)):
             out = messages[begin : begin + sizes[i]]
             settings = (function.eps, function.relu, function.stride, dtype)
             parts = (function.gamma, function.beta, function.mean, function.var, function.kernel)
             _, *found = _batch_cuda.forward(states[-1], *parts, *settings, out)
             statistics += found
             begin += sizes[i]
-            received = torch.mm(matrices[i].to(dtype), flat[firsts[i] : begin])
+            received = torch.mm(tile.of(lowered), flat[tile.first : begin])
             states.append(received.view(-1, *shape))
-        ctx.firsts, ctx.sizes, ctx.dtype = firsts, sizes, dtype
+        ctx.tiles, ctx.sizes, ctx.dtype = tiles, sizes, weight.dtype
         ctx.settings = [(f.eps, f.relu, f.stride, f.mean is None) for f in functions]
-        ctx.save_for_backward(messages, *states[:-1], *statistics, *tensors)
+        ctx.save_for_backward(messages, lowered, *states[:-1], *statistics, *parameters)
         ctx.mark_non_differentiable(*statistics)
+        ctx.set_materialize_grads(False)  # the statistics have none, which would each be filled with zeros
         return states[-1], *statistics
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
-        count = len(ctx.firsts)
-        messages, *saved = ctx.saved_tensors
-        states, statistics, tensors = saved[:count], saved[count : 3 * count], saved[3 * count :]
-        matrices, parameters = tensors[:count], tensors[count:]
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
+        if grad is None:
+            return (None,) * len(ctx.needs_input_grad)
+        count = len(ctx.tiles)
+        messages, lowered, *saved = ctx.saved_tensors
+        states, statistics, parameters = saved[:count], saved[count : 3 * count], saved[3 * count :]
         flat = messages.flatten(1)
-        everything = all(first == 0 for first in ctx.firsts)  # then the last product writes all rows
+        everything = all(tile.first == 0 for tile in ctx.tiles)  # then the last product writes all rows
         sent = torch.empty_like(flat) if everything else torch.zeros_like(flat)
-        of_matrices: list[Tensor] = []
+        of_weight = torch.empty_like(lowered)  # the products write every part of it
         of_parameters: list[Tensor] = []
         end = len(flat)
         for i in reversed(range(count)):
-            rows = slice(ctx.firsts[i], end)
-            received = grad.to(ctx.dtype).reshape(ctx.sizes[i + 1], -1)
-            matrix = matrices[i].to(ctx.dtype)
-            of_matrices.insert(0, torch.mm(received, flat[rows].t()).to(matrices[i].dtype))
+            tile = ctx.tiles[i]
+            rows = slice(tile.first, end)
+            received = grad.to(lowered.dtype).reshape(tile.nodes, -1)
+            matrix = tile.of(lowered)
+            torch.mm(received, flat[rows].t(), out=tile.of(of_weight))
             if everything and i == count - 1:
                 torch.mm(matrix.t(), received, out=sent[rows])
             else:
@@ -101,4 +120,4 @@ class _Blocks(torch.autograd.Function):
             grad, *rest = _batch_cuda.backward(own, states[i], gamma, beta, mean, var, kernel, *ctx.settings[i])
             of_parameters[:0] = rest
             end = begin
-        return grad, None, None, None, *of_matrices, *of_parameters
+        return grad, of_weight.to(ctx.dtype), None, None, None, *of_parameters

@@ -15,12 +15,14 @@ from wirings.budgets.budget import Amount, ConstantSchedule, Schedule, check_den
 from wirings.budgets.mult_adds import Call
 from wirings.errors import WiringError
 from wirings.graph.liveness import Liveness, path_liveness
+from wirings.graph.product import Product
 from wirings.graph.topology import Blocks, Complete, EdgeTile, Matrix, Topology, short_list
 from wirings.rules import Rule
 from wirings.utils.checks import is_int
 from wirings.utils.layers import parametrizations_of
 from wirings.wire.edges import Edges
 from wirings.wire.handle import Wiring
+from wirings.wire.parametrization import read_converted
 from wirings.wire.wire import wire_
 
 if TYPE_CHECKING:
@@ -160,6 +162,13 @@ class Graph(nn.Module):
             return self.weight.detach() != 0
         edges: Edges = holder[0]
         return edges.real(holder.original, fresh=True)
+
+    def _weight_for(self, products: Sequence[Product]) -> Tensor:
+        """The weights of the forward pass for `wirings.graph.product.split`, in the precision that it will give them.
+
+        If all products are going to convert them under autocast, a wired weight is made in that precision at once.
+        """
+        return self.weight if any(product.sparse for product in products) else read_converted(self, "weight")
 
     def all_weights(self) -> Tensor:
         """The parameter with the weights of all edges, including hallucinated ones."""

@@ -115,7 +115,7 @@ class ContinuousGraph(DynamicGraph):
 
     def forward(self, x: Tensor) -> Tensor:
         self._check_input(x, 1, "(batch, inputs, …)")
-        matrices = self.sums.matrices(self.weight)
+        matrices = self.sums.matrices(self._weight_for(self.sums.all()))
         start = self._initial_rows(x.to(torch.promote_types(x.dtype, torch.float32)))
         parameters = [*matrices, *self.function.parameters()]
         solution = self._solve(start, lambda time, rows: self._change(rows, time, matrices), parameters)

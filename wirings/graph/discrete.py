@@ -179,7 +179,7 @@ class DiscreteGraph(DynamicGraph):
         """
         sequence = self.inflow == "every"
         self._check_input(x, 2 if sequence else 1, "(batch, time, inputs, …)" if sequence else "(batch, inputs, …)")
-        matrices = self.sums.matrices(self.weight)
+        matrices = self.sums.matrices(self._weight_for(self.sums.all()))
         if not sequence and states is None and self.reads == "last" and not self.checkpoint:
             return self._run_once(x, matrices)
         inflow = x.unbind(1) if sequence else (x,)
@@ -203,7 +203,9 @@ class DiscreteGraph(DynamicGraph):
 
     def step(self, states: Tensor, time: int) -> Tensor:
         """Make one step: compute the states at ``time`` + 1 from those at ``time``, (batch, nodes, …)."""
-        return self._change(self._check_states(states), time, self.sums.matrices(self.weight)).transpose(0, 1)
+        return self._change(
+            self._check_states(states), time, self.sums.matrices(self._weight_for(self.sums.all()))
+        ).transpose(0, 1)
 
     def _run_once(self, x: Tensor, matrices: list[Tensor]) -> Tensor:
         """Run all steps from one input to the outputs, and skip states that are not needed.

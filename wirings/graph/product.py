@@ -59,7 +59,7 @@ def split(weight: Tensor, products: Sequence[Product]) -> list[Tensor]:
     """Split a graph's weights into the part of each product.
 
     One split instead of slices, whose gradients would each be as large as all weights and almost everywhere zero. Under
-    autocast, the weights are also rounded all at once.
+    autocast, the weights are also rounded all at once, unless they already are.
     """
     kind = weight.device.type
     if torch.is_autocast_enabled(kind) and not any(product.sparse for product in products):
@@ -115,20 +115,21 @@ class Sums(nn.Module):
         self.nodes = nodes
         self.products = nn.ModuleList(Product(tile) for tile in tiles)
         # Whether all edges are one dense matrix, so that some of its rows and columns can be used alone.
-        self.one_matrix = len(tiles) == 1 and not self._all()[0].sparse and len(tiles[0].targets) == nodes
+        self.one_matrix = len(tiles) == 1 and not self.all()[0].sparse and len(tiles[0].targets) == nodes
         self.places = [(tile.targets, tile.sources) for tile in tiles]
 
     def matrices(self, weight: Tensor) -> list[Tensor]:
         """The weights of each tile, computed once for all steps."""
-        products = self._all()
+        products = self.all()
         return [product.matrix(own) for product, own in zip(products, split(weight, products), strict=True)]
 
-    def _all(self) -> list[Product]:
+    def all(self) -> list[Product]:
+        """The products of all tiles."""
         return list(self.products)  # type: ignore[arg-type]
 
     def forward(self, matrices: list[Tensor], messages: Tensor) -> Tensor:
         if self.one_matrix:
-            return self._all()[0](matrices[0], messages)
+            return self.all()[0](matrices[0], messages)
         received: dict[int, Tensor] = {}
         for product, matrix, (targets, sources) in zip(self.products, matrices, self.places, strict=True):
             sums = product(matrix, messages[sources[0] : sources[-1] + 1])

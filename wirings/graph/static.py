@@ -92,9 +92,9 @@ class StaticGraph(Graph):
 
     def forward(self, x: Tensor) -> Tensor:
         self._check_input(x, 1, "(batch, inputs, …)")
-        far, near = self._matrices()
         if (functions := self._block_functions(x.transpose(0, 1))) is not None:
-            return self._run_blocks(x.transpose(0, 1), far, functions)
+            return self._run_blocks(x.transpose(0, 1), functions)
+        far, near = self._matrices()
         messages: list[Tensor] = []  # what each group sends, (nodes, batch, …)
         kept: list[Tensor] = []  # the states of levels that contain outputs
         level = 0
@@ -140,14 +140,15 @@ class StaticGraph(Graph):
     def _convolutions(self) -> list[Convolutions]:
         return list(self.functions)[:-1]  # type: ignore[return-value]
 
-    def _run_blocks(self, x: Tensor, far: dict[int, Tensor], functions: list[Any]) -> Tensor:
+    def _run_blocks(self, x: Tensor, functions: list[Any]) -> Tensor:
         """The graph as one operation."""
         from wirings.graph import _blocks_cuda
 
-        matrices = [far[i] for i in range(1, len(self.groups))]
-        firsts = [group.start - matrix.shape[1] for group, matrix in zip(self.groups[1:], matrices, strict=True)]
+        products = [self._product(self.far, i) for i in range(1, len(self.groups))]
+        pairs = zip(products, self.groups[1:], strict=True)
+        tiles = [_blocks_cuda.BlockTile(p.start, *p.shape, group.start - p.shape[1]) for p, group in pairs]
         dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
-        received, statistics = _blocks_cuda.run(x, matrices, firsts, functions, dtype)
+        received, statistics = _blocks_cuda.run(x, self._weight_for(products), tiles, functions, dtype)
         counts = [x[0].numel(), *[received[0].numel()] * (len(functions) - 1)]
         noted = [each for each in zip(self._convolutions(), statistics, counts, strict=True) if each[0].training]
         if noted:
@@ -168,7 +169,8 @@ class StaticGraph(Graph):
         products = [self._product(made, i) for made, i in places]
         far: dict[int, Tensor] = {}
         near: dict[int, Tensor] = {}
-        for (made, i), product, own in zip(places, products, split(self.weight, products), strict=True):
+        parts = split(self._weight_for(products), products)
+        for (made, i), product, own in zip(places, products, parts, strict=True):
             (far if made is self.far else near)[i] = product.matrix(own)
         return far, near
 

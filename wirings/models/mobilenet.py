@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from wirings.budgets.schedules import floor_of
 from wirings.errors import WiringError
 from wirings.graph import Blocks, StaticGraph
+from wirings.graph.ends import first_maps, pooled_maps
 from wirings.graph.nodes import ConvNode, PlainNode
 from wirings.models.option_groups import CIFAR10_SIZE, DENSE_LAYERS, LayerWiring, NetworkSize
 from wirings.models.parts import SMALL_IMAGE, check_image_size, check_images
@@ -92,8 +93,8 @@ class MobileNetV1DNW(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         check_images(images, self.smallest)
-        maps = self.activation(self.norm(self.stages(self.stem(images))))
-        return self.head(maps.mean((-2, -1)))
+        maps = self.stages(first_maps(self.stem, images))
+        return self.head(pooled_maps(maps, self.norm, self.activation))
 
 
 def _graph(stage: Stage, reach: int | None, eps: float) -> StaticGraph:

@@ -139,6 +139,23 @@ def _shorten(module: nn.Module, attribute: str) -> None:
     cls.forward = forward
 
 
+def read_converted(module: nn.Module, attribute: str) -> Tensor:
+    """Read a weight for operations that autocast converts: written in the lower precision at once, if it is wired.
+
+    For modules that are not layers of PyTorch. The caller converts what it gets: it may be of the weight's own dtype.
+    """
+    parametrized = module._modules.get("parametrizations")
+    holder: Any = None if parametrized is None else parametrized._modules.get(attribute)
+    edges = None if holder is None else holder._modules["0"]
+    if not isinstance(edges, Edges) or _is_followed(holder):
+        return getattr(module, attribute)
+    edges.__dict__["in_layer"] = True
+    try:
+        return getattr(module, attribute)
+    finally:
+        edges.__dict__["in_layer"] = False
+
+
 def _computed_once(run: Any) -> Any:
     """A forward method in which weights are computed once, though it reads them anew for every expert."""
 

@@ -219,18 +219,20 @@ def _precision(x: Tensor) -> torch.dtype:
 
 @torch.no_grad()
 def note_statistics(
-    functions: Sequence[Convolutions], statistics: Sequence[tuple[Tensor, Tensor]], counts: Sequence[int]
+    functions: Sequence[Convolutions | nn.BatchNorm2d],
+    statistics: Sequence[tuple[Tensor, Tensor]],
+    counts: Sequence[int],
 ) -> None:
     """Update the running statistics of batch norms, in few kernels however many there are.
 
     Args:
-        functions: the functions whose norms these are.
+        functions: the functions whose norms these are, or norms of PyTorch with the same momentum.
         statistics: for each, the mean and the biased variance of every node.
         counts: for each, the number of values of a node.
     """
     means, variances = zip(*statistics, strict=True)
     unbiased = torch._foreach_mul(variances, [count / (count - 1) for count in counts])
-    running = [f.running_mean for f in functions], [f.running_var for f in functions]
+    running: Any = [f.running_mean for f in functions], [f.running_var for f in functions]
     torch._foreach_lerp_([*running[0], *running[1]], [*means, *unbiased], BATCH_MOMENTUM)
 
 
