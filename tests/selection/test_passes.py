@@ -436,6 +436,18 @@ def test_transforms_see_the_same_weights(device: str) -> None:
         torch.testing.assert_close(each[name].sum(0), grad)
 
 
+@pytest.mark.parametrize("rule", ["dnw", "no_update"])
+def test_transforms_that_follow_other_parameters(rule: str, device: str) -> None:
+    model, _ = tower(device, rule)
+    x = torch.linspace(-1, 1, 30, device=device).view(5, 6)
+    model(x).square().sum().backward()
+
+    def loss(bias: Tensor) -> Tensor:
+        return torch.func.functional_call(model, {"first.bias": bias}, (x,)).square().sum()
+
+    torch.testing.assert_close(torch.func.grad(loss)(model.first.bias.detach()), model.first.bias.grad)
+
+
 def test_tied_layers_share_their_weight(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def run() -> list[Tensor]:
         torch.manual_seed(0)
