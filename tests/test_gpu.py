@@ -216,9 +216,10 @@ def test_wired_models_and_checkpoints_move_between_devices() -> None:
     torch.testing.assert_close(finalized(x)[0], lstm(x)[0])
 
 
-def test_mixed_precision() -> None:
+@pytest.mark.parametrize("rule", ["dnw", "soft_threshold", "str"])
+def test_mixed_precision(rule: str) -> None:
     model = network().cuda()
-    wiring = wire(model, "dnw")
+    wiring = wire(model, rule)
     optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler()
     x, y = torch.randn(8, 3, 8, 8, device="cuda"), torch.randint(10, (8,), device="cuda")
     for dtype in (torch.float16, torch.bfloat16):

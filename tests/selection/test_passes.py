@@ -88,19 +88,22 @@ def test_training_equals_layer_by_layer(rule: str, share: str, device: str, monk
             optimizer.zero_grad()
             loss.backward()
             results += [loss.detach(), *(grad.clone() for grad in gradients(wiring))]
+            if rule == "str":
+                results.append(wiring.layers[0].edges.threshold.grad.clone())
             optimizer.step()
             wiring.step(optimizer)
         model.eval()
         with torch.no_grad():
             return [*results, model(x), *wiring.masks().values()]
 
-    # Where a layer is used twice, its gradients are added before or after they are scaled; powers are rounded.
-    _, made = both_ways(monkeypatch, run, exactly=rule not in ("soft_threshold", "decayed_gradient"))
+    # Where a layer is used twice, its gradients are added before or after they are scaled; powers are rounded, and the
+    # gradients of thresholds added up in another order.
+    _, made = both_ways(monkeypatch, run, exactly=rule not in ("soft_threshold", "decayed_gradient", "str"))
     annealing = rule in ("acdc", "gmp", "l1_anneal")  # these rank in evaluation
     assert made == (4 if annealing else 5)  # once a pass
 
 
-@pytest.mark.parametrize("rule", ["dnw", "soft_threshold", "top_kast", "rigl"])
+@pytest.mark.parametrize("rule", ["dnw", "soft_threshold", "str", "top_kast", "rigl"])
 def test_autocast_gets_the_weights_that_it_would_make(rule: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen, twice = [], []
 
@@ -388,10 +391,11 @@ def test_frozen_layers_and_passes_without_gradients(device: str, monkeypatch: py
     both_ways(monkeypatch, run)
 
 
+@pytest.mark.parametrize("rule", ["soft_threshold", "str"])
 @pytest.mark.parametrize("share", ["uniform", "global"])
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_recomputation_makes_all_weights_once_more(
-    reentrant: bool, share: str, device: str, monkeypatch: pytest.MonkeyPatch
+    reentrant: bool, share: str, rule: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Checkpointed(Tower):
         def forward(self, x: Tensor) -> Tensor:
@@ -402,7 +406,7 @@ def test_recomputation_makes_all_weights_once_more(
     def run() -> list[Tensor]:
         torch.manual_seed(0)
         model = Checkpointed().to(device)
-        wiring = wirings.wire_(model, "soft_threshold", density=0.3, share=share)
+        wiring = wirings.wire_(model, rule, density=0.3, share=share)
         x = torch.linspace(-1, 1, 30, device=device).view(5, 6).requires_grad_()
         model(x).square().sum().backward()
         return [x.grad, *gradients(wiring)]  # type: ignore[list-item]
@@ -434,6 +438,18 @@ def test_transforms_see_the_same_weights(device: str) -> None:
         name = layer.name.replace("weight", "parametrizations.weight.original")
         torch.testing.assert_close(found[name], grad)
         torch.testing.assert_close(each[name].sum(0), grad)
+
+
+@pytest.mark.parametrize("rule", ["dnw", "no_update", "str"])
+def test_transforms_that_follow_other_parameters(rule: str, device: str) -> None:
+    model, _ = tower(device, rule)
+    x = torch.linspace(-1, 1, 30, device=device).view(5, 6)
+    model(x).square().sum().backward()
+
+    def loss(bias: Tensor) -> Tensor:
+        return torch.func.functional_call(model, {"first.bias": bias}, (x,)).square().sum()
+
+    torch.testing.assert_close(torch.func.grad(loss)(model.first.bias.detach()), model.first.bias.grad)
 
 
 def test_tied_layers_share_their_weight(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -499,7 +515,7 @@ def test_masks_of_rules_are_applied_at_once(device: str) -> None:
             assert torch.equal(part, torch.where(mask, weight, 0.0).to(dtype))
 
 
-@pytest.mark.parametrize("rule", ["dnw", "gmp", "top_kast", "decayed_gradient"])
+@pytest.mark.parametrize("rule", ["dnw", "gmp", "str", "top_kast", "decayed_gradient"])
 def test_frozen_and_unused_layers_get_no_gradient(rule: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Skips(Tower):
         def forward(self, x: Tensor) -> Tensor:
@@ -524,7 +540,7 @@ def test_frozen_and_unused_layers_get_no_gradient(rule: str, device: str, monkey
     assert made == 1
 
 
-@pytest.mark.parametrize("rule", ["dnw", "top_kast"])
+@pytest.mark.parametrize("rule", ["dnw", "str", "top_kast"])
 def test_gradients_of_gradients(rule: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def run() -> list[Tensor]:
         model, wiring = tower(device, rule)

@@ -3,12 +3,13 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from kernels import on_gpu, without_waiting
 from torch import Tensor
 
-from wirings.selection import batched
+from wirings.selection import batched, functional
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from wirings.selection import _select_many_cuda as many
@@ -68,9 +69,11 @@ def agrees(kind: str, dtype: torch.dtype, device: str, masked: bool, shared: boo
         more = [int(max(0.2, share) * n) for n in possible] if wanted.get("more") else []
         options["more"] = more[:1] if shared else more
         ks = [torch.tensor(int(share * n)) for n in possible]
-        expected = batched.kept_of(plain, ks, masks, **options)
+        expected = batched.kept_of(plain, ks, masks, **{**options, "dtype": dtype})
         if options["power"] not in (None, math.inf):
             expected = shrunk(plain, ks, masks, shared, options["power"]), expected[1]
+        elif options["dtype"] != dtype:
+            expected = [precise(kept).float().to(options["dtype"]) for kept in expected[0]], expected[1]
         weights = [w.to(device) for w in plain]
         allowed_there = [m if m is None else m.to(device) for m in masks]
         there = [k.to(device) for k in ks]
@@ -93,9 +96,16 @@ def agrees(kind: str, dtype: torch.dtype, device: str, masked: bool, shared: boo
                 if want.dtype != torch.bool and (cut_off or power not in (None, math.inf)):
                     half = options["dtype"] != torch.float32
                     tolerance = {"rtol": 1e-2, "atol": 1e-6} if half else {"rtol": 1e-5, "atol": 1e-7}
-                    torch.testing.assert_close(part.double(), want.double(), equal_nan=True, **tolerance)
+                    torch.testing.assert_close(precise(part), precise(want), equal_nan=True, **tolerance)
                 else:
                     assert torch.equal(part.nan_to_num(7.0), want.nan_to_num(7.0))
+
+
+def precise(tensor: Tensor) -> Tensor:
+    """A tensor in double precision, by NumPy: PyTorch's conversion of float16 loses NaN on some processors."""
+    if tensor.dtype == torch.bfloat16:  # which NumPy does not know: the upper half of a float32
+        tensor = (tensor.view(torch.int16).int() << 16).view(torch.float32)
+    return torch.from_numpy(tensor.numpy().astype(np.float64))
 
 
 def shrunk(
@@ -103,17 +113,18 @@ def shrunk(
 ) -> list[Tensor]:
     """What shrunk edges should weigh, in double precision."""
     masks = batched.kept_of(weights, ks, allowed, power=None, masked=True, shared=shared)[1]
-    sizes = [weight.double().abs() for weight in weights]
+    values = [precise(weight) for weight in weights]
+    sizes = [value.abs() for value in values]
     rest = [
         size[~real if among is None else among & ~real] for size, real, among in zip(sizes, masks, allowed, strict=True)
     ]
     if shared:
         rest = [torch.cat(rest)] * len(rest)
     found = []
-    for weight, size, real, others in zip(weights, sizes, masks, rest, strict=True):
+    for value, size, real, others in zip(values, sizes, masks, rest, strict=True):
         threshold = others.max() if len(others) else torch.zeros(())
         used = torch.where(size.isfinite(), (size**power - threshold**power).clamp(min=0) ** (1 / power), size)
-        found.append(torch.where(real, used * weight.double().sign().nan_to_num(1.0), 0.0))
+        found.append(torch.where(real, used * value.sign().nan_to_num(1.0), 0.0))
     return found
 
 
@@ -173,6 +184,68 @@ def test_masked_tensors_in_the_interpreter(dtype: torch.dtype, result: torch.dty
 @CONVERSIONS
 def test_masked_tensors_on_a_gpu(dtype: torch.dtype, result: torch.dtype) -> None:
     masked("cuda", dtype, result)
+
+
+def learned(device: str, kind: str, dtype: torch.dtype, result: torch.dtype, share: float = 0.3) -> None:
+    """Compare what learned thresholds need, forward and backward, with doing it one by one."""
+    plain = weights_of(kind, dtype, LARGE if device == "cuda" else SMALL)
+    weights = [w.to(device) for w in plain]
+    ks = [torch.tensor(int(share * w.numel()), device=device) for w in weights]
+    table = many.table_of(weights, ks, [None] * len(ks), (), False)
+    assert table is not None
+    out, mask, thresholds = many.shrunk_of(weights[0], table, 1.0, result)
+    used, masks = batched.parts_of(out, weights), batched.parts_of(mask, weights)
+    for weight, k, one, real, threshold in zip(weights, ks, used, masks, thresholds, strict=True):
+        assert torch.equal(real, functional.choose(weight, k))
+        next_one = functional.next_magnitude(weight, real, None)
+        assert threshold == (next_one.float() if k else 0)
+        assert not (one.signbit() ^ weight.signbit())[real].any(), "of zeros, too"
+        if device == "cuda":
+            want = torch.where(real, weight - weight.sign() * next_one, 0.0).to(result)
+            assert torch.equal(one, want)
+    generator = torch.Generator().manual_seed(3)
+    grads = [torch.empty_like(w).copy_(torch.randn(w.shape, generator=generator)).to(result) for w in weights]
+    pulls = torch.randn(len(weights), len(weights) + 2, generator=generator).to(device)
+    unused = 3
+    for places in (range(len(weights)), [i for i in range(len(weights)) if i != unused], [len(weights) - 1]):
+        some = [[values[i] for i in places] for values in (grads, masks, used)]
+        made = many.through_shrunk(*some, places, thresholds, pulls, dtype)
+        assert made is not None
+        given = [grad if i in places else None for i, grad in enumerate(grads)]
+        with torch.enable_grad():  # with PyTorch's operators
+            expected, total = batched.through_shrunk(given, masks, used, thresholds, pulls, dtype)
+        for i, grad in zip(places, made[0], strict=True):
+            want = expected[i]
+            assert want is not None
+            assert grad.dtype == dtype
+            assert grad.stride() == weights[i].stride()
+            assert torch.equal(grad, want)
+        torch.testing.assert_close(made[1], total, rtol=1e-4, atol=1e-4)
+
+
+THRESHOLDS = pytest.mark.parametrize(
+    ("kind", "dtype", "result"),
+    [
+        ("channels_last", torch.float32, torch.float32),
+        ("channels_last_ties", torch.float32, torch.bfloat16),
+        ("ties", torch.float32, torch.float16),
+        ("plain", torch.bfloat16, torch.bfloat16),
+        ("ties", torch.float16, torch.float16),
+    ],
+)
+
+
+@pytest.mark.usefixtures("interpreter")
+@THRESHOLDS
+def test_learned_thresholds_in_the_interpreter(kind: str, dtype: torch.dtype, result: torch.dtype) -> None:
+    learned("cpu", kind, dtype, result)
+
+
+@on_gpu
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+@THRESHOLDS
+def test_learned_thresholds_on_a_gpu(kind: str, dtype: torch.dtype, result: torch.dtype, share: float) -> None:
+    learned("cuda", kind, dtype, result, share)
 
 
 def kept(weights: list[Tensor], ks: list[Tensor]) -> Tensor:

@@ -18,6 +18,7 @@ from wirings.train.distributed import leave
 
 CASES = [(kind, rule, share) for kind in ("ddp", "fsdp") for rule in ("dnw", "soft_threshold", "top_kast", "set")
          for share in ("uniform", "global")]  # fmt: skip
+CASES += [("ddp", "str", "uniform"), ("ddp", "str", "global")]  # it is refused with FSDP
 
 
 def train_all(rank: int, folder: str) -> None:

@@ -10,6 +10,7 @@ from wirings.rules.optimizers import bring_to_rest
 from wirings.rules.registry import register
 from wirings.rules.rule import EdgesLike, LayerLike, Rule, Training
 from wirings.selection import functional
+from wirings.selection.kept_edges import KeptEdges
 from wirings.selection.sharded import is_sharded
 from wirings.utils.checks import check_int
 
@@ -56,6 +57,8 @@ class STR(Rule):
     """
 
     name = "str"
+    # The value of a threshold is where the budget puts it; the gradient is that of log t = v + log c.
+    kept = KeptEdges(power=1.0, factor=0.0, own="own", learned="threshold", pull="pull")
     moves_budget = True
     keeps_wiring = True
     atomic = True
@@ -92,15 +95,6 @@ class STR(Rule):
 
     def real(self, weight: Tensor, edges: EdgesLike) -> Tensor:
         return functional.choose(weight, _number(edges), edges.allowed)
-
-    def forward(self, weight: Tensor, edges: EdgesLike) -> Tensor:
-        real = self.real(weight, edges)
-        # The value is where the budget puts the threshold; the gradient is that of log t = v + log c.
-        change = (edges.pull * edges.threshold).sum()
-        threshold = functional.next_magnitude(weight, real, edges.allowed) * (change - change.detach()).exp().to(
-            weight.dtype
-        )
-        return torch.where(real, weight - weight.sign() * threshold, 0.0)
 
     @torch.no_grad()
     def update(self, layers: Sequence[LayerLike], training: Training, optimizer: torch.optim.Optimizer | None) -> None:

@@ -18,6 +18,7 @@ read in row-major order; otherwise a program reads its edges as they lie in memo
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -129,6 +130,27 @@ def kept_of(
         masked: whether masks are wanted.
         dtype: of the weights of the forward pass.
     """
+    return _kept_of(first, table, more, power, masked, dtype)[:2]
+
+
+def shrunk_of(first: Tensor, table: _Table, power: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Shrunk weights and masks as by `kept_of`, and the magnitude by which each weight is shrunk, in float32.
+
+    It is 0 for a weight of which no edges are kept.
+    """
+    out, mask, board = _kept_of(first, table, False, power, True, dtype)
+    targets = len(table.targets)
+    begin = len(board) - 2 * len(table.programs) - targets * _STATE.value  # of the targets' states
+    where = ((targets,), (_STATE.value,), begin + _NEXT.value)
+    if _BITS[first.dtype] == torch.int32:
+        return out, mask, board.view(torch.float32).as_strided(*where)
+    return out, mask, board.as_strided(*where).to(torch.int16).view(first.dtype).float()
+
+
+def _kept_of(
+    first: Tensor, table: _Table, more: bool, power: float | None, masked: bool, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `kept_of` returns, and the board that the kernels share."""
     bits, programs, targets = _BITS[first.dtype], len(table.programs), len(table.targets)
     each = 2 if more else 1
     shifts = (23, 15, 7, 0) if bits == torch.int32 else (7, 0)
@@ -153,7 +175,7 @@ def kept_of(
         launch(_finish, programs * each, 4, *common, near, smaller, shrinks, _BLOCK)
         launch(_write, programs, 4, *common, out, mask.view(torch.uint8), power is not None, masked,
                power if shrinks else 0.0, table.most, _BLOCK)  # fmt: skip
-    return out, mask
+    return out, mask, board
 
 
 def masked_of(first: Tensor, table: _Table, dtype: torch.dtype) -> Tensor:
@@ -179,7 +201,7 @@ def masked_each(tensors: Sequence[Tensor], masks: Sequence[Tensor | None], dtype
     addresses = [0 if t is None else t.data_ptr() for pair in zip(tensors, masks, strict=True) for t in pair]
     runs, places, length = _runs_of(layouts, first.device)
     aligned = not any(map((15).__and__, addresses))
-    if runs is None or not aligned or {t.dtype for t in tensors} != {first.dtype}:
+    if runs is None or not aligned or first.dtype not in _BITS or {t.dtype for t in tensors} != {first.dtype}:
         return None
     out = torch.empty(length, dtype=dtype, device=first.device)
     launch = KernelLauncher((first.device, first.dtype, dtype, "masked each", len(runs)))
@@ -192,7 +214,50 @@ def masked_each(tensors: Sequence[Tensor], masks: Sequence[Tensor | None], dtype
 @functools.lru_cache(16)
 def _addresses(addresses: tuple[int, ...], device: torch.device) -> Tensor:
     """Addresses on the GPU. The gradients of a training step mostly lie where they did in the step before."""
-    return torch.tensor(addresses).to(device)
+    return torch.tensor(addresses).to(device, non_blocking=True)
+
+
+def through_shrunk(
+    grads: Sequence[Tensor],
+    masks: Sequence[Tensor],
+    used: Sequence[Tensor],
+    places: Sequence[int],
+    thresholds: Tensor,
+    pulls: Tensor,
+    dtype: torch.dtype,
+) -> tuple[list[Tensor], Tensor] | None:
+    """See `batched.through_shrunk`; None where `masked_each` returns None, and in double precision.
+
+    Args:
+        grads: gradients of some of the weights.
+        masks: their real edges.
+        used: their shrunk edges.
+        places: the position of each weight among all.
+        thresholds: those of all weights.
+        pulls: those of all weights, in rows.
+        dtype: the dtype of the weights.
+    """
+    first = grads[0]
+    if first.dtype not in _BITS or (first.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return None
+    layouts = tuple([(g.shape, g.stride(), m.stride()) for g, m in zip(grads, masks, strict=True)])
+    runs, layout, length = _runs_of(layouts, first.device)
+    pointers = [[*map(Tensor.data_ptr, tensors)] for tensors in (grads, masks, used)]
+    aligned = not any(map((15).__and__, itertools.chain(*pointers)))
+    alike = [*map(Tensor.stride, used)] == [*map(Tensor.stride, grads)] and len({t.dtype for t in (*grads, *used)}) == 1
+    if runs is None or not aligned or not alike:
+        return None
+    out = torch.empty(length, dtype=dtype, device=first.device)
+    entries, count, stride = pulls.shape[1], len(runs), thresholds.stride(0)
+    sums = torch.empty(count + entries, dtype=torch.float32, device=first.device)
+    pulled = sums[count:]
+    parts = [part.data_ptr() % 16 for part in (thresholds, pulls)]
+    launch = KernelLauncher((first.device, first.dtype, dtype, pulls.dtype, "through", count, entries, stride, *parts))
+    with on_device_of(first):
+        where = torch.tensor([*zip(*pointers, places, strict=True)]).to(first.device, non_blocking=True)
+        launch(_write_through, count, 4, runs, where, first.detach(), out, sums, _BLOCK)
+        launch(_pull, entries, 4, runs, where, sums, thresholds, pulls, pulled, count, entries, stride, _BLOCK // 2)
+    return [out.as_strided(*place) for place in layout], pulled
 
 
 @functools.lru_cache(64)
@@ -522,7 +587,8 @@ def _finish(table, targets_table, board, kind, programs, targets, EACH: tl.const
             following = prefix * 128 + tl.max(tl.where(lower, digits, -1))
             under = tl.maximum(tl.load(state + _BELOW), tl.where(guessed, tl.load(state + _UNDER), -1))
             following = tl.where(following >= prefix * 128, following, tl.maximum(under, 0))
-            tl.store(state + _NEXT, tl.where(room < same, least, following))
+            following = tl.where(room < same, least, following)
+            tl.store(state + _NEXT, tl.where(rank > 0, following, 0))  # a number, even if it shrinks nothing
         tl.store(state + _LEAST, least)
         tl.store(state + _ROOM, room)
         tl.store(state + _SAME, same)
@@ -569,7 +635,9 @@ def _shrunk(value, threshold, POWER: tl.constexpr):
         used = size * tl.exp2(tl.log2(raised) * (1.0 / POWER))
     used = tl.where(size > 0, used, 0.0)
     used = tl.where(size == float("inf"), size, used)
-    return tl.where(nan, value, tl.where(value < 0, -used, used))
+    # The sign is kept of zeros, too: the gradient of the threshold takes it from here.
+    sign = value.to(tl.int32, bitcast=True) & -0x80000000
+    return tl.where(nan, value, (used.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True))
 
 
 @triton.jit
@@ -697,3 +765,44 @@ def _write_masked(runs, where, kind, out, BLOCK: tl.constexpr):
         at = base + tl.arange(0, BLOCK)
         value, key = _look(tensor, mask, at, at < stop)
         tl.store(out + at, tl.where(key >= 0, value, 0.0).to(out.dtype.element_ty), mask=at < stop)
+
+
+@triton.jit
+def _write_through(runs, where, kind, out, sums, BLOCK: tl.constexpr):
+    """Write a run of a gradient at real edges, and note what it amounts to for the threshold that shrinks them all.
+
+    Addresses of gradients, masks and shrunk edges are read from ``where``.
+    """
+    WIDTH: tl.constexpr = kind.dtype.element_ty.primitive_bitwidth
+    row = runs + tl.program_id(0) * 4
+    place, start, stop = tl.load(row), tl.load(row + 2).to(tl.int32), tl.load(row + 3).to(tl.int32)
+    grads = tl.multiple_of(tl.load(where + 4 * place).to(tl.pointer_type(kind.dtype.element_ty)), 16)
+    mask = tl.multiple_of(tl.load(where + 4 * place + 1).to(tl.pointer_type(tl.uint8)), 16)
+    used = tl.multiple_of(tl.load(where + 4 * place + 2).to(tl.pointer_type(kind.dtype.element_ty)), 16)
+    out += tl.multiple_of(tl.load(row + 1), 16)
+    start = tl.multiple_of(start, 16)
+    amount = tl.zeros([BLOCK], tl.float32)
+    for base in range(start, stop, BLOCK):
+        at = base + tl.arange(0, BLOCK)
+        there = at < stop
+        real = tl.load(mask + at, mask=there, other=0) != 0
+        grad = tl.where(real, tl.load(grads + at, mask=there, other=0.0).to(tl.float32), 0.0)
+        value = tl.load(used + at, mask=there, other=0.0)
+        bits = value.to(tl.int32, bitcast=True) if WIDTH == 32 else value.to(tl.int16, bitcast=True).to(tl.int32)
+        amount += tl.where(bits < 0, grad, -grad)
+        tl.store(out + at, grad.to(out.dtype.element_ty), mask=there)
+    tl.store(sums + tl.program_id(0), tl.sum(amount))
+
+
+@triton.jit
+def _pull(runs, where, sums, thresholds, pulls, out, count, entries, STRIDE: tl.constexpr, BLOCK: tl.constexpr):
+    """Add up what all runs amount to for an entry of what is learned, always in the same order."""
+    entry = tl.program_id(0)
+    total = tl.zeros([BLOCK], tl.float32)
+    for base in range(0, count, BLOCK):
+        at = base + tl.arange(0, BLOCK)
+        there = at < count
+        layer = tl.load(where + tl.load(runs + at * 4, mask=there, other=0) * 4 + 3, mask=there, other=0)
+        amount = tl.load(sums + at, mask=there, other=0.0) * tl.load(thresholds + layer * STRIDE, mask=there, other=0.0)
+        total += amount * tl.load(pulls + layer * entries + entry, mask=there, other=0.0).to(tl.float32)
+    tl.store(out + entry, tl.sum(total))

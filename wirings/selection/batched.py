@@ -58,10 +58,34 @@ def kept_of(
         flat, mask = _kernels().kept_of(weights[0], table, bool(more), power, masked, kind)
         divide = table.parts_of
     else:
-        arguments = (list(ks), list(allowed), list(more), power, shared, masked, kind, list(factors))
-        flat, mask = torch.ops.wirings.kept_of([weight.detach() for weight in weights], *arguments)
+        arguments = (list(ks), list(allowed), list(more), power, shared, masked, kind, list(factors), False)
+        flat, mask, _ = torch.ops.wirings.kept_of([weight.detach() for weight in weights], *arguments)
         divide = functools.partial(parts_of, weights=weights)
     return divide(flat) if power is not None else [], divide(mask) if masked else []
+
+
+def shrunk_of(
+    weights: Sequence[Tensor],
+    ks: Sequence[Tensor],
+    allowed: Sequence[Tensor | None],
+    power: float,
+    dtype: torch.dtype | None = None,
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """The ``k`` edges of largest magnitude of each weight, shrunk by the magnitude of its next one.
+
+    Arguments as for `kept_of`.
+
+    Returns:
+        The shrunk weights, the masks of their real edges, and the magnitudes by which they are shrunk: one tensor with
+        an entry for each weight, in float32 at least.
+    """
+    kind = weights[0].dtype if dtype is None else dtype
+    if (table := _table(weights, ks, allowed, (), False)) is not None:
+        flat, mask, thresholds = _kernels().shrunk_of(weights[0], table, power, kind)
+        return table.parts_of(flat), table.parts_of(mask), thresholds
+    arguments: Any = (list(ks), list(allowed), [], power, False, True, kind, [], True)
+    flat, mask, thresholds = torch.ops.wirings.kept_of([weight.detach() for weight in weights], *arguments)
+    return parts_of(flat, weights), parts_of(mask, weights), thresholds
 
 
 def masked_of(
@@ -92,6 +116,44 @@ def masked_each(tensors: Sequence[Tensor], masks: Sequence[Tensor | None], dtype
             return made
     pairs = zip(tensors, masks, strict=True)
     return [(tensor if mask is None else torch.where(mask, tensor, 0.0)).to(dtype) for tensor, mask in pairs]
+
+
+def through_shrunk(
+    grads: Sequence[Tensor | None],
+    masks: Sequence[Tensor],
+    used: Sequence[Tensor],
+    thresholds: Tensor,
+    pulls: Tensor,
+    dtype: torch.dtype,
+) -> tuple[list[Tensor | None], Tensor]:
+    """The gradients of edges that are shrunk by learned thresholds: two kernels for all weights on a GPU.
+
+    Args:
+        grads: the gradients of ``used``, None for weights that have none; of one dtype, on one device.
+        masks: the real edges of each weight.
+        used: the shrunk edges of each weight, with the signs of its edges.
+        thresholds: the threshold of each weight, in one tensor.
+        pulls: the derivatives of the logarithm of each threshold by what is learned, in rows.
+        dtype: the dtype of the weights.
+
+    Returns:
+        The gradients of the weights, and that of what is learned.
+    """
+    there = [i for i, grad in enumerate(grads) if grad is not None]
+    first: Any = grads[there[0]]
+    if first.is_cuda and is_plain(first) and not torch.is_grad_enabled() and _kernels() is not None:
+        parts = [[values[i] for i in there] for values in (grads, masks, used)]
+        made = _kernels().through_shrunk(*parts, there, thresholds, pulls, dtype)
+        if made is not None:
+            found: list[Tensor | None] = [None] * len(grads)
+            for i, one in zip(there, made[0], strict=True):
+                found[i] = one
+            return found, made[1]
+    passed, amounts = list(grads), [thresholds.new_zeros(())] * len(grads)
+    for i in there:
+        one, amounts[i] = functional.through_shrunk(grads[i], masks[i], used[i])  # type: ignore[arg-type]
+        passed[i] = one.to(dtype)
+    return passed, (pulls * (torch.stack(amounts) * thresholds).unsqueeze(1)).sum(0)
 
 
 def _table(
@@ -165,7 +227,7 @@ def in_a_row(scores: Sequence[Tensor], within: Sequence[Tensor | None]) -> tuple
 _library = torch.library.Library("wirings", "FRAGMENT")
 _library.define(
     "kept_of(Tensor[] weights, Tensor[] ks, Tensor?[] allowed, int[] more, float? power, bool shared, bool masked, "
-    "ScalarType dtype, Tensor[] factors) -> (Tensor, Tensor)",
+    "ScalarType dtype, Tensor[] factors, bool following) -> (Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
@@ -180,13 +242,21 @@ def _kept_of(
     masked: bool,
     dtype: torch.dtype,
     factors: list[Tensor],
-) -> tuple[Tensor, Tensor]:
-    """Use the kernels where they support the weights; otherwise serve these one by one, on any device."""
+    following: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Use the kernels where they support the weights; otherwise serve these one by one, on any device.
+
+    The third result is empty, or with ``following`` (and ``masked``, for weights that are ranked one by one) the
+    magnitude of the strongest edge of each weight that is not chosen.
+    """
     kernels: Any = _kernels() if weights[0].is_cuda else None
     table = None if kernels is None else kernels.table_of(weights, ks, allowed, more, shared, factors)
+    if table is not None and following:
+        flat, mask, thresholds = kernels.shrunk_of(weights[0], table, power, dtype)
+        return flat, mask, thresholds.clone(memory_format=torch.contiguous_format)
+    flat, mask, thresholds = _rows(weights, power, masked, dtype, following)
     if table is not None:
-        return kernels.kept_of(weights[0], table, bool(more), power, masked, dtype)
-    flat, mask = _rows(weights, power, masked, dtype)
+        return *kernels.kept_of(weights[0], table, bool(more), power, masked, dtype), thresholds
     flat.zero_()
     mask.zero_()
     rows, among, counts = list(weights), allowed, ks
@@ -206,6 +276,8 @@ def _kept_of(
             )
         if masked:
             chosen = functional.choose(weight, k.clamp(min=more[place]) if more else k, within)
+        if following:
+            thresholds[place] = functional.next_magnitude(weight, chosen, within)  # type: ignore[arg-type]
         found.append((kept, chosen))
     if shared:
         sizes = [weight.numel() for weight in weights]
@@ -215,7 +287,7 @@ def _kept_of(
         if len(out):
             for part, (weight, one) in zip(parts_of(out, weights), zip(weights, found, strict=True), strict=True):
                 part.copy_(one[which].view(weight.shape) if shared else one[which])  # type: ignore[union-attr, arg-type]
-    return flat, mask
+    return flat, mask, thresholds
 
 
 def kept_edges(weight: Tensor, k: Tensor, within: Tensor | None, power: float) -> Tensor:
@@ -243,10 +315,14 @@ def _kept_scaled(
     return torch.cat([one.reshape(-1) for one in kept])
 
 
-def _rows(weights: list[Tensor], power: float | None, masked: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    length = begins_of(weights)[-1]
-    flat = weights[0].new_empty(0 if power is None else length, dtype=dtype)
-    return flat, weights[0].new_empty(length if masked else 0, dtype=torch.bool)
+def _rows(
+    weights: list[Tensor], power: float | None, masked: bool, dtype: torch.dtype, following: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    length, first = begins_of(weights)[-1], weights[0]
+    flat = first.new_empty(0 if power is None else length, dtype=dtype)
+    precise = torch.promote_types(first.dtype, torch.float32)
+    thresholds = first.new_empty(len(weights) if following else 0, dtype=precise)
+    return flat, first.new_empty(length if masked else 0, dtype=torch.bool), thresholds
 
 
 @functools.cache
@@ -263,5 +339,5 @@ _library.impl("kept_of", _kept_of, "CompositeExplicitAutograd")
 
 
 @torch.library.register_fake("wirings::kept_of", lib=_library)
-def _(weights, ks, allowed, more, power, shared, masked, dtype, factors):  # type: ignore[no-untyped-def]
-    return _rows(weights, power, masked, dtype)
+def _(weights, ks, allowed, more, power, shared, masked, dtype, factors, following):  # type: ignore[no-untyped-def]
+    return _rows(weights, power, masked, dtype, following)

@@ -92,6 +92,40 @@ def passed_on(grad: Tensor, real: Tensor | None, factor: float | Tensor, allowed
     return grad if allowed is None else torch.where(allowed, grad, _zero_like(grad))
 
 
+def pass_shrunk(weight: Tensor, used: Tensor, real: Tensor, threshold: Tensor, change: Tensor) -> Tensor:
+    """Return ``used``, real edges of ``weight`` shrunk by ``threshold``, with a gradient that goes to both.
+
+    It goes to real edges, and through them to the logarithm of the threshold: an edge changes by -sign(w) · t with it.
+
+    Args:
+        weight: the weight that gets the gradient.
+        used: the shrunk edges, each with the sign of its weight, also where it is zero; zeros elsewhere. May be of a
+            lower precision than the weight.
+        real: a boolean mask of the real edges.
+        threshold: the threshold, a scalar, without a gradient.
+        change: the logarithm of the threshold, up to a constant: a scalar that gets a gradient.
+
+    >>> w, v = torch.tensor([3.0, -1.0, 0.5], requires_grad=True), torch.zeros((), requires_grad=True)
+    >>> used, real = torch.tensor([2.5, -0.5, 0.0]), torch.tensor([True, True, False])
+    >>> (pass_shrunk(w, used, real, torch.tensor(0.5), v) * torch.tensor([1.0, 3.0, 9.0])).sum().backward()
+    >>> w.grad, v.grad
+    (tensor([1., 3., 0.]), tensor(1.))
+    """
+    return _ShrunkThrough.apply(weight, change, used.detach(), real, threshold)
+
+
+def through_shrunk(grad: Tensor, real: Tensor, used: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of shrunk edges: that of the weight, and that of the amount by which all of them are shrunk."""
+    grad = torch.where(real, grad, _zero_like(grad))
+    amount = torch.where(used.signbit(), grad, -grad).sum(dtype=torch.promote_types(grad.dtype, torch.float32))
+    return grad, amount
+
+
+def grow(threshold: Tensor, change: Tensor) -> Tensor:
+    """The thresholds as functions of their logarithms, which second derivatives need. Their values are unchanged."""
+    return threshold * (change - change.detach()).exp() if torch.is_grad_enabled() else threshold
+
+
 def _zero_like(grad: Tensor) -> float | Tensor:
     """A zero for `torch.where`: one that lies on the GPU already, since a number would be moved there every time."""
     if not grad.is_cuda or not is_plain(grad) or torch.cuda.is_current_stream_capturing():
@@ -212,6 +246,26 @@ class _ScaledThrough(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         real, allowed, factor = ctx.saved_tensors
         return passed_on(grad, real, ctx.factor if factor is None else factor, allowed), None, None, None, None
+
+
+class _ShrunkThrough(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(weight: Tensor, change: Tensor, used: Tensor, real: Tensor, threshold: Tensor) -> Tensor:
+        return used.view_as(used)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        weight, change, used, real, threshold = inputs
+        ctx.save_for_backward(change, used, real, threshold)
+        ctx.dtype = weight.dtype
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        change, used, real, threshold = ctx.saved_tensors
+        passed, amount = through_shrunk(grad, real, used)
+        return passed.to(ctx.dtype), (amount * grow(threshold, change)).to(change.dtype), None, None, None
 
 
 # ---- the operators --------------------------------------------------------------------------------------------

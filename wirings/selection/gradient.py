@@ -73,8 +73,7 @@ def pass_all(
     would keep data-parallel training from communicating meanwhile, and an optimizer that steps during the backward
     pass from freeing gradients: then every weight has a node of its own.
     """
-    alone = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if alone or any(getattr(w, "_post_accumulate_grad_hooks", None) for w in weights):
+    if not _in_one_node(weights):
         return [pass_plain(*each) for each in zip(weights, used, reaches, strict=True)]
     if not torch.is_grad_enabled() or not any(w.requires_grad for w in weights):
         return used
@@ -98,6 +97,69 @@ class _AllThrough(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         return (None, None, *_passed_on(grads, ctx.reaches, ctx.dtype))
+
+
+def pass_all_shrunk(
+    weights: Sequence[Tensor],
+    used: Sequence[Tensor],
+    reaches: Sequence[GradientReach | None],
+    thresholds: Tensor,
+    learned: Tensor,
+    pulls: Sequence[Tensor],
+) -> Sequence[Tensor]:
+    """`pass_all` for edges that are shrunk by thresholds that are learned: they get a gradient, too.
+
+    Args:
+        weights: the weights that get the gradients.
+        used: the real edges of each, shrunk (see `functional.pass_shrunk`).
+        reaches: where the gradients go, each with a mask of the real edges.
+        thresholds: the threshold of each weight, in one tensor.
+        learned: the parameter that the logarithms of the thresholds depend on, a vector.
+        pulls: for each threshold, the derivatives of its logarithm by the entries of ``learned``.
+    """
+    if not torch.is_grad_enabled() or not learned.requires_grad:
+        return pass_all(weights, used, reaches)
+    masks: list[Any] = [reach.mask for reach in reaches]  # type: ignore[union-attr]
+    rows = torch.stack(list(pulls))  # copied: the rule may change them before the backward pass
+    if _in_one_node(weights):
+        return _AllShrunk.apply(used, masks, thresholds, rows, learned, *weights)
+    each = [slice(i, i + 1) for i in range(len(weights))]
+    return [_AllShrunk.apply(used[i], masks[i], thresholds[i], rows[i], learned, *weights[i])[0] for i in each]
+
+
+def _in_one_node(weights: Sequence[Tensor]) -> bool:
+    """Whether nobody follows the gradients of single weights during the backward pass; see `pass_all`."""
+    alone = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return not alone and not any(getattr(w, "_post_accumulate_grad_hooks", None) for w in weights)
+
+
+class _AllShrunk(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        used: Sequence[Tensor],
+        masks: Sequence[Tensor],
+        thresholds: Tensor,
+        pulls: Tensor,
+        learned: Tensor,
+        *weights: Tensor,
+    ) -> Any:
+        ctx.set_materialize_grads(False)  # layers that were not used get no gradient
+        # Not saved by autograd: with checkpoints, it would be recomputed with one of the layers, or freed for all.
+        ctx.used = [tensor.detach() for tensor in used]
+        ctx.masks, ctx.thresholds, ctx.pulls, ctx.dtype = masks, thresholds, pulls, weights[0].dtype
+        ctx.learned = learned  # for its place in the graph: its value, which an optimizer may change, is not used
+        return tuple(used)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        if all(grad is None for grad in grads):
+            return (None,) * (5 + len(grads))
+        thresholds, pulls, learned = ctx.thresholds, ctx.pulls, ctx.learned
+        if torch.is_grad_enabled():
+            thresholds = functional.grow(thresholds, (pulls * learned).sum(1))
+        passed, pulled = batched.through_shrunk(grads, ctx.masks, ctx.used, thresholds, pulls, ctx.dtype)
+        return (None, None, None, None, pulled.to(learned.dtype), *passed)
 
 
 def _passed_on(

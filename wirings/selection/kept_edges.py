@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from wirings.errors import WiringError
 from wirings.selection.gradient import GradientReach
 
 
@@ -26,6 +28,19 @@ class KeptEdges:
     """The factor of the gradient of edges that are not kept, or the name under which the edges remember it."""
     in_training: bool = False
     """Whether this holds in training alone, and `Rule.forward` is asked otherwise."""
+    own: str | None = None
+    """For rules that divide a shared budget among the layers: the name under which the edges remember their own number,
+    with which each layer is ranked by itself. None if layers that share a budget are ranked together."""
+    learned: str | None = None
+    """The name of a parameter that all layers hold, a vector on which the logarithms of their thresholds depend; None
+    if thresholds are not learned. Only for ``power=1`` and ``factor=0``."""
+    pull: str = "pull"
+    """The name under which the edges remember the derivatives of that logarithm by the entries of ``learned``."""
+
+    def __post_init__(self) -> None:
+        ranked = self.mask is None and self.reach is None
+        if self.learned is not None and not (ranked and self.power == 1 and self.factor == 0 and self.own is not None):
+            raise WiringError("KeptEdges: learned thresholds need power=1, factor=0.0 and own=, and no mask or reach.")
 
     @property
     def masked(self) -> bool:
@@ -36,6 +51,19 @@ class KeptEdges:
     def more(self) -> float | None:
         """The density of the larger set of edges that the gradient reaches, if that is ranked as well."""
         return self.reach if isinstance(self.reach, float) else None
+
+    def together(self, shared: bool) -> bool:
+        """Whether layers are ranked together, given whether they share a budget."""
+        return shared and self.own is None
+
+    def number(self, shared: bool) -> str:
+        """The name under which the edges remember how many of them are kept, given whether layers share a budget."""
+        return "k" if self.own is None or not shared else self.own
+
+    def learning(self, edges: Sequence[Any]) -> tuple[Tensor, list[Tensor]]:
+        """What is learned, and for several layers how the logarithms of their thresholds depend on it."""
+        assert self.learned is not None
+        return getattr(edges[0], self.learned), [one._buffers[self.pull] for one in edges]
 
     def gradient(self, edges: Any, mask: Tensor | None) -> GradientReach | None:
         """Where the gradient goes; None for everywhere.

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from wirings.selection import batched
-from wirings.selection.gradient import GradientReach, pass_all
+from wirings.selection.gradient import GradientReach, pass_all, pass_all_shrunk
 from wirings.selection.kept_edges import KeptEdges
 from wirings.selection.shared import SelectedWeight
 from wirings.utils.transforms import is_plain
@@ -73,7 +73,8 @@ class ForwardPass:
     """
 
     def __init__(self, shared: bool, kept: KeptEdges | None) -> None:
-        self.shared, self.kept = shared, kept
+        self.shared, self.kept = shared if kept is None else kept.together(shared), kept
+        self._number = "k" if kept is None else kept.number(shared)
         self.running = False
         self._backward = -1  # or, if a pass is recomputed, the backward pass that does so
         self._made: list[Any] = []  # the edges that have a ready weight
@@ -117,17 +118,22 @@ class ForwardPass:
             if alike and (self.shared or dtype not in edges.__dict__["ready"]):
                 buffers = edges._buffers
                 allowed, left = buffers["allowed"], buffers["left"]
-                members.append((edges, other, buffers["k"], allowed if left is None else left))
+                members.append((edges, other, buffers[self._number], allowed if left is None else left))
         if not members or (self.shared and len(members) < len(layers)):
             return
         all_edges, weights, ks, within = zip(*members, strict=True)
-        made, masks = kept_of(self.kept, self.shared, all_edges, weights, ks, within, dtype)
+        made, masks, thresholds = kept_of(self.kept, self.shared, all_edges, weights, ks, within, dtype)
         grad, everywhere = torch.is_grad_enabled(), self.kept.reach is None and self.kept.factor == 1.0
         reaches: list[GradientReach | None] = [None] * len(members)
         for i, edges in enumerate(all_edges):
             if not everywhere or edges._buffers["allowed"] is not None:
                 reaches[i] = self.kept.gradient(edges, masks[i] if masks else None)
-        for used, (edges, other, k, _) in zip(pass_all(weights, made, reaches), members, strict=True):
+        if thresholds is None:
+            through = pass_all(weights, made, reaches)
+        else:
+            learned, pulls = self.kept.learning(all_edges)
+            through = pass_all_shrunk(weights, made, reaches, thresholds, learned, pulls)
+        for used, (edges, other, k, _) in zip(through, members, strict=True):
             edges.__dict__["ready"][dtype] = ReadyWeight(
                 used, other, other._version, other.data_ptr(), k, k._version, grad, edges.training
             )
@@ -144,15 +150,21 @@ def kept_of(
     ks: Sequence[Tensor],
     within: Sequence[Tensor | None],
     dtype: torch.dtype | None = None,
-) -> tuple[list[Tensor], list[Tensor]]:
-    """What several layers keep, and masks of the edges that their gradients reach, if these were ranked."""
+) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
+    """What several layers keep, masks of the edges that their gradients reach, if these were ranked, and thresholds.
+
+    Thresholds are those of all layers in one tensor, or None if they are not learned.
+    """
     if kept.mask is not None:
-        return batched.masked_of(weights, ks, [getattr(e, kept.mask) for e in edges], dtype), []
+        return batched.masked_of(weights, ks, [getattr(e, kept.mask) for e in edges], dtype), [], None
+    if kept.learned is not None:
+        return batched.shrunk_of(weights, ks, within, kept.power, dtype)
     more: Sequence[int] = ()
     if kept.more is not None:
         more = more_edges([e.possible for e in edges], kept.more, shared)
     options: dict[str, Any] = {"power": kept.power, "masked": kept.masked, "dtype": dtype}
-    return batched.kept_of(weights, ks, within, more=more, shared=shared, factors=factors_of(edges, shared), **options)
+    factors = factors_of(edges, shared)
+    return *batched.kept_of(weights, ks, within, more=more, shared=shared, factors=factors, **options), None
 
 
 def factors_of(edges: Sequence[Any], shared: bool) -> Sequence[Tensor]:

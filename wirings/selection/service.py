@@ -45,6 +45,9 @@ from wirings.selection.shared import SelectedWeight, SharedRanking, original_of,
 from wirings.utils.layers import parametrizations_of
 from wirings.utils.transforms import is_plain
 
+_Part = tuple[Tensor, Tensor | None, Tensor | None]
+"""The weights of the forward pass of one layer, the mask that its gradient depends on, and the learned threshold."""
+
 
 class SelectableEdges(Protocol):
     """What a selection needs to know about the edges of one weight."""
@@ -80,7 +83,7 @@ class Selection:
         self._ranking = SharedRanking()
         # A compiler may run the hook outside of the graph it makes of the model, so what is chosen passes through an
         # attribute. Once a pass has not used a layer's part, nothing is passed on anymore: it would be out of date.
-        self._traced: list[tuple[Tensor, Tensor | None] | None] = []
+        self._traced: list[_Part | None] = []
         self._left_over = False
 
     # ---- members and lifetime ---------------------------------------------------------------------------------
@@ -135,14 +138,14 @@ class Selection:
         return functional.choose(weight, edges.k, edges.within())
 
     def choose_all(self) -> list[Tensor]:
-        """The masks of `choose` of all layers: on a GPU in a few kernels for all of them."""
+        """The masks of the edges that all layers keep: on a GPU in a few kernels for all of them."""
         edges, weights = [layer.edges for layer in self.layers], [layer.weight.detach() for layer in self.layers]
         at_once = weights[0].device.type in passes.DEVICES and all(_alike(weight, weights[0]) for weight in weights)
         if not at_once or sharded.is_sharded(weights[0]):
-            return [self.choose(e, w) for e, w in zip(edges, weights, strict=True)]
-        ks, within = [e.k for e in edges], [e.within() for e in edges]
-        factors = passes.factors_of(edges, self.shared)
-        return batched.kept_of(weights, ks, within, power=None, shared=self.shared, masked=True, factors=factors)[1]
+            return [self._choose_kept(e, w, self.kept) for e, w in zip(edges, weights, strict=True)]
+        ks, within, together = self._numbers(edges), [e.within() for e in edges], self._together(self.kept)
+        factors = passes.factors_of(edges, together)
+        return batched.kept_of(weights, ks, within, power=None, shared=together, masked=True, factors=factors)[1]
 
     def choose_more(self, edges: SelectableEdges, weight: Tensor, density: float) -> Tensor:
         """The mask of the strongest edges up to a larger ``density``, or of the budget's number if that is more."""
@@ -195,25 +198,48 @@ class Selection:
         """
         compiling = torch.compiler.is_compiling()
         part = self._take_traced(edges, weight) if compiling and kept is self.kept else None
-        used, mask = self._alone(edges, weight, kept) if part is None else part
-        return pass_through(weight, used, kept.gradient(edges, mask))
+        used, mask, threshold = self._alone(edges, weight, kept) if part is None else part
+        if threshold is None:
+            return pass_through(weight, used, kept.gradient(edges, mask))
+        assert mask is not None
+        learned, (pull,) = kept.learning([edges])
+        change = (pull.clone() * learned).sum()  # the rule may change it before the backward pass
+        return functional.pass_shrunk(weight, used, mask, threshold, change)
 
-    def _alone(self, edges: SelectableEdges, weight: Tensor, kept: KeptEdges) -> tuple[Tensor, Tensor | None]:
-        """The weights of the forward pass of one layer and the mask that its gradient depends on, if it does."""
+    def _alone(self, edges: SelectableEdges, weight: Tensor, kept: KeptEdges) -> _Part:
+        """The weights of the forward pass of one layer, and what its gradient depends on: a mask, a threshold."""
         weight, hard = weight.detach(), kept.power == math.inf
         if kept.mask is not None:
-            return torch.where(getattr(edges, kept.mask), weight, 0.0), None
+            return torch.where(getattr(edges, kept.mask), weight, 0.0), None, None
         by_itself = not kept.masked and not self.shared and not sharded.is_sharded(weight)
         if by_itself and (hard or is_plain(weight)):
-            return batched.kept_edges(weight, edges.k, edges.within(), kept.power), None
-        real = self.choose(edges, weight)
+            return batched.kept_edges(weight, edges.k, edges.within(), kept.power), None, None
+        real = self._choose_kept(edges, weight, kept)
+        if kept.learned is not None:
+            threshold = functional.next_magnitude(weight, real, edges.within())
+            return functional.shrunk_edges(weight, real, threshold, kept.power), real, threshold
         if hard:
             used = torch.where(real, weight, 0.0)
         else:
             used = functional.shrunk_edges(weight, real, self.next_magnitude(edges, weight, real), kept.power)
         if kept.more is not None:
-            return used, self.choose_more(edges, weight, kept.more)
-        return used, real if kept.masked else None
+            return used, self.choose_more(edges, weight, kept.more), None
+        return used, real if kept.masked else None, None
+
+    def _together(self, kept: KeptEdges | None) -> bool:
+        """Whether all layers are ranked together for what they keep."""
+        return self.shared if kept is None else kept.together(self.shared)
+
+    def _numbers(self, edges: Sequence[Any]) -> list[Tensor]:
+        """How many edges each of several layers keeps; all of them together if they are ranked together."""
+        number = "k" if self.kept is None else self.kept.number(self.shared)
+        return [getattr(one, number) for one in edges]
+
+    def _choose_kept(self, edges: SelectableEdges, weight: Tensor, kept: KeptEdges | None) -> Tensor:
+        """The mask of the edges that a layer keeps, by a number of its own if it has one."""
+        if kept is None or kept.together(self.shared) is self.shared:
+            return self.choose(edges, weight)
+        return functional.choose(weight, getattr(edges, kept.number(self.shared)), edges.within())
 
     def choose_by(
         self,
@@ -269,7 +295,7 @@ class Selection:
 
     # ---- all layers at once, under a compiler -----------------------------------------------------------------
 
-    def _take_traced(self, edges: SelectableEdges, weight: Tensor) -> tuple[Tensor, Tensor | None] | None:
+    def _take_traced(self, edges: SelectableEdges, weight: Tensor) -> _Part | None:
         """A layer's part of what was made for all layers; None if it has to choose by itself."""
         place = edges.place
         if place >= len(self._traced):
@@ -280,7 +306,7 @@ class Selection:
         part, self._traced[place] = self._traced[place], None
         return part
 
-    def _keep_all_traced(self) -> list[tuple[Tensor, Tensor | None] | None]:
+    def _keep_all_traced(self) -> list[_Part | None]:
         """What `keep` takes, for all layers; None for each if making them at once is impossible or does not pay."""
         weights = [original_of(layer) for layer in self.layers]
         ranks = self.kept is not None and self.kept.mask is None and not self._left_over
@@ -288,9 +314,10 @@ class Selection:
         if not pays or not all(_alike(weight, weights[0]) for weight in weights):
             return [None] * len(weights)
         edges = [layer.edges for layer in self.layers]
-        ks, within = [e.k for e in edges], [e.within() for e in edges]
-        made, masks = passes.kept_of(self.kept, self.shared, edges, weights, ks, within)  # type: ignore[arg-type]
-        return [(used, masks[i] if masks else None) for i, used in enumerate(made)]
+        ks, within, together = self._numbers(edges), [e.within() for e in edges], self._together(self.kept)
+        made, masks, thresholds = passes.kept_of(self.kept, together, edges, weights, ks, within)  # type: ignore[arg-type]
+        each = [None] * len(made) if thresholds is None else thresholds.unbind()
+        return [(used, masks[i] if masks else None, each[i]) for i, used in enumerate(made)]
 
 
 def _at_least(edges: SelectableEdges, density: float) -> Tensor:

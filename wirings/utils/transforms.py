@@ -15,6 +15,7 @@ def is_plain(tensor: Tensor) -> bool:
     return (
         type(tensor) in _PLAIN
         and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()  # even if it follows other tensors than this one
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         and not torch._C._len_torch_dispatch_stack()
         and (not torch._C._len_torch_function_stack() or _only_default_device())
