@@ -23,7 +23,8 @@ _BITS = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32:
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _SMALL = 16384  # the most edges that a single program handles
 _GUESS_FROM = 2**19  # from this many edges on, a guess saves more than its two launches cost
-_SAMPLE = 4096
+_SAMPLE = 1024
+GUESSED_BITS = 16  # leading bits of the keys that enclose the guessed range
 _BLOCK = 2048  # edges that a program loads at a time
 _PROGRAMS = tl.constexpr(1024)  # upper limit: the writing pass sums over all of them at once
 
@@ -74,19 +75,18 @@ def _select(weight: Tensor, k: Tensor, allowed: Tensor | None, out: Tensor) -> T
             return out
         guess = n >= _GUESS_FROM
         # Programs that count only the few gathered keys of their run get longer ones: every program costs atomics.
-        run = max(4 if guess else 1, triton.cdiv(n, _PROGRAMS.value * _BLOCK)) * _BLOCK
+        run = max(2 if guess else 1, triton.cdiv(n, _PROGRAMS.value * _BLOCK)) * _BLOCK
         grid = triton.cdiv(n, run)
         # By program: how many keys were gathered, then how many edges it holds of each key the last pass counts.
         both = (torch.empty if guess else torch.zeros)(2048 + 129 * grid, dtype=torch.int32, device=weight.device)
         board, tally = both[:2048], both[2048:]
         near = result if result.dtype == bits else torch.empty(n if guess else 0, dtype=bits, device=weight.device)
         if guess:
-            launch(_guess, 1, 16, *edges, k, board, shifts[0], _SAMPLE)
+            launch(_guess, 1, 4, *edges, k, board, shifts[0] + 8, min(GUESSED_BITS, shifts[0] + 8), _SAMPLE)
             launch(_gather, grid, 4, *edges, near, tally, board, run, _BLOCK, 128)
-        # Among gathered keys, one warp is enough for a program; and a large block would be mostly empty.
-        block, warps = (_BLOCK // 4, 1) if guess else (_BLOCK, 4)
+        block = _BLOCK // 4 if guess else _BLOCK  # among gathered keys, a large block would be mostly empty
         for turn, shift in enumerate(shifts):
-            launch(_count, grid, warps, *edges, k, near, tally, board, run, guess, turn, shift, block)
+            launch(_count, grid, 4, *edges, k, near, tally, board, run, guess, turn, shift, block)
         launch(_write, grid, 4, *edges, tally, board, run, result, len(shifts), _BLOCK)
     return out
 
@@ -122,43 +122,31 @@ def _select_small(weight, allowed, n, channels, SPACE: tl.constexpr, k, out, WID
 
 
 @triton.jit
-def digit_at(key, begins, rank, SHIFT: tl.constexpr, BINS: tl.constexpr):
-    """The digit of the key of a rank, counted from the largest, and that key's rank among those with the same digit.
-
-    Only the keys that ``begins`` marks count. If there are fewer than ``rank``, the digit is 0; if the rank is not
-    positive, it is the highest one.
-    """
-    digits = tl.arange(0, BINS)
-    count = tl.histogram((key >> SHIFT) & (BINS - 1), BINS, mask=begins)
-    digit = tl.maximum(tl.sum((tl.cumsum(count, reverse=True) >= rank).to(tl.int32)) - 1, 0)
-    return digit, rank - tl.sum(tl.where(digits > digit, count, 0))
-
-
-@triton.jit
-def guessed_range(key, rank, SHIFT: tl.constexpr, SAMPLE: tl.constexpr):
+def guessed_range(key, rank, WIDTH: tl.constexpr, BITS: tl.constexpr, SAMPLE: tl.constexpr):
     """Guess from a sample of keys a range that encloses the cutoff, the key of a ``rank`` in the sample, very likely.
 
-    The ends are found to 16 bits, or to all of a half-precision number's: digit by digit, from the top.
+    The ends are found bit by bit, up to ``BITS`` of the keys' ``WIDTH`` bits.
     """
-    LAST: tl.constexpr = SHIFT - 8 if SHIFT > 7 else 0
-    BINS: tl.constexpr = 1 << (SHIFT - LAST)
     slack = 5 * tl.sqrt(tl.maximum(rank * (1 - rank / SAMPLE), 0.0)) + 5  # five standard deviations, and 5
-    low, low_rank = digit_at(key, key >= 0, rank + slack, SHIFT, 256)
-    high, high_rank = digit_at(key, key >= 0, rank - slack, SHIFT, 256)
-    next_low, _low_rank = digit_at(key, (key >> SHIFT) == low, low_rank, LAST, BINS)
-    next_high, _high_rank = digit_at(key, (key >> SHIFT) == high, high_rank, LAST, BINS)
-    return (low * BINS + next_low) << LAST, ((high * BINS + next_high) << LAST) | ((1 << LAST) - 1)
+    low, high = 0, 0
+    for bit in range(BITS):
+        try_low, try_high = low | (1 << (WIDTH - 1 - bit)), high | (1 << (WIDTH - 1 - bit))
+        both = tl.sum((key >= try_low).to(tl.int32) + ((key >= try_high).to(tl.int32) << 16))  # two sums in one
+        low = tl.where((both & 0xFFFF) >= rank + slack, try_low, low)
+        high = tl.where((both >> 16) >= rank - slack, try_high, high)
+    return low, high | ((1 << (WIDTH - BITS)) - 1)
 
 
 @triton.jit
-def _guess(weight, allowed, n, channels, SPACE: tl.constexpr, k, board, SHIFT: tl.constexpr, SAMPLE: tl.constexpr):
+def _guess(weight, allowed, n, channels, SPACE: tl.constexpr, k, board, WIDTH: tl.constexpr, BITS: tl.constexpr,
+           SAMPLE: tl.constexpr):  # fmt: skip
     """Clear the counts, and guess a range of keys from a sample: one edge out of each of many equal stretches."""
     slot = tl.arange(0, 2048)
     tl.store(board + slot, 0, mask=slot < _LOW)
     i, stretch = tl.arange(0, SAMPLE), n // SAMPLE
     jitter = ((i.to(tl.uint32) * 2654435761) >> 5) % stretch.to(tl.uint32)  # avoids sampling a single column
     _, _, key = _look(weight, allowed, n, channels, SPACE, i * stretch + jitter.to(tl.int32))
-    low, high = guessed_range(key, tl.load(k).to(tl.float32) / n * SAMPLE, SHIFT, SAMPLE)
+    low, high = guessed_range(key, tl.load(k).to(tl.float32) / n * SAMPLE, WIDTH, BITS, SAMPLE)
     tl.store(board + _LOW, low)
     tl.store(board + _LOW + 1, high)
 
@@ -203,17 +191,24 @@ def _count(weight, allowed, n, channels, SPACE: tl.constexpr, k, near, tally, bo
     DIGIT: tl.constexpr = 8 if SHIFT > 0 else 7
     program, start = tl.program_id(0), tl.program_id(0) * run
     stop = tl.minimum(start + run, n)
-    prefix, rank, guessed = 0, tl.load(k).to(tl.int32), False
+    prefix, rank, guessed, low, high = 0, tl.load(k).to(tl.int32), False, 0, -1
     if GUESS:  # it was right if the cutoff is among the gathered keys
         above = tl.load(board + _ABOVE)
         guessed = (above < tl.maximum(rank, 1)) & (rank <= above + tl.load(board + _NEAR))
         rank = tl.where(guessed, rank - above, rank)
         stop = tl.where(guessed, start + tl.load(tally + program), stop)
+        low, high = tl.load(board + _LOW), tl.load(board + _LOW + 1)
     if TURN > 0:
-        prefix, rank = _narrow(board, TURN - 1, 256)
+        # If all gathered keys begin alike, the passes over these digits were skipped.
+        if guessed & ((low >> (SHIFT + DIGIT)) == (high >> (SHIFT + DIGIT))):
+            prefix = low >> (SHIFT + DIGIT)
+        else:
+            prefix, rank = _narrow(board, TURN - 1, 256)
     if program == 0:  # for the next pass; no program reads it in this one
         tl.store(board + _STATE + 2 * TURN, prefix)
         tl.store(board + _STATE + 2 * TURN + 1, rank)
+    if SHIFT > 0:
+        stop = tl.where(guessed & ((low >> SHIFT) == (high >> SHIFT)), start, stop)
     digits, counts = tl.arange(0, 1 << DIGIT), tl.zeros([1 << DIGIT], tl.int32)
     for base in range(start, stop, BLOCK):
         at = base + tl.arange(0, BLOCK)

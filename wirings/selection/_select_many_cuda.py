@@ -29,7 +29,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from wirings.selection._select_cuda import _BITS, _BLOCK, _RECENT, guessed_range
+from wirings.selection._select_cuda import _BITS, _BLOCK, _RECENT, GUESSED_BITS, guessed_range
 from wirings.selection.batched import ALIGNED, begins_of, is_dense
 from wirings.utils.triton_launch import KernelLauncher, on_device_of
 
@@ -154,7 +154,7 @@ def _kept_of(
     bits, programs, targets = _BITS[first.dtype], len(table.programs), len(table.targets)
     each = 2 if more else 1
     shifts = (23, 15, 7, 0) if bits == torch.int32 else (7, 0)
-    turns = len(shifts)
+    turns, width = len(shifts), shifts[0] + 8
     out = torch.empty(0 if power is None else table.length, dtype=dtype, device=first.device)
     mask = torch.empty(table.length if masked else 0, dtype=torch.bool, device=first.device)
     board = torch.empty(
@@ -168,7 +168,8 @@ def _kept_of(
     )
     with on_device_of(first):
         common = (table.programs, table.targets, board, first.detach(), programs, targets, each, turns, _COLUMNS)
-        launch(_guess, targets, 16, *common, table.samples, _GUESS_FROM, shifts[0], _SAMPLE)
+        guess = (table.samples, _GUESS_FROM, width, min(GUESSED_BITS, width), _SAMPLE)
+        launch(_guess, targets, 16, *common, *guess)
         launch(_gather, programs, 4, *common, near, smaller, _BLOCK, 128)
         for turn, shift in enumerate(shifts):
             launch(_count, programs * each, 4, *common, near, smaller, turn, shift, shrinks, _BLOCK // 2)
@@ -400,7 +401,7 @@ def _packed_at(row, start, stop, TARGET: tl.constexpr, EACH: tl.constexpr, SMALL
 
 @triton.jit
 def _guess(table, targets_table, board, kind, programs, targets, EACH: tl.constexpr, TURNS: tl.constexpr,
-           COLUMNS: tl.constexpr, samples, GUESS_FROM: tl.constexpr, SHIFT: tl.constexpr,
+           COLUMNS: tl.constexpr, samples, GUESS_FROM: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr,
            SAMPLE: tl.constexpr):  # fmt: skip
     """Clear a target's part of the board, and guess a range of keys from a sample of its segment."""
     target = tl.program_id(0)
@@ -421,7 +422,7 @@ def _guess(table, targets_table, board, kind, programs, targets, EACH: tl.conste
         real = tl.load(allowed.to(tl.pointer_type(tl.uint8)) + place, mask=allowed != 0, other=1) != 0
         key = tl.where(real, key, -1)
         rank = _rank_of(targets_table, target).to(tl.float32) / n.to(tl.float32) * SAMPLE
-        low, high = guessed_range(key, rank, SHIFT, SAMPLE)
+        low, high = guessed_range(key, rank, WIDTH, BITS, SAMPLE)
     tl.store(state + _LOW, low)
     tl.store(state + _HIGH, high)
 
@@ -641,10 +642,21 @@ def _shrunk(value, threshold, POWER: tl.constexpr):
 
 
 @triton.jit
+def _only(real, value):
+    """Weights where there are real edges, zeros elsewhere.
+
+    By their bits: where half-precision numbers were replaced as numbers, NaN that was not real stayed in full blocks.
+    """
+    INTEGER: tl.constexpr = tl.int32 if value.dtype.primitive_bitwidth == 32 else tl.int16
+    return tl.where(real, value.to(INTEGER, bitcast=True), 0).to(INTEGER).to(value.dtype, bitcast=True)
+
+
+@triton.jit
 def _kept(value, real, threshold, out, POWER: tl.constexpr):
+    value = _only(real, value)
     if POWER > 0.0:
         value = _shrunk(value, threshold, POWER)
-    return tl.where(real, value.to(out.dtype.element_ty), 0.0)
+    return value.to(out.dtype.element_ty)
 
 
 @triton.jit
@@ -745,11 +757,11 @@ def _write_allowed(table, kind, out, COLUMNS: tl.constexpr, BLOCK: tl.constexpr)
     for base in range(start, whole, BLOCK):
         at = base + tl.arange(0, BLOCK)
         value, key = _look_at_all(weight, allowed, at)
-        tl.store(out + at, tl.where(key >= 0, value, 0.0).to(out.dtype.element_ty))
+        tl.store(out + at, _only(key >= 0, value).to(out.dtype.element_ty))
     if whole < stop:
         at = whole + tl.arange(0, BLOCK)
         value, key = _look(weight, allowed, at, at < stop)
-        tl.store(out + at, tl.where(key >= 0, value, 0.0).to(out.dtype.element_ty), mask=at < stop)
+        tl.store(out + at, _only(key >= 0, value).to(out.dtype.element_ty), mask=at < stop)
 
 
 @triton.jit
@@ -764,7 +776,7 @@ def _write_masked(runs, where, kind, out, BLOCK: tl.constexpr):
     for base in range(start, stop, BLOCK):
         at = base + tl.arange(0, BLOCK)
         value, key = _look(tensor, mask, at, at < stop)
-        tl.store(out + at, tl.where(key >= 0, value, 0.0).to(out.dtype.element_ty), mask=at < stop)
+        tl.store(out + at, _only(key >= 0, value).to(out.dtype.element_ty), mask=at < stop)
 
 
 @triton.jit
