@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.engine.random_programs import RandomProgram
 from wirings import engine
@@ -202,3 +202,16 @@ def test_non_contiguous_inputs() -> None:
     torch.testing.assert_close(
         engine.compile(program, engine="sparse")(images), program.run(images)[0], rtol=1e-5, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_norms_of_maps_that_hardly_vary_keep_their_mean(groups: int) -> None:
+    """Rounding the mean shifts all numbers of a map alike, so that the error stays when they are averaged."""
+    torch.manual_seed(0)
+    norm = (nn.InstanceNorm2d(4, affine=True) if groups == 4 else nn.GroupNorm(groups, 4)).eval()
+    x = 50 + torch.randn(3, 4, 27, 36)
+    made = engine.compile(norm, x, engine="sparse", threads=1)
+    assert made.compiled
+    with torch.no_grad():
+        exact = norm.double()(x.double()).mean((2, 3))
+    assert float((made(x).double().mean((2, 3)) - exact).abs().max()) < 5e-7

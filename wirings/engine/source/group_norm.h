@@ -1,6 +1,7 @@
 // Group norms: one task for each group of channels.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
 #include "kernel_step.h"
@@ -22,7 +23,7 @@ static void run_group_norm(const GroupNormStep &step, float *memory, float *, in
     const int first = step.starts[task], last = step.starts[task + 1];
     const float pixels = static_cast<float>(step.height) * static_cast<float>(step.width);
     const float numbers = pixels * static_cast<float>(step.features);
-    float sum = 0, squares = 0;
+    float sum = 0, off = 0, squares = 0;
     for (int c = first; c < last; c++) {
         float own = 0;  // map by map, since small numbers are lost in long sums
         for (int y = 0; y < height; y++) own += sum_of(memory + at(step.in[c], y, step.pitch), width);
@@ -30,23 +31,28 @@ static void run_group_norm(const GroupNormStep &step, float *memory, float *, in
     }
     const float mean = sum / numbers;
     for (int c = first; c < last; c++) {
-        float own = 0;
+        float own_off = 0, own = 0;
         for (int y = 0; y < height; y++)
-            own += sum_of(memory + at(step.in[c], y, step.pitch), width,
-                          [&](V v) { return (v - all(mean)) * (v - all(mean)); });
+            add_moments(memory + at(step.in[c], y, step.pitch), width, mean, own_off, own);
+        off += own_off;
         squares += own;
     }
-    squares += pixels * static_cast<float>(step.features - (last - first)) * mean * mean;
-    const float factor = 1.0f / std::sqrt(squares / numbers + step.epsilon);
+    const float missing = pixels * static_cast<float>(step.features - (last - first));
+    off -= missing * mean;
+    squares += missing * mean * mean;
+    // What the first sum and rounding have lost of the mean: it would shift all numbers of the group alike.
+    const float correction = off / numbers;
+    const float factor = 1.0f / std::sqrt(std::max(squares / numbers - correction * correction, 0.0f) + step.epsilon);
     for (int c = first; c < last; c++) {
+        // The mean is subtracted first: within one shift, digits of channels that hardly vary would be lost.
         const float times = step.scale[c] * factor;
-        const V scale = all(times), shift = all(step.shift[c] - mean * times);
+        const V middle = all(mean), scale = all(times), shift = all(step.shift[c] - correction * times);
         for (int y = 0; y < height; y++) {
             const float *row = memory + at(step.in[c], y, step.pitch);
             float *out = memory + at(step.out[c], y, step.out_pitch);
             for (int64_t x = 0; x < width; x += LANES) {
                 const int n = static_cast<int>(width - x < LANES ? width - x : LANES);
-                store_part(out + x, load(row + x) * scale + shift, n);
+                store_part(out + x, (load(row + x) - middle) * scale + shift, n);
             }
         }
     }

@@ -1,6 +1,7 @@
 // Norms: over the pixels of each channel, and over the channels of each pixel.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
 #include "kernel_step.h"
@@ -22,20 +23,23 @@ static void run_instance_norm(const InstanceNormStep &step, float *memory, float
     const int64_t width = flat ? int64_t{step.height} * step.width : step.width;
     const float pixels = static_cast<float>(step.height) * static_cast<float>(step.width);
     for (int c = step.chunks[task]; c < step.chunks[task + 1]; c++) {
-        float sum = 0, squares = 0;
+        float sum = 0, off = 0, squares = 0;
         for (int y = 0; y < height; y++) sum += sum_of(memory + at(step.in[c], y, step.pitch), width);
         const float mean = sum / pixels;
         for (int y = 0; y < height; y++)
-            squares += sum_of(memory + at(step.in[c], y, step.pitch), width,
-                              [&](V v) { return (v - all(mean)) * (v - all(mean)); });
-        const float times = step.scale[c] / std::sqrt(squares / pixels + step.epsilon);
-        const V factor = all(times), plus = all(step.shift[c] - mean * times);
+            add_moments(memory + at(step.in[c], y, step.pitch), width, mean, off, squares);
+        // What the first sum and rounding have lost of the mean: it would shift all numbers of the map alike.
+        const float correction = off / pixels;
+        const float variance = std::max(squares / pixels - correction * correction, 0.0f);
+        const float times = step.scale[c] / std::sqrt(variance + step.epsilon);
+        // The mean is subtracted first: within one shift, digits of channels that hardly vary would be lost.
+        const V middle = all(mean), factor = all(times), plus = all(step.shift[c] - correction * times);
         for (int y = 0; y < height; y++) {
             const float *row = memory + at(step.in[c], y, step.pitch);
             float *out = memory + at(step.out[c], y, step.out_pitch);
             for (int64_t x = 0; x < width; x += LANES) {
                 const int n = static_cast<int>(width - x < LANES ? width - x : LANES);
-                store_part(out + x, load(row + x) * factor + plus, n);
+                store_part(out + x, (load(row + x) - middle) * factor + plus, n);
             }
         }
     }
