@@ -1,6 +1,8 @@
 """Setup of all tests: one thread per process, since tests run in parallel, and a fixed seed."""
 
 import os
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 # OpenMP reads this when PyTorch is imported. More threads than cores would make parallel test workers wait.
@@ -19,6 +21,14 @@ settings.load_profile("wirings")
 @pytest.fixture(autouse=True)
 def _fixed_seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _same_path() -> Iterator[None]:
+    """Scripts that a test runs may change where Python finds modules; later tests start processes that need them."""
+    before = list(sys.path)
+    yield
+    sys.path[:] = before
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -16,6 +16,7 @@ from wirings.compaction.operations import (
     Linear,
     Multiply,
     Operation,
+    Pad,
     ScatterChannels,
     SelectChannels,
     TorchOperator,
@@ -429,3 +430,26 @@ def test_report_is_a_table() -> None:
         assert word in text
     assert small.report is not None
     assert small.report.before.mult_adds == 25 * (8 + 144 + 12 + 14)
+
+
+def test_operator_of_several_results_before_a_constant() -> None:
+    """Nothing reads the largest pixels, of which PyTorch also returns the places: such results have no channels."""
+    model = nn.Sequential(
+        nn.MaxPool2d(2),
+        nn.AdaptiveMaxPool2d(4),
+        nn.Conv2d(1, 2, 1),
+        nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"),
+    )
+    nn.init.zeros_(model[2].weight)
+    small = compared(model.eval(), 1, 16, 16)
+    assert "Pooling" not in kinds(small)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
+@pytest.mark.parametrize("dilation", [1, 3, 2**33 + 1])
+def test_even_kernels_of_padding_same(dilation: int) -> None:
+    """Only the zero that one side has more is a step of its own, however far the kernel reaches."""
+    model = nn.Conv2d(2, 3, (2, 4), padding="same", dilation=(dilation, 3))
+    small = compared(model, 2, 5, 6)
+    assert only(small, Pad).after == (1, 1)
+    assert only(small, Conv).padding == (dilation // 2, 4)

@@ -168,8 +168,8 @@ def test_built_kernels_are_found_without_a_compiler(folder: Path, monkeypatch: p
 
 
 def check_kernels() -> None:
+    from tests.engine.all_in_int8 import all_layers, loss
     from tests.engine.random_programs import RandomProgram
-    from tests.engine.test_int8 import all_layers, loss
     from tests.engine.test_kernels import differences, nodes
     from wirings.engine.engine_model import EngineModel
 

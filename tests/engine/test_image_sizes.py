@@ -17,8 +17,10 @@ from wirings import WiringError, engine
 from wirings.compaction.operations import Conv
 from wirings.compaction.program import Program
 from wirings.engine import bounds
+from wirings.engine.engine_model import EngineModel
 from wirings.engine.memory_layout import MapMemory
 from wirings.engine.pack_weights import grouped
+from wirings.engine.quantization import Quantization
 from wirings.engine.step import LoweredStep, StepContext
 
 needs_kernels = pytest.mark.skipif(not engine.available(), reason="there is no C++ compiler")
@@ -89,6 +91,28 @@ def test_kernels_of_any_size(
     program = Program({"x": (2, *size)}, operations, (operations[-1].output,))
     images = torch.randn(2, 2, *size, generator=generator)
     assert max(differences(program, images, engine=way, threads=threads)) < 1e-5
+
+
+@needs_kernels
+@pytest.mark.parametrize("way", ["sparse", "dense"])
+@pytest.mark.parametrize("stride", [(1, 1), (3, 2)])
+@pytest.mark.parametrize("far", [(29, 31), (30, 5), (40_000, 2**33)])
+def test_weights_that_meet_no_pixel(far: tuple[int, int], stride: tuple[int, int], way: str) -> None:
+    """Kernels that reach further than the maps need no more zeros around these than the maps have pixels."""
+    weight = torch.randn(4, 3, 3, 3)
+    program = Program({"x": (3, 30, 32)}, [Conv("y", ("x",), weight, torch.randn(4), stride, far, far)], ("y",))
+    made = engine.compile(program, engine=way, threads=2)
+    images = torch.randn(2, 3, 30, 32)
+    torch.testing.assert_close(made(images), program.run(images)[0], rtol=1e-4, atol=1e-4)
+    (plan,) = [segment.plan for segment in made._segments]
+    assert plan is not None
+    assert plan.bytes < 2**20
+    quantization = Quantization(frozenset({"y"}), {"x": (np.full(3, -4.0, np.float32), np.full(3, 4.0, np.float32))})
+    rounded = EngineModel(program, way, 2, quantization=quantization)
+    assert float((rounded(images) - program.run(images)[0]).abs().max()) < 0.3
+    (plan,) = [segment.plan for segment in rounded._segments]
+    assert plan is not None
+    assert plan.bytes < 2**20
 
 
 @needs_kernels

@@ -5,42 +5,23 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
+from tests.engine.all_in_int8 import all_layers, loss
 from tests.engine.random_programs import RandomProgram
 from tests.engine.test_kernels import nodes
 from wirings import engine
 from wirings.compaction.operations import Conv, Linear
 from wirings.compaction.program import Program
 from wirings.engine.engine_model import EngineModel
-from wirings.engine.int8_weights import widened
-from wirings.engine.quantization import Quantization, is_pointwise
+from wirings.engine.quantization import Quantization
 
 pytestmark = pytest.mark.skipif(not engine.available(), reason="there is no C++ compiler")
 
 INT8 = {"int8_sums", "int8_linear"}
 
 
-def all_layers(program: Program, images: Tensor, static: bool) -> Quantization:
-    """Every layer that int8 can compute, whatever it loses."""
-    values = program.values(images)
-    layers = [o for o in program.operations if isinstance(o, (Conv, Linear)) and o.weight.abs().sum() > 0]
-    layers = [o for o in layers if not (isinstance(o, Conv) and o.depthwise)]
-    ranges = {}
-    for o in layers:
-        if isinstance(o, Conv) and (static or not is_pointwise(o)):
-            x = values[o.inputs[0]].transpose(0, 1).flatten(1)
-            ranges[o.inputs[0]] = widened(x.amin(1).numpy(), x.amax(1).numpy())
-    return Quantization(frozenset(o.output for o in layers), ranges)
-
-
 def kinds(fast: EngineModel) -> set[str]:
     return {step.kind for plan in fast._plans() for step in plan.steps}
-
-
-def loss(found: Tensor, expected: Tensor) -> float:
-    size = float(expected.square().mean().sqrt())
-    return float((found - expected).square().mean().sqrt()) / max(size, 1e-3)
 
 
 def integers(generator: np.random.Generator, *shape: int) -> np.ndarray:
@@ -146,7 +127,7 @@ def test_random_programs(
 ) -> None:
     program = RandomProgram(seed, (channels, *size)).program(steps)
     images = torch.randn(3, channels, *size, generator=torch.Generator().manual_seed(seed))
-    quantization = all_layers(program, images, static)
+    quantization = all_layers(program, images, static=static)
     fast = EngineModel(program, way, threads, quantization=quantization)
     for given_ in (images, images[:1]):
         found = fast(given_)
@@ -178,7 +159,7 @@ def test_random_nodes(
 ) -> None:
     program = nodes(seed, size, widths, stride, density)
     images = torch.randn(threads + 1, 3, *size, generator=torch.Generator().manual_seed(seed))
-    quantization = all_layers(program, images, static)
+    quantization = all_layers(program, images, static=static)
     fast = EngineModel(program, way, threads, quantization=quantization)
     for given_ in (images, images[:1]):
         (expected,) = quantization.reference(program).run(given_)

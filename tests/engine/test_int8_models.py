@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.engine import exported
-from tests.engine.test_int8 import INT8, all_layers, kinds, loss
+from tests.engine.all_in_int8 import all_layers, loss
+from tests.engine.test_int8 import INT8, kinds
 from tests.engine.test_kernels import nodes
 from wirings import WiringError, engine, models
 from wirings.compaction.operations import Add, Conv, Linear
@@ -229,7 +230,9 @@ def test_rejects_damaged_files(kind: str, tmp_path: Path) -> None:
 def test_exported_networks_are_equal_bit_for_bit(kind: str, tmp_path: Path) -> None:
     if kind == "nodes":
         program = nodes(3, (33, 30), [12, 18, 10], 1, 0.3)
-        fast = EngineModel(program, "sparse", 2, quantization=all_layers(program, torch.randn(2, 3, 33, 30), True))
+        fast = EngineModel(
+            program, "sparse", 2, quantization=all_layers(program, torch.randn(2, 3, 33, 30), static=True)
+        )
     else:
         fast, _ = compiled(kind, "dense")
     assert kinds(fast) & INT8

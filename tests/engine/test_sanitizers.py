@@ -12,15 +12,25 @@ needs_sanitizers = pytest.mark.skipif(
     sys.platform != "linux" or sanitize.compiler() is None, reason="no g++ with libasan and libubsan"
 )
 
+CASES = 2000
+"""Random programs, half of them on tokens and a tenth in int8: half a minute of one core."""
+TESTS = ["tests/engine/test_int8.py", "tests/engine/test_generation.py", "-k", "not rejects and not faster"]
+"""What programs do not contain: all kernels of int8, and keys and values that are kept from token to token."""
+
 
 @needs_sanitizers
 @pytest.mark.slow
-def test_random_programs(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "tests.sanitize_programs", "60", "0", "inf"]
-    env = sanitize.environment(tmp_path / "cache")
-    done = subprocess.run(words, cwd=sanitize.ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "programs under sanitizers: 60 cases" in done.stdout
+def test_random_programs_and_generation(tmp_path: Path) -> None:
+    env = sanitize.environment(tmp_path / "cache")  # one for both, since compiling takes half a minute
+
+    def run(*words: str) -> str:
+        words = (sys.executable, "-m", *words)
+        done = subprocess.run(words, cwd=sanitize.ROOT, env=env, capture_output=True, text=True, timeout=900)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert f"programs under sanitizers: {CASES:,} cases" in run("tests.sanitize_programs", str(CASES), "0", "inf")
+    assert " passed" in run("pytest", "-q", "-p", "no:cacheprovider", *TESTS)
 
 
 @needs_sanitizers

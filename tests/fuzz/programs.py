@@ -9,14 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.engine.all_in_int8 import all_layers, loss
 from tests.engine.random_token_programs import random_program
 from tests.fuzz.files import DAMAGES
 from tests.fuzz.runner import MISTAKE, Fuzzer
 from wirings import WiringError, engine
 from wirings.compaction.program import Program
+from wirings.engine.engine_model import EngineModel
 
 CLOSE = 1e-5
 """The difference from PyTorch's outputs, as a share of the largest, that rounding explains."""
+ROUNDED = 0.02
+"""The difference in int8 from the same rounding in PyTorch: a number between two steps may be rounded either way."""
 EPSILON = 2**-23
 """How much rounding may change a number, as a share of it."""
 
@@ -78,12 +82,27 @@ def is_right(program: Program, inputs: list[Tensor], found: Any, expected: tuple
     return own < 10 * max(theirs, difference(rounded(exactly, wide), exact)) + CLOSE
 
 
+def in_int8(draw: random.Random, program: Program, inputs: list[Tensor]) -> str:
+    """Compile a program with all layers in int8, and compare its outputs with those of the same rounding in PyTorch."""
+    quantization = all_layers(program, *inputs, static=draw.random() < 0.5)
+    way, threads = draw.choice(("sparse", "dense")), draw.choice((1, 1, 1, 2, 3))
+    found = EngineModel(program, way, threads, quantization=quantization)(*inputs)
+    rounded, exact = quantization.reference(program).run(*inputs), program.run(*inputs)
+    for x, y, z in zip(found if isinstance(found, tuple) else (found,), rounded, exact, strict=True):
+        # Where two weights meet the same pixel, the engine rounds their sum, and the reference each of them.
+        if loss(x, y) > ROUNDED and loss(x, z) > ROUNDED + 3 * loss(y, z):
+            return f"{MISTAKE}: other outputs than the reference in int8, by {loss(x, y):.2g}"
+    return "right, in int8"
+
+
 def case(_: None, folder: Path, seed: int) -> str:
-    """Compile a random program; a tenth of them are saved and loaded, and half of these files damaged."""
+    """Compile a random program: a tenth in int8; a tenth is saved and loaded, and half of these files damaged."""
     draw = random.Random(seed)
     program = random_program(seed, draw.choice((8, 8, 20, 40)), draw.randint(1, 10))
     inputs = inputs_of(program, draw.choice((1, 1, 2, 3, 5)) if draw.random() > 0.02 else 0, seed)
     way = "auto" if draw.random() < 0.01 else draw.choice(("sparse", "dense"))
+    if seed % 10 == 9 and len(inputs[0]):
+        return in_int8(draw, program, inputs)
     made = engine.compile(program, engine=way, threads=draw.choice((1, 1, 1, 1, 1, 1, 1, 2, 3, 8)))
     if not made.compiled:
         return f"{MISTAKE}: the kernels are not used"

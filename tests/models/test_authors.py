@@ -315,5 +315,5 @@ def test_small_files_do_not_stand_for_large_tensors(tmp_path: Path) -> None:
     tensor = torch.zeros(1).expand(10**9, 1024)
     torch.save({"conv1.weight": torch.zeros(1), "linear.weight": tensor, "layers.0": torch.zeros(1)}, tmp_path / "a.pt")
     assert (tmp_path / "a.pt").stat().st_size < 10_000
-    with pytest.raises(WiringError, match=r"expected a state dict of dense tensors, got linear\.weight"):
+    with pytest.raises(WiringError, match=r"a\.pt: expected a state dict of dense tensors, got linear\.weight"):
         authors.load(tmp_path / "a.pt")

@@ -205,7 +205,7 @@ def test_mistakes(call: object, says: str) -> None:
         call(torch.randn(2, 3))  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("k", [1.5, 2.0, True, torch.tensor(1.5)])
+@pytest.mark.parametrize("k", [1.5, 2.0, True, torch.tensor(1.5), "3", None, [1], {}, 1j])
 def test_rejects_counts_that_are_not_integers(k: Any) -> None:
     with pytest.raises(wirings.WiringError, match="k must be an int or an integer scalar tensor, got"):
         choose(torch.randn(10), k)

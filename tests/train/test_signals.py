@@ -18,6 +18,7 @@ from test_resume import RECIPE, small, train
 
 from wirings.__main__ import main
 from wirings.train.run import checkpoint
+from wirings.utils import signals as stop_signals
 from wirings.utils.signals import REPEATED, StopSignals
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
@@ -64,6 +65,7 @@ def interrupt_twice() -> None:
 
 def as_torchrun_does() -> None:
     """A terminal interrupts all processes of a group, and torchrun passes on what it received."""
+    stop_signals.REPEATED = 60.0  # this process may have to wait for its turn between two signals
     interrupt()
     interrupt()
     terminate()

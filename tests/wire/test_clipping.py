@@ -77,11 +77,34 @@ def test_edges_of_every_wiring_count_by_their_own_rule(
     torch.testing.assert_close(handles[1].clip_grad_norm_(1e9), torch.cat(parts[4:]).norm())
 
 
-@pytest.mark.parametrize("order", [1.0, float("inf")])
+@pytest.mark.parametrize("order", [0.5, 1.0, 2.0, 3.0, float("inf")])
 def test_other_norms(order: float) -> None:
     model, wiring = with_gradients("dnw")
     expected = norm_over_used(model, wiring, order)
     torch.testing.assert_close(wiring.clip_grad_norm_(0.5, order), expected)
+
+
+@pytest.mark.parametrize("order", [1.0, 2.0, float("inf")])
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_only_edges_in_use_make_the_norm_infinite(value: float, order: float) -> None:
+    model, wiring = with_gradients("dnw")
+    layer = wiring.layers[0]
+    used = wiring.rule.used(layer.weight.detach(), layer.edges)
+    assert used is not None
+    assert layer.weight.grad is not None
+    layer.weight.grad[~used] = value
+    expected = norm_over_used(model, wiring, order)
+    assert expected.isfinite()
+    torch.testing.assert_close(wiring.clip_grad_norm_(1e9, order), expected)
+    layer.weight.grad[used] = value
+    expected = norm_over_used(model, wiring, order)
+    assert not expected.isfinite()
+    torch.testing.assert_close(wiring.clip_grad_norm_(1e9, order), expected, equal_nan=True)
+
+
+def test_model_without_gradients() -> None:
+    wiring = wirings.wire_(network(), "dnw", density=0.25)
+    assert wiring.clip_grad_norm_(1.0) == 0
 
 
 def test_a_shared_ranking_of_the_forward_pass_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,15 @@ from wirings.compaction.channel_constants import ChannelConstants
 from wirings.compaction.program import Program
 
 
-def needed_channels(program: Program, constants: dict[str, ChannelConstants | None]) -> dict[str, Tensor]:
-    """For every tensor with channels, which of them have to be computed: boolean vectors.
+def needed_channels(
+    program: Program, constants: dict[str, ChannelConstants | None]
+) -> tuple[dict[str, Tensor], set[str]]:
+    """For every tensor with channels, which of them have to be computed: boolean vectors; and all tensors in use.
 
     All others are dead: they do not reach an output, or no input reaches them, so that they are constant.
     """
-    return NeededChannels(program, constants).run()
+    found = NeededChannels(program, constants)
+    return found.run(), found.used
 
 
 class NeededChannels:
@@ -32,6 +35,8 @@ class NeededChannels:
         for operation in reversed(self.program.operations):
             needed = self.needed.get(operation.output)
             if needed is not None and not operation.opaque:
+                if needed.any():
+                    self.used.update(operation.inputs)
                 operation.mark_needed(self, needed)
             elif operation.output in self.used or (needed is not None and needed.any()):
                 self.used.update(operation.inputs)

@@ -32,16 +32,20 @@ def prune(program: Program) -> Program:
             "no path of edges leads from the input to the output, so every output is constant. The wiring is broken: "
             "its budget is too small, or a layer has no real edge. Give it more edges, or at least one per layer."
         )
-    return Pruner(program, constants, needed_channels(program, constants)).run()
+    return Pruner(program, constants, *needed_channels(program, constants)).run()
 
 
 class Pruner:
     """Writes the pruned program, operation by operation."""
 
     def __init__(
-        self, program: Program, constants: dict[str, ChannelConstants | None], needed: dict[str, Tensor]
+        self,
+        program: Program,
+        constants: dict[str, ChannelConstants | None],
+        needed: dict[str, Tensor],
+        used: set[str],
     ) -> None:
-        self.program, self.constants, self.needed = program, constants, needed
+        self.program, self.constants, self.needed, self.used = program, constants, needed, used
         self.builder = ProgramBuilder(names=list(program.inputs))
         self.names = {name: name for name in program.inputs}
         """The name of each tensor in the pruned program."""
@@ -52,7 +56,7 @@ class Pruner:
     def run(self) -> Program:
         for operation in self.program.operations:
             needed = self.needed.get(operation.output)
-            if not (self._used(operation.output) if needed is None else needed.any()):
+            if not (operation.output in self.used if needed is None else needed.any()):
                 continue
             if operation.opaque:
                 inputs = tuple(self.with_constants(name, None) for name in operation.inputs)
@@ -62,9 +66,6 @@ class Pruner:
                 operation.prune(self, needed)
         outputs = [self.with_constants(name, None) for name in self.program.outputs]
         return Program(dict(self.program.inputs), self.builder.operations, tuple(outputs), self.program.notes)
-
-    def _used(self, name: str) -> bool:
-        return any(name in o.inputs for o in self.program.operations) or name in self.program.outputs
 
     def constants_of(self, name: str) -> ChannelConstants:
         """The constants of a tensor that has channels."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
 import threading
 from collections.abc import Iterable, Sequence
 from ctypes import POINTER, c_double, c_int64, c_void_p
@@ -23,17 +22,10 @@ from wirings.engine.quantization import Quantization
 from wirings.engine.step import KernelSizes, LoweredStep, StepChoice, WorkDivision
 from wirings.engine.thread_pool import ThreadPool, reset_in_children, shared_pool
 from wirings.errors import WiringError
+from wirings.utils.memory import installed_memory
 
 MAX_FLOATS = 2**31 - 2**16
 """The most floats of maps, and words of the weights of one step, that the kernels can address."""
-
-
-def installed_memory() -> int:
-    """Bytes of this machine's memory. The system kills a process that uses more, instead of refusing the allocation."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # not available on every system
-        return 2**63
 
 
 class KernelMemory:

@@ -116,6 +116,7 @@ def _read(source: str | Path | Mapping[str, Any]) -> dict[str, Tensor]:
             ) from error
     else:
         found = source
+    where = f"{source}: " if isinstance(source, (str, Path)) else ""
     for _ in range(MAX_DEPTH):  # a dictionary may contain itself
         if not isinstance(found, Mapping):
             break
@@ -126,12 +127,12 @@ def _read(source: str | Path | Mapping[str, Any]) -> dict[str, Tensor]:
             break
         found = inner
     if not isinstance(found, Mapping) or not any(isinstance(x, Tensor) for x in found.values()):
-        raise WiringError(f"expected a state dict of names and tensors, got {type(found).__name__}.")
+        raise WiringError(f"{where}expected a state dict of names and tensors, got {type(found).__name__} without any.")
     for name, x in found.items():
         # A file can describe a tensor of any size as a view of a few bytes, or as a sparse one.
         if isinstance(x, Tensor) and (x.layout != torch.strided or x.nbytes > x.untyped_storage().nbytes()):
             raise WiringError(
-                f"expected a state dict of dense tensors, got {str(name)[:60]}, which is not stored in full."
+                f"{where}expected a state dict of dense tensors, got {str(name)[:60]}, which is not stored in full."
             )
     plain = {str(name).removeprefix("module."): x.detach().cpu() for name, x in found.items() if isinstance(x, Tensor)}
     return {name: x for name, x in plain.items() if not name.endswith("num_batches_tracked")}

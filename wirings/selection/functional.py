@@ -194,7 +194,8 @@ def _count(weight: Tensor, k: int | Tensor, allowed: Tensor | None) -> Tensor:
         if k.dim() or k.is_floating_point():
             raise WiringError(f"k must be an int or an integer scalar tensor, got {k.dtype} with {k.dim()} dimensions.")
         return k
-    if isinstance(k, float | bool):  # not `is_int`: compilers pass symbolic integers
+    # Not `is_int`: compilers pass symbolic integers.
+    if isinstance(k, float | complex | bool | str | bytes | list | tuple | dict | None):
         raise WiringError(f"k must be an int or an integer scalar tensor, got {brief(k)}.")
     if not 0 <= k <= weight.numel():
         raise out_of_range(weight, k)

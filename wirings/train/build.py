@@ -17,6 +17,7 @@ from wirings.train.data import Data
 from wirings.train.data import get as get_dataset
 from wirings.train.data import load as load_dataset
 from wirings.train.distributed import ProcessContext
+from wirings.train.memory_limit import MemoryLimit
 from wirings.train.settings import Settings
 from wirings.utils.checks import is_int
 from wirings.utils.importing import check_function_arguments, has_parameter, import_function, is_import_path
@@ -40,10 +41,11 @@ def build(
     """
     rule = rules.get(settings.rule.name, **settings.rule.options)
     options = {"classes": classes, **_context_option(settings), **settings.model.options}
-    if is_import_path(settings.model.name):
-        model = _own_model(settings.model.name, rule, options)
-    else:
-        model = models.get(settings.model.name, rule=rule, **options)
+    with MemoryLimit():
+        if is_import_path(settings.model.name):
+            model = _own_model(settings.model.name, rule, options)
+        else:
+            model = models.get(settings.model.name, rule=rule, **options)
     if settings.norm_scales == "uniform":
         draw_norm_scales(model)
     if images is not None:

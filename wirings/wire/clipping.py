@@ -25,14 +25,21 @@ def clip_by_used(model: nn.Module, max_norm: float, norm_type: float = 2.0) -> T
     """
     used = _used_edges(model)
     parameters = [p for p in model.parameters() if p.grad is not None]
-    grads = []
-    for parameter in parameters:
-        assert parameter.grad is not None
-        mask = used.get(id(parameter))
-        grads.append(parameter.grad if mask is None else torch.where(mask, parameter.grad, 0.0))
-    norm = nn.utils.get_total_norm(grads, norm_type)
+    norm = _norm([(p.grad, used.get(id(p))) for p in parameters if p.grad is not None], norm_type)
     nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     return norm
+
+
+def _norm(grads: list[tuple[Tensor, Tensor | None]], norm_type: float) -> Tensor:
+    """The norm of gradients, each of which counts where its mask is true, or everywhere without one."""
+    if grads and norm_type > 0 and all(grad.device.type == "cpu" and not is_sharded(grad) for grad, _ in grads):
+        # On a CPU, a product takes half the time of `torch.where`, and one layer after the other reuses its memory.
+        norms = [torch.linalg.vector_norm(grad if mask is None else grad * mask, norm_type) for grad, mask in grads]
+        norm = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+        if norm.isfinite():
+            return norm  # otherwise NaN may be that of an unused edge: infinity times zero
+    masked = [grad if mask is None else torch.where(mask, grad, 0.0) for grad, mask in grads]
+    return nn.utils.get_total_norm(masked, norm_type)
 
 
 def _used_edges(model: nn.Module) -> dict[int, Tensor | None]:

@@ -156,8 +156,12 @@ def test_a_second_interrupt_kills_all_runs(tmp_path: Path) -> None:
     class Interrupts(Recorder):
         def update(self, states: Sequence[RunProgress]) -> None:
             if all((state.folder / "deaf").exists() for state in states):
-                threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
                 raise KeyboardInterrupt
+
+        def say(self, text: str) -> None:
+            super().say(text)
+            if text.startswith("Stopping"):
+                threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
 
     recorder = Interrupts()
     runs = SweepPlan(["digits/static-dnw"], [0, 1], []).runs()

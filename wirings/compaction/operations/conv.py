@@ -134,8 +134,8 @@ def _convolution(builder: ProgramBuilder, hint: str, a: Arguments) -> Any:
         total = [d * (k - 1) if padding == "same" else 0 for d, k in zip(dilation, weight.shape[2:], strict=True)]
         padding = [n // 2 for n in total]
         if any(n % 2 for n in total):  # an even kernel has one zero more on one side
-            before, after = tuple(n // 2 for n in total), tuple(n - n // 2 for n in total)
-            name, padding = builder.add(Pad, (name,), "pad", before=before, after=after), 0
+            before, after = (0,) * dims, tuple(n % 2 for n in total)
+            name = builder.add(Pad, (name,), "pad", before=before, after=after)
     sizes = {"stride": stride, "padding": per_dimension(padding, dims), "dilation": dilation}
     groups = a.get("groups", 1)
     return ProgramTensor(builder.add(Conv, (name,), hint, weight=weight, bias=bias, groups=groups, **sizes))

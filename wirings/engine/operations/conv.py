@@ -15,6 +15,8 @@ from wirings.engine.node_convolution import NodeConvolution
 from wirings.engine.operations.registry import Shape, is_maps, kernel_for
 
 MAX_STRIDE = 16  # as in source/stride_phases.h
+FEW_ZEROS = 64
+"""Convolutions whose padding is larger, with weights that meet no pixel, are not computed in int8."""
 
 
 def _supports(o: Conv, shapes: Sequence[Shape]) -> bool:
@@ -29,8 +31,12 @@ def lower_conv(lowering: Lowering, o: Conv) -> EdgeSum | NodeConvolution:
     if is_node_convolution(o):
         return fuse_node_convolution(lowering, o, weight.reshape(-1, 9), bias)
     _, height, width = lowering.shape(o.output)
-    edges = int8_term if lowering.in_int8(o) else _edges
-    return EdgeSum(o.output, height, width, [edges(lowering, o, weight)], bias)
+    inside = _inside(lowering, o, weight)
+    if lowering.in_int8(o) and (inside is weight or max(o.padding) <= FEW_ZEROS):
+        term: EdgeTerm = int8_term(lowering, o, weight)  # weights that meet no pixel are rounded with the others
+    else:
+        term = _edges(lowering, o, inside)
+    return EdgeSum(o.output, height, width, [term], bias)
 
 
 def fuse_node_convolution(lowering: Lowering, o: Conv, kernel: np.ndarray, bias: np.ndarray) -> NodeConvolution:
@@ -43,6 +49,21 @@ def fuse_node_convolution(lowering: Lowering, o: Conv, kernel: np.ndarray, bias:
     _, height, width = lowering.shape(o.output)
     caller = lowering.read_from_caller(sums)
     return NodeConvolution(o.output, sums, kernel, bias, o.stride[0], height, width, caller)
+
+
+def _inside(lowering: Lowering, o: Conv, weight: np.ndarray) -> np.ndarray:
+    """The weights that meet a pixel at all, zeros elsewhere.
+
+    With a large dilation or padding, some meet only zeros around the maps, and all of these would have to be stored.
+    """
+    kept = weight
+    for axis in (0, 1):
+        length, last = lowering.shape(o.inputs[0])[axis + 1], lowering.shape(o.output)[axis + 1] - 1
+        place = np.arange(weight.shape[axis + 2]) * o.dilation[axis] - o.padding[axis]  # of the first output
+        outside = (place >= length) | (place + last * o.stride[axis] < 0)
+        if outside.any():
+            kept = np.where(outside[:, None] if axis == 0 else outside, np.float32(0), kept)
+    return kept
 
 
 def _edges(lowering: Lowering, o: Conv, weight: np.ndarray) -> EdgeTerm:

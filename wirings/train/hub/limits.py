@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from wirings.errors import WiringError
+from wirings.train.memory_limit import bytes_of, bytes_to_make
 from wirings.utils.text import printable, shortened
 
 CONFIG_BYTES = 16 * 2**20
@@ -22,7 +22,6 @@ MIN_CALLS, CALLS_PER_TENSOR = 10_000, 200
 """How many operators of PyTorch may be called. Networks of the library call at most 26 for each of their tensors."""
 SMALL = 4096
 """Sizes up to this one are allowed for any network; a larger one cannot exceed the number of weights."""
-_META = torch.device("meta")
 
 
 class BuildLimit(TorchDispatchMode):
@@ -43,14 +42,10 @@ class BuildLimit(TorchDispatchMode):
         self._called += 1
         if self._called > self.calls:
             raise WiringError(f"the network has many more layers than its weights file, which has {self._stored:,} B")
-        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        if not given and any(one.name == "device" for one in func._schema.arguments):
-            # Made from nothing, as weights are. On the meta device, it takes no memory.
-            generator = {"generator": None} if "generator" in kwargs else {}
-            self._made += _bytes(func(*args, **{**kwargs, "device": _META, **generator}))
-            self._check(self._made)
+        self._made += bytes_to_make(func, args, kwargs)
+        self._check(self._made)
         result = func(*args, **kwargs)
-        self._check(_bytes(result))
+        self._check(bytes_of(result))
         return result
 
     def _check(self, size: int) -> None:
@@ -59,10 +54,6 @@ class BuildLimit(TorchDispatchMode):
                 f"the network takes more than {self.bytes / 2**20:,.0f} MiB, but its weights file has {self._stored:,} "
                 "bytes"
             )
-
-
-def _bytes(result: Any) -> int:
-    return sum(x.numel() * x.element_size() for x in tree_leaves(result) if isinstance(x, Tensor))
 
 
 def check_sizes(options: Any, weights: Mapping[str, Tensor]) -> None:
