@@ -57,6 +57,7 @@ class STR(Rule):
 
     name = "str"
     moves_budget = True
+    free_only = True
     keeps_wiring = True
     atomic = True
 

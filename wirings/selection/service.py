@@ -7,7 +7,8 @@ asked, through the edges of a layer, for
 - `choose`: the mask of a layer's real edges, and `choose_all`: those of all layers;
 - `choose_more`: the mask of a larger superset, up to a given density;
 - `next_magnitude`: the magnitude of the strongest edge that is not real;
-- `choose_by`: masks by other scores than the weights, or with other numbers of edges;
+- `choose_by`: masks by other scores than the weights, or with other numbers of edges; `choose_among` of one layer;
+- `exchange`: a wiring in which some edges are replaced by others; `count`, `draw`: what depends on groups of edges;
 - `kept_weights`: the real weights of several layers, without a gradient.
 
 **In a forward pass of the model on a GPU**, which begins and ends with the model's hooks, the first layer that asks for
@@ -31,7 +32,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -121,7 +122,7 @@ class Selection:
             self._pass.end()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Selection:
-        memo[id(self)] = replica = Selection(self.shared, self.kept)
+        memo[id(self)] = replica = type(self)(self.shared, self.kept)
         if self.shared:  # a layer's edges depend on all other layers
             replica.layers = replica._ranking.layers = copy.deepcopy(self.layers, memo)
         return replica  # otherwise it finds its layers when the copied model is first used
@@ -202,14 +203,62 @@ class Selection:
         by_itself = not kept.masked and not self.shared and not sharded.is_sharded(weight)
         if by_itself and (hard or is_plain(weight)):
             return batched.kept_edges(weight, edges.k, edges.within(), kept.power), None
+        return self._ranked(edges, weight, kept)
+
+    def _ranked(self, edges: SelectableEdges, weight: Tensor, kept: KeptEdges) -> tuple[Tensor, Tensor | None]:
+        """What `_alone` returns for edges that are ranked, and not in one kernel."""
         real = self.choose(edges, weight)
-        if hard:
+        if kept.power == math.inf:
             used = torch.where(real, weight, 0.0)
         else:
             used = functional.shrunk_edges(weight, real, self.next_magnitude(edges, weight, real), kept.power)
         if kept.more is not None:
             return used, self.choose_more(edges, weight, kept.more)
         return used, real if kept.masked else None
+
+    def choose_among(
+        self, edges: SelectableEdges, scores: Tensor, count: int | Tensor, within: Tensor | None
+    ) -> Tensor:
+        """The mask of the ``count`` edges of one weight, among those ``within``, whose scores are largest."""
+        return functional.choose(scores, count, within)
+
+    def count(self, edges: SelectableEdges, mask: Tensor) -> Tensor:
+        """The number of edges in a mask, in the unit of budgets: with a structure, of groups."""
+        return torch.count_nonzero(mask)
+
+    def draw(self, edges: SelectableEdges, shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
+        """Uniform random numbers in float32 on the CPU, one for each edge, or for all edges that are real together."""
+        return torch.rand(shape, generator=generator)
+
+    def exchange(
+        self,
+        edges: SelectableEdges,
+        weight: Tensor,
+        wiring: Tensor,
+        others: Tensor,
+        rate: float,
+        growth: Callable[[], Tensor | None],
+    ) -> tuple[Tensor, Tensor]:
+        """Remove the weakest edges of one wiring, and let as many others grow.
+
+        Args:
+            edges: the edges of the layer.
+            weight: what the edges to be removed are ranked by.
+            wiring: the wiring.
+            others: the edges that may grow.
+            rate: the fraction of the real edges to exchange, rounded down.
+            growth: returns the scores of the others, of which the largest magnitudes grow, or None to change nothing.
+
+        Returns:
+            The edges that stay, and the new wiring.
+        """
+        count = int(torch.count_nonzero(wiring))
+        lost = min(int(rate * count + 1e-6), int(torch.count_nonzero(others)))
+        scores = growth() if lost else None
+        if scores is None:
+            return wiring, wiring
+        kept = functional.choose(weight, count - lost, wiring)
+        return kept, kept | functional.choose(scores, lost, others)
 
     def choose_by(
         self,
