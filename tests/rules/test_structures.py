@@ -17,7 +17,6 @@ STRUCTURES = ["2:4", "4x2", "row", "column", "3x3, padded"]
 REFUSED = {  # the rules that take no structure, and why
     "dense": "chooses its wiring without a budget",
     "keep": "chooses its wiring without a budget",
-    "nm": "chooses its wiring without a budget",
     "expander": "chooses single edges in a way of its own",
     "str": "chooses single edges in a way of its own",
 }
