@@ -26,7 +26,6 @@ WHEN = {
     "set": "sparse from beginning to end, in memory and time; needs only the gradient of real edges",
     "rigl": "the same, if the gradient of all edges is available from time to time",
     "sparse_momentum": "edges should move between layers; needs the momentum of all weights",
-    "nm": "the network will run on hardware with fast n:m sparsity (2:4)",
     "fine_tune": "you already have a trained network",
     "keep": "your network is pruned already, and exactly its zeros must stay",
     "lottery": "to study lottery tickets; trains twice",
@@ -104,6 +103,7 @@ def _variant(one: Standing) -> str:
     rest = name.partition(one.rule)[2].split("-")[0].strip("_")
     parts = [] if schedule is None else [schedule.get("kind", RAMP["kind"])]
     parts += [share] if share != "uniform" else []
+    parts += [settings.model.options["structure"]] if "structure" in settings.model.options else []
     parts += [rest] if rest not in ("", "k", *parts) else []  # k: the final number of edges from the start, the default
     return "".join(f", {part}" for part in parts)
 

@@ -28,8 +28,7 @@ def network() -> nn.Sequential:
 def wire(model: nn.Module, rule: str, density: object = 0.1) -> wirings.Wiring:
     # Compiled code draws other random numbers than eager code. With rho = 1 they make no difference.
     made = rules.get(rule, **({"rho": 1.0} if rule == "targeted_dropout" else {}))
-    skip = ["0"] if rule == "nm" else []  # three input channels cannot form groups of four
-    wiring = wirings.wire_(model, made, density=None if made.own_budget else density, skip=skip)
+    wiring = wirings.wire_(model, made, density=None if made.own_budget else density)
     wiring.plan(10)
     return wiring
 
@@ -58,7 +57,7 @@ def test_training_step_does_not_synchronize(rule: str | rules.Rule, share: str) 
         pytest.skip("the rule takes no budget")
     model = network().cuda()
     budget = {} if made.own_budget else {"density": wirings.LinearSchedule(0.5, 0.1, steps=5), "share": share}
-    wiring = wirings.wire_(model, made, **budget, skip=["0"] if rule == "nm" else [])
+    wiring = wirings.wire_(model, made, **budget)
     wiring.plan(10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     x, y = torch.randn(8, 3, 8, 8, device="cuda"), torch.randint(10, (8,), device="cuda")
@@ -70,6 +69,33 @@ def test_training_step_does_not_synchronize(rule: str | rules.Rule, share: str) 
             loss.backward()
             optimizer.step()
         wiring.step(optimizer)
+    assert torch.isfinite(loss)
+
+
+@pytest.mark.parametrize("structure", ["1:2", "8x2, padded", "row", "column"])
+@pytest.mark.parametrize("rule", ["dnw", "soft_threshold", "top_kast", "decayed_gradient", "random"])
+def test_structures_choose_as_on_the_cpu_and_do_not_synchronize(rule: str, structure: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(4, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(576, 10))
+    with torch.no_grad():
+        for weight in (model[0].weight, model[3].weight):
+            weight.copy_(torch.randint(-8, 9, weight.shape))  # sums of squares are exact, in any order
+    budget = {} if ":" in structure else {"density": 0.25}
+    there = copy.deepcopy(model).cuda()
+    made = {"seed": 1} if rule == "random" else {}
+    ours, theirs = (wirings.wire_(m, rules.get(rule, **made), structure=structure, **budget) for m in (model, there))
+    for name, mask in ours.masks().items():
+        assert torch.equal(theirs.masks()[name].cpu(), mask)
+    theirs.plan(4)
+    optimizer = torch.optim.SGD(there.parameters(), lr=0.01, momentum=0.9)
+    x = torch.randn(8, 4, 8, 8, device="cuda")
+    for step in range(3):
+        with without_waiting() if step == 2 else nullcontext():
+            loss = there(x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        theirs.step(optimizer)
     assert torch.isfinite(loss)
 
 

@@ -14,7 +14,7 @@ from wirings.compaction.semi_structured import is_two_of_four, semi_structured_
 
 def network(width: int = 64) -> nn.Sequential:
     model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
-    wirings.wire_(model, "nm")
+    wirings.wire_(model, structure="2:4")
     return wirings.finalize_(model).eval()
 
 
@@ -28,7 +28,7 @@ def test_requires_a_cuda_device() -> None:
 
 def test_rejects_wired_models_and_models_without_linear_layers() -> None:
     model = nn.Sequential(nn.Linear(8, 8))
-    wirings.wire_(model, "nm")
+    wirings.wire_(model, structure="2:4")
     with pytest.raises(WiringError, match=r"still wired.*finalize_ first"):
         semi_structured_(model, torch.randn(4, 8))
     with pytest.raises(WiringError, match=r"ReLU has no nn\.Linear"):
@@ -97,7 +97,7 @@ def test_on_a_gpu() -> None:
         pytest.skip("this GPU has no 2:4 tensor cores")
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4096, 8192), nn.ReLU(), nn.Linear(8192, 4096), nn.ReLU(), nn.Linear(4096, 10))
-    wirings.wire_(model, "nm", skip=["4"])
+    wirings.wire_(model, structure="2:4", skip=["4"])
     wirings.finalize_(model).cuda().half().eval()
     x = torch.randn(4096, 4096, device="cuda", dtype=torch.float16)
     with torch.no_grad():

@@ -280,10 +280,10 @@ def layouts(rank: int) -> None:
     for do in (own_numbers, own_numbers_first):
         refused("rule 'str' has parameters of its own beside the weights", do)
 
-    # A rule that ranks each row separately.
+    # A structure whose groups are ranked separately.
     ours, theirs = (nn.Linear(8, 3) for _ in range(2))
     theirs.load_state_dict(ours.state_dict())
-    ours_wiring, theirs_wiring = (wirings.wire_(m, rules.get("nm", n=2, m=4)) for m in (ours, fully_shard(theirs)))
+    ours_wiring, theirs_wiring = (wirings.wire_(m, structure="2:4") for m in (ours, fully_shard(theirs)))
     assert torch.equal(ours_wiring.masks()["weight"], theirs_wiring.masks(full=True)["weight"])
 
     # A mesh of two dimensions, over one of which everything is replicated, is supported.

@@ -108,7 +108,6 @@ def test_training_time_is_unknown_without_the_first_phase(tmp_path: Path) -> Non
         ("gmp", {}, RuleNeeds("all", "some", 1)),
         ("targeted_dropout", {"rho": 0.95}, RuleNeeds("14 %", "some", 0)),
         ("fine_tune", {}, RuleNeeds("k", "real", 5)),
-        ("nm", {"n": 1, "m": 4}, RuleNeeds("k", "all", 0)),
     ],
 )
 def test_needs_of_rules(rule: str, options: dict[str, Any], expected: RuleNeeds) -> None:

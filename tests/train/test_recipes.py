@@ -240,8 +240,9 @@ def test_rules_at_one_budget_share_their_training_settings() -> None:
         )
         kinds = ("_global", "_k", "_stages")
         rule = next((what.removesuffix(kind) for kind in kinds if what.endswith(kind)), what)
-        assert s.rule.name == ("dnw" if what.startswith("dnw") else rule)
-        own = ("share", "eps") if what == "dnw_eps" else ("share",)
+        assert s.rule.name == ("dnw" if what.startswith("dnw") or what == "nm" else rule)
+        own = ("share", "eps") if what == "dnw_eps" else ("share", "structure")
+        assert s.model.options.get("structure") == ("3:32" if what == "nm" else None)
         options = {key: value for key, value in s.model.options.items() if key not in own}
         expected = {key: value for key, value in twin.model.options.items() if what != "nm" or key != "density"}
         assert (s.model.name, options) == (twin.model.name, expected)

@@ -398,3 +398,14 @@ def test_rejects_invalid_optimizers_and_lengths(changes: list[str], message: str
     with pytest.raises(WiringError) as caught:
         with_overrides(PLAIN, changes)
     assert message in str(caught.value)
+
+
+def test_settings_with_the_former_rule_nm_are_read_as_a_structure() -> None:
+    model = {"name": "resnet18", "options": {"width": 0.5}}
+    now = from_mapping({"model": model, "rule": {"name": "nm", "options": {"n": 3, "m": 32}}})
+    assert (now.rule.name, now.rule.options) == ("dnw", {})
+    assert now.model.options == {"width": 0.5, "structure": "3:32"}
+    assert from_mapping({"model": model, "rule": {"name": "nm"}}).model.options["structure"] == "2:4"
+    for rule in ({"name": "nm", "options": {"n": 3, "k": 1}}, {"name": "nm", "options": 3}):
+        with pytest.raises(WiringError):
+            from_mapping({"model": model, "rule": rule})

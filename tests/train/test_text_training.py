@@ -23,7 +23,7 @@ from wirings.train.data.metrics import ACCURACY, BITS_PER_BYTE, NATS, metric_of
 from wirings.train.distributed import ProcessContext
 from wirings.train.run import checkpoint, loop
 from wirings.train.run.optimizer import make_optimizer, plain_name
-from wirings.train.settings import Settings, to_mapping, with_overrides
+from wirings.train.settings import Settings, from_mapping, to_mapping, with_overrides
 from wirings.train.tables import by_rule
 
 TINY = ["model.options.layers=1", "model.options.heads=2", "model.options.width=32", "model.options.context=8"]
@@ -62,10 +62,13 @@ def test_recipes_follow_their_names() -> None:
             kind, _, percent = row.name.partition("/")[2].partition("-")
             s = row.settings
             rule = rules.get(s.rule.name, **s.rule.options)
-            assert kind in (rule.name, f"{rule.name}_cubic", f"{rule.name}_global", f"{rule.name}_small")
+            own = ["nm"] if "structure" in s.model.options else []
+            assert kind in (rule.name, f"{rule.name}_cubic", f"{rule.name}_global", f"{rule.name}_small", *own)
             if rule.name == "dense":
                 assert "density" not in s.model.options
-            elif rule.name != "nm":
+            elif kind == "nm":
+                assert s.model.options["structure"] == "3:32"
+            else:
                 assert s.model.options["density"] == int(percent) / 100
             decay = 0.0 if kind == "top_kast" and base.optimizer.weight_decay else None
             assert replace(s.optimizer, lr=base.optimizer.lr) == replace(base.optimizer, weight_decay_edges=decay)
@@ -220,9 +223,11 @@ def test_results_measured_by_accuracy_keep_their_format(tmp_path: Path) -> None:
         results.write_json(tmp_path / "again.json", result)
         assert json.loads((tmp_path / "again.json").read_text()) == json.loads(path.read_text())
         if result.recipe in recipes.names() and not result.overrides:  # settings that came later have their defaults
-            now = to_mapping(recipes.get(result.recipe).settings)
-            assert {key: typed.at(now, key) for key in typed.leaves(Settings) if typed.at(result.settings, key)} == {
-                key: value for key in typed.leaves(Settings) if (value := typed.at(result.settings, key))
+            now, then = to_mapping(recipes.get(result.recipe).settings), result.settings
+            if then["rule"]["name"] == "nm":  # a structure since
+                then = to_mapping(from_mapping(then))
+            assert {key: typed.at(now, key) for key in typed.leaves(Settings) if typed.at(then, key)} == {
+                key: value for key in typed.leaves(Settings) if (value := typed.at(then, key))
             }
     with pytest.raises(WiringError, match="metric must be one of bits_per_byte, nats"):
         replace(result, metric="bites", value=1.0)

@@ -50,7 +50,7 @@ CASES = [  # rule, share, which modules are sharded separately, whether it is wi
     ("gmp", "scaled", "each", "after"),
 ]
 FIXED = {"random", "expander", "fine_tune", "keep", "lottery"}
-ELSEWHERE = {"dense", "nm", "str"}  # all edges; not for every shape, see test_sharded.py; refused, see there
+ELSEWHERE = {"dense", "str"}  # all edges; refused, see test_sharded.py
 # Every other registered rule, in the most demanding layout.
 CASES += [(name, "global", "each", "before") for name in rules.names() if name not in {c[0] for c in CASES} | ELSEWHERE]
 OPTIONS: dict[str, dict[str, Any]] = {

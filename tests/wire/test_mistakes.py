@@ -363,8 +363,17 @@ def test_rejects_unknown_schedules() -> None:
 
 @pytest.mark.parametrize("edges", [10, None])
 def test_a_rule_for_layers_on_a_graph(edges: int | None) -> None:
-    with pytest.raises(WiringError, match="StaticGraph: rule 'nm' works only on layers"):
-        wirings.StaticGraph(blocks=[4, 4, 2], edges=edges, node=wirings.graph.ConvNode(), rule="nm")
+    class Matrices(wirings.rules.DNW):
+        name = "matrices"
+        layers_only = True
+
+    with pytest.raises(WiringError, match="StaticGraph: rule 'matrices' works only on layers"):
+        wirings.StaticGraph(blocks=[4, 4, 2], edges=edges, node=wirings.graph.ConvNode(), rule=Matrices())
+
+
+def test_the_rule_nm_names_what_replaced_it() -> None:
+    with pytest.raises(WiringError, match=r"rule 'nm' no longer exists. .*wire_\(model, \"dnw\", structure=\"2:4\"\)"):
+        wire_(network(), "nm")
 
 
 def test_rejects_a_rule_that_applies_a_shared_budget_to_each_layer() -> None:

@@ -54,8 +54,8 @@ def test_scales_by_the_density_of_each_layer(rule: str) -> None:
     assert factors(before, after) == pytest.approx([5.0, 1.0])
 
 
-def test_scales_by_the_rules_own_density() -> None:
-    before, after, _ = wired(rules.NM(1, 4), scale_weights=True)
+def test_scales_by_the_density_of_the_structure() -> None:
+    before, after, _ = wired("dnw", structure="1:4", scale_weights=True)
     assert factors(before, after) == pytest.approx([2.0, 2.0])
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import wirings
 from wirings import rules
 
-RANKING = [name for name in rules.names() if name not in ("dense", "nm", "random", "expander", "keep")]
+RANKING = [name for name in rules.names() if name not in ("dense", "random", "expander", "keep")]
 
 
 def two_layers() -> nn.Sequential:

@@ -14,7 +14,7 @@ import wirings
 from wirings import WiringError, rules, wire_
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*had not removed the others yet")
-CANNOT = {"dense", "expander", "nm"}
+CANNOT = {"dense", "expander"}
 CAN = sorted(set(rules.names()) - CANNOT)
 FIXED = {"fine_tune", "keep", "lottery", "random", "gmp", "l1_anneal"}
 each = pytest.mark.parametrize("name", CAN)
@@ -150,11 +150,11 @@ def test_rules_that_cannot_raise_and_leave_the_model_unchanged(name: str) -> Non
     wire_(model, "keep")
 
 
-def test_n_of_m_weights_start_an_n_of_m_rule() -> None:
+def test_n_of_m_weights_start_an_n_of_m_wiring() -> None:
     model, _ = pruned(1.0)
-    wirings.finalize_(wire_(model, "nm").model)
+    wirings.finalize_(wire_(model, structure="2:4").model)
     real = model[0].weight != 0
-    wiring = wire_(model, "nm", start="weights")
+    wiring = wire_(model, "rigl", structure="2:4", start="weights")
     assert torch.equal(wiring.masks()["0.weight"], real)
 
 

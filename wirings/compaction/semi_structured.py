@@ -53,7 +53,7 @@ class SemiStructuredLayer:
 def semi_structured_(model: nn.Module, example_input: Any, *, repeats: int = 30) -> list[SemiStructuredLayer]:
     """Convert the weights of linear layers to semi-structured tensors, in place, where that is faster.
 
-    This is for inference, with a finalized model that was wired with the rule `nm` in 2:4, in half precision, on a CUDA
+    This is for inference, with a finalized model that was wired with ``structure="2:4"``, in half precision, on a CUDA
     device of compute capability 8.0 or more. Layers that are not 2:4, or not faster, are left as they are. Outputs are
     the same up to rounding. The model's ``state_dict`` can no longer be loaded into a plain model.
 

@@ -12,6 +12,7 @@ from wirings.budgets.budget import Amount
 from wirings.errors import WiringError
 from wirings.rules import Dense, Rule
 from wirings.rules import get as get_rule
+from wirings.selection.structure import FREE, Structure
 from wirings.wire.wire import wire_
 
 
@@ -39,6 +40,8 @@ class LayerWiring:
     """At most so many multiply-adds of the whole network for one example, beside the density; see `wirings.wire_`."""
     share: str = "uniform"
     """How the edges are shared among the layers; see `wirings.wire_`."""
+    structure: str = FREE
+    """Which edges are real together, such as "2:4" or "32x32"; see `wirings.wire_`."""
     scale_weights: bool | float = False
     """Whether starting weights are multiplied by 1 / √density, or by which number; see `wirings.wire_`."""
 
@@ -53,12 +56,18 @@ class LayerWiring:
         if rule is None or (isinstance(rule, Dense) and self.density is None):
             model.wiring = None  # type: ignore[assignment]
             return model
-        if self.density is None and not rule.own_budget:
+        made = Structure.of(self.structure)
+        if self.density is None and not rule.own_budget and (made is None or made.fixed is None):
             raise WiringError(
                 f"rule {rule.name!r} needs a budget: give the model a density, the fraction of its weights to keep, or "
                 "use the rule 'dense'."
             )
-        budget = {"density": self.density, "mult_adds": self.mult_adds, "share": self.share}
+        budget = {
+            "density": self.density,
+            "mult_adds": self.mult_adds,
+            "share": self.share,
+            "structure": self.structure,
+        }
         model.wiring = wire_(model, rule, skip=skip, scale_weights=self.scale_weights, **budget)  # type: ignore
         return model
 

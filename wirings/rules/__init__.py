@@ -10,7 +10,6 @@ from wirings.rules.gmp import GMP
 from wirings.rules.keep import Keep
 from wirings.rules.l1_anneal import L1Anneal
 from wirings.rules.lottery import Lottery
-from wirings.rules.nm import NM
 from wirings.rules.no_update import NoUpdate
 from wirings.rules.planned import Planned
 from wirings.rules.random import Random
@@ -28,7 +27,6 @@ __all__ = [
     "ACDC",
     "DNW",
     "GMP",
-    "NM",
     "SET",
     "STR",
     "DecayedGradient",

@@ -27,6 +27,7 @@ class Expander(Random):
 
     name = "expander"
     kept = KeptEdges(mask="wiring", factor=0.0)
+    free_only = True
 
     def _draw(self, layers: Sequence[LayerLike], before: Sequence[Tensor | None]) -> None:
         wirings: list[Tensor] = []

@@ -109,7 +109,7 @@ class GMP(Planned):
 
     def _left(self, layers: Sequence[LayerLike]) -> list[int]:
         """How many edges are left in each layer, or in all that share a budget; raises if these are too few."""
-        there = [int(torch.count_nonzero(layer.edges.left)) for layer in layers]
+        there = [int(layer.edges.count(layer.edges.left)) for layer in layers]
         if layers[0].edges.shared:
             there = [sum(there)] * len(layers)
         for layer, left in zip(layers, there, strict=True):

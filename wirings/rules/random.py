@@ -72,7 +72,7 @@ def resized(
         scores: what the edges to be added are ranked by.
         magnitudes: whether the strengths are weights, as for `choose_by`.
     """
-    counts = [int(torch.count_nonzero(wiring)) for wiring in wirings]
+    counts = [int(layer.edges.count(wiring)) for layer, wiring in zip(layers, wirings, strict=True)]
     counts = [sum(counts)] * len(layers) if layers[0].edges.shared else counts
     budgets = [int(layer.edges.k) for layer in layers]
     fewer = [min(k, n) for k, n in zip(budgets, counts, strict=True)]
@@ -97,4 +97,4 @@ def generator_of(layer: LayerLike, step: int = 0) -> torch.Generator:
 
 def scores_of(layer: LayerLike) -> Tensor:
     """The random order of a layer's edges that its seed gives: one number for each edge."""
-    return torch.rand(layer.weight.shape, generator=generator_of(layer))
+    return layer.edges.draw(layer.weight.shape, generator_of(layer))

@@ -12,6 +12,8 @@ from wirings.utils.text import brief
 
 _registry: Registry[Rule] = Registry("rule")
 R = TypeVar("R", bound=type[Rule])
+REPLACED = {"nm": 'N:M is a structure that any rule can have: wire_(model, "dnw", structure="2:4").'}
+"""Names of rules that are gone, and what to use instead."""
 
 
 def register(cls: R) -> R:
@@ -47,6 +49,8 @@ def get(rule: str | Rule, schedule: Any = None, **settings: Any) -> Rule:
         raise WiringError(
             f"expected the name of a rule or a wirings.rules.Rule, got {brief(rule)}. Names: {', '.join(names())}."
         )
+    if rule in REPLACED and rule not in _registry:
+        raise WiringError(f"rule {rule!r} no longer exists. {REPLACED[rule]}")
     if rule not in _registry:
         raise unknown("rule", rule, _registry)
     try:

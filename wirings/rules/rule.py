@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -21,7 +21,8 @@ class EdgesLike(Protocol):
     """
 
     k: Tensor
-    """The number of real edges: a scalar tensor; with a shared budget, that of all layers together."""
+    """The number of real edges: a scalar tensor; with a shared budget, that of all layers together. With a structure,
+    everything that counts edges counts groups instead (`count`); for N:M, the edges of every group."""
     allowed: Tensor | None
     """A boolean mask of the edges that may exist, or None for all."""
     left: Tensor | None
@@ -61,8 +62,26 @@ class EdgesLike(Protocol):
     def choose_more(self, weight: Tensor, density: float) -> Tensor:
         """A mask of the strongest edges up to a larger density."""
 
+    def choose_among(self, scores: Tensor, count: int | Tensor, within: Tensor | None) -> Tensor:
+        """A mask of the ``count`` edges of this weight, among those ``within``, whose scores are largest."""
+
+    def count(self, mask: Tensor) -> Tensor:
+        """The number of edges in a mask, as budgets count them: with a structure, that of groups."""
+
+    def draw(self, shape: torch.Size, generator: torch.Generator | None = None) -> Tensor:
+        """Uniform random numbers for all edges, on the CPU; with a structure, equal ones for edges of a group."""
+
+    def exchange(
+        self, weight: Tensor, wiring: Tensor, others: Tensor, rate: float, growth: Callable[[], Tensor | None]
+    ) -> tuple[Tensor, Tensor]:
+        """Remove the weakest of a ``wiring``, a fraction, and let ``others`` grow: those that stay, the new wiring."""
+
     def next_magnitude(self, weight: Tensor, real: Tensor) -> Tensor:
-        """The magnitude of the strongest edge that is not real; 0 if all are."""
+        """The magnitude of the strongest edge that is not real; 0 if all are.
+
+        With a structure, one for every edge: the magnitude at which its group would rank equally with the strongest
+        group that is not real.
+        """
 
     def keep(self, weight: Tensor, kept: KeptEdges = ...) -> Tensor:
         """The chosen edges, zeros elsewhere; by default the gradient is passed straight through to all allowed edges.
@@ -140,6 +159,8 @@ class Rule(ABC):
     """Whether the rule moves edges between layers, by writing ``edges.k``; then only their sum is the budget's."""
     layers_only: ClassVar[bool] = False
     """Whether the rule wires layers only, not neural graphs, whose edges form no matrix."""
+    free_only: bool = False
+    """Whether the rule chooses single edges in a way of its own, so that `wirings.wire_` accepts no ``structure``."""
     removes_permanently: ClassVar[bool] = False
     """Whether removed edges never come back, so that a schedule must not rise."""
     reaches: ClassVar[str] = "real"

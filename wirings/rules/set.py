@@ -12,7 +12,6 @@ from wirings.rules.planned import Periodic
 from wirings.rules.random import Random, generator_of, others_of, resized, scores_of
 from wirings.rules.registry import register
 from wirings.rules.rule import EdgesLike, LayerLike, Training
-from wirings.selection import functional
 from wirings.selection.kept_edges import KeptEdges
 from wirings.utils.checks import check_number, check_seed
 
@@ -120,22 +119,15 @@ class SET(RandomStart):
     ) -> tuple[Tensor, Tensor]:
         """The edges that stay, and the new wiring. No edge grows that was real ``before`` the budget changed."""
         others = others_of(layer, wiring | before)
-        count = int(torch.count_nonzero(wiring))
-        lost = min(int(rate * count + 1e-6), int(torch.count_nonzero(others)))
-        scores = self.growth(layer, others, step, optimizer) if lost else None
-        if scores is None:
-            return wiring, wiring
         # Edges that a change of the budget has added weigh zero.
         weight = layer.weight if wiring is before else layer.weight.masked_fill(before ^ wiring, 0.0)
-        kept = functional.choose(weight, count - lost, wiring)
-        return kept, kept | functional.choose(scores, lost, others)
+        return layer.edges.exchange(weight, wiring, others, rate, lambda: self.growth(layer, others, step, optimizer))
 
     def growth(
         self, layer: LayerLike, others: Tensor, step: int, optimizer: torch.optim.Optimizer | None
     ) -> Tensor | None:
         """Scores of the ``others``, of which the largest magnitudes grow; None to leave the layer unchanged."""
-        generator = generator_of(layer, step)
-        return torch.rand(layer.weight.shape, generator=generator).to(layer.weight.device)
+        return layer.edges.draw(layer.weight.shape, generator_of(layer, step)).to(layer.weight.device)
 
 
 def _resized(layers: Sequence[LayerLike], wirings: Sequence[Tensor]) -> list[Tensor]:

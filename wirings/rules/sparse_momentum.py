@@ -13,7 +13,7 @@ from wirings.rules.random import others_of, scores_of
 from wirings.rules.registry import register
 from wirings.rules.rule import LayerLike, Training
 from wirings.rules.set import RandomStart, forget
-from wirings.selection import functional, sharded
+from wirings.selection import sharded
 from wirings.selection.kept_edges import KeptEdges
 from wirings.utils.checks import check_bool, check_number, check_seed
 
@@ -105,7 +105,7 @@ class SparseMomentum(RandomStart):
 
         Where edges move between layers, each one's share of the new total is that of its current number.
         """
-        shared, now = layers[0].edges.shared, [int(torch.count_nonzero(layer.edges.wiring)) for layer in layers]
+        shared, now = layers[0].edges.shared, [int(layer.edges.count(layer.edges.wiring)) for layer in layers]
         new = [int(layer.edges.k) for layer in layers]
         if shared or self.moves_budget:
             total = new[0] if shared else sum(new)
@@ -117,10 +117,10 @@ class SparseMomentum(RandomStart):
         for layer, before, k in zip(layers, now, new, strict=True):
             wiring = layer.edges.wiring
             if k < before:
-                wiring = functional.choose(layer.weight, k, wiring)
+                wiring = layer.edges.choose_among(layer.weight, k, wiring)
             else:
                 scores = scores_of(layer).to(wiring.device)
-                wiring = wiring | functional.choose(scores, k - before, others_of(layer, wiring))
+                wiring = wiring | layer.edges.choose_among(scores, k - before, others_of(layer, wiring))
             found[layer.name] = sharded.whole(wiring)
         return found
 
@@ -145,12 +145,13 @@ class SparseMomentum(RandomStart):
         self, layers: Sequence[LayerLike], wirings: Sequence[Tensor], momenta: Sequence[Tensor], rate: float
     ) -> list[Tensor]:
         """The new wirings of these layers."""
-        before = [int(torch.count_nonzero(wiring)) for wiring in wirings]
+        before = [int(layer.edges.count(wiring)) for layer, wiring in zip(layers, wirings, strict=True)]
         lost = [int(rate * count + 1e-6) for count in before]
         grown = lost
         if self.moves_budget:
             real = [torch.where(wiring, m, 0.0).float() for wiring, m in zip(wirings, momenta, strict=True)]
-            means = [float(m.abs().sum()) / max(count, 1) for m, count in zip(real, before, strict=True)]
+            numbers = [int(torch.count_nonzero(wiring)) for wiring in wirings]  # of edges, whatever their groups
+            means = [float(m.abs().sum()) / max(number, 1) for m, number in zip(real, numbers, strict=True)]
             for layer, mean in zip(layers, means, strict=True):
                 if not math.isfinite(mean):
                     raise WiringError(
@@ -161,8 +162,9 @@ class SparseMomentum(RandomStart):
             grown = _grown(sum(lost), means if any(means) else lost, room)
         found = []
         for layer, old, momentum, b, n, g in zip(layers, wirings, momenta, before, lost, grown, strict=True):
-            kept = functional.choose(layer.weight, b - n, old)
-            found.append(sharded.whole(kept | functional.choose(momentum, g, others_of(layer, kept))))
+            kept = layer.edges.choose_among(layer.weight, b - n, old)
+            grow = layer.edges.choose_among(momentum, g, others_of(layer, kept))
+            found.append(sharded.whole(kept | grow))
         return found
 
 
@@ -178,4 +180,4 @@ def _grown(total: int, shares: Sequence[float], room: Sequence[int]) -> list[int
 def _set(layer: LayerLike, wiring: Tensor) -> None:
     layer.edges.remember("wiring", wiring)
     if not layer.edges.shared:  # the k of a shared budget is that of all layers
-        layer.edges.k.fill_(torch.count_nonzero(wiring))
+        layer.edges.k.fill_(layer.edges.count(wiring))

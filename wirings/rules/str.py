@@ -60,6 +60,7 @@ class STR(Rule):
     # The value of a threshold is where the budget puts it; the gradient is that of log t = v + log c.
     kept = KeptEdges(power=1.0, factor=0.0, own="own", learned="threshold", pull="pull")
     moves_budget = True
+    free_only = True
     keeps_wiring = True
     atomic = True
 

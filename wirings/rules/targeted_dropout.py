@@ -37,6 +37,10 @@ class TargetedDropout(Rule):
         self.rho: Any = rho if isinstance(rho, str) and rho == GAMMA else check_number(self.name, "rho", rho, hint=hint)
         self.regular = check_bool(self.name, "regular", regular)
 
+    @property
+    def free_only(self) -> bool:  # type: ignore[override]
+        return self.regular
+
     def setup(self, layers: Sequence[LayerLike]) -> None:
         if not self.regular:
             return
@@ -60,7 +64,11 @@ class TargetedDropout(Rule):
             return super().forward(weight, edges)
         rho = 1 - edges.density() if self.rho == GAMMA else self.rho
         # Drawn in float32: in bfloat16 random numbers, and so the probabilities, would be multiples of 1/256.
-        spared = torch.rand_like(weight, dtype=torch.float32) >= rho
+        if edges.groups is None:
+            drawn = torch.rand_like(weight, dtype=torch.float32)
+        else:  # groups are dropped as a whole
+            drawn = edges.groups.draw(device=weight.device)
+        spared = drawn >= rho
         if edges.allowed is not None:
             spared &= edges.allowed
         return torch.where(self.real(weight, edges) | spared, weight, 0.0)

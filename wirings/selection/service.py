@@ -7,7 +7,8 @@ asked, through the edges of a layer, for
 - `choose`: the mask of a layer's real edges, and `choose_all`: those of all layers;
 - `choose_more`: the mask of a larger superset, up to a given density;
 - `next_magnitude`: the magnitude of the strongest edge that is not real;
-- `choose_by`: masks by other scores than the weights, or with other numbers of edges;
+- `choose_by`: masks by other scores than the weights, or with other numbers of edges; `choose_among` of one layer;
+- `exchange`: a wiring in which some edges are replaced by others; `count`, `draw`: what depends on groups of edges;
 - `kept_weights`: the real weights of several layers, without a gradient.
 
 **In a forward pass of the model on a GPU**, which begins and ends with the model's hooks, the first layer that asks for
@@ -31,7 +32,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -45,7 +46,7 @@ from wirings.selection.shared import SelectedWeight, SharedRanking, original_of,
 from wirings.utils.layers import parametrizations_of
 from wirings.utils.transforms import is_plain
 
-_Part = tuple[Tensor, Tensor | None, Tensor | None]
+KeptPart = tuple[Tensor, Tensor | None, Tensor | None]
 """The weights of the forward pass of one layer, the mask that its gradient depends on, and the learned threshold."""
 
 
@@ -83,7 +84,7 @@ class Selection:
         self._ranking = SharedRanking()
         # A compiler may run the hook outside of the graph it makes of the model, so what is chosen passes through an
         # attribute. Once a pass has not used a layer's part, nothing is passed on anymore: it would be out of date.
-        self._traced: list[_Part | None] = []
+        self._traced: list[KeptPart | None] = []
         self._left_over = False
 
     # ---- members and lifetime ---------------------------------------------------------------------------------
@@ -124,7 +125,7 @@ class Selection:
             self._pass.end()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Selection:
-        memo[id(self)] = replica = Selection(self.shared, self.kept)
+        memo[id(self)] = replica = type(self)(self.shared, self.kept)
         if self.shared:  # a layer's edges depend on all other layers
             replica.layers = replica._ranking.layers = copy.deepcopy(self.layers, memo)
         return replica  # otherwise it finds its layers when the copied model is first used
@@ -206,7 +207,7 @@ class Selection:
         change = (pull.clone() * learned).sum()  # the rule may change it before the backward pass
         return functional.pass_shrunk(weight, used, mask, threshold, change)
 
-    def _alone(self, edges: SelectableEdges, weight: Tensor, kept: KeptEdges) -> _Part:
+    def _alone(self, edges: SelectableEdges, weight: Tensor, kept: KeptEdges) -> KeptPart:
         """The weights of the forward pass of one layer, and what its gradient depends on: a mask, a threshold."""
         weight, hard = weight.detach(), kept.power == math.inf
         if kept.mask is not None:
@@ -214,11 +215,15 @@ class Selection:
         by_itself = not kept.masked and not self.shared and not sharded.is_sharded(weight)
         if by_itself and (hard or is_plain(weight)):
             return batched.kept_edges(weight, edges.k, edges.within(), kept.power), None, None
+        return self._ranked(edges, weight, kept)
+
+    def _ranked(self, edges: SelectableEdges, weight: Tensor, kept: KeptEdges) -> KeptPart:
+        """What `_alone` returns for edges that are ranked, and not in one kernel."""
         real = self._choose_kept(edges, weight, kept)
         if kept.learned is not None:
             threshold = functional.next_magnitude(weight, real, edges.within())
             return functional.shrunk_edges(weight, real, threshold, kept.power), real, threshold
-        if hard:
+        if kept.power == math.inf:
             used = torch.where(real, weight, 0.0)
         else:
             used = functional.shrunk_edges(weight, real, self.next_magnitude(edges, weight, real), kept.power)
@@ -240,6 +245,50 @@ class Selection:
         if kept is None or kept.together(self.shared) is self.shared:
             return self.choose(edges, weight)
         return functional.choose(weight, getattr(edges, kept.number(self.shared)), edges.within())
+
+    def choose_among(
+        self, edges: SelectableEdges, scores: Tensor, count: int | Tensor, within: Tensor | None
+    ) -> Tensor:
+        """The mask of the ``count`` edges of one weight, among those ``within``, whose scores are largest."""
+        return functional.choose(scores, count, within)
+
+    def count(self, edges: SelectableEdges, mask: Tensor) -> Tensor:
+        """The number of edges in a mask, in the unit of budgets: with a structure, of groups."""
+        return torch.count_nonzero(mask)
+
+    def draw(self, edges: SelectableEdges, shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
+        """Uniform random numbers in float32 on the CPU, one for each edge, or for all edges that are real together."""
+        return torch.rand(shape, generator=generator)
+
+    def exchange(
+        self,
+        edges: SelectableEdges,
+        weight: Tensor,
+        wiring: Tensor,
+        others: Tensor,
+        rate: float,
+        growth: Callable[[], Tensor | None],
+    ) -> tuple[Tensor, Tensor]:
+        """Remove the weakest edges of one wiring, and let as many others grow.
+
+        Args:
+            edges: the edges of the layer.
+            weight: what the edges to be removed are ranked by.
+            wiring: the wiring.
+            others: the edges that may grow.
+            rate: the fraction of the real edges to exchange, rounded down.
+            growth: returns the scores of the others, of which the largest magnitudes grow, or None to change nothing.
+
+        Returns:
+            The edges that stay, and the new wiring.
+        """
+        count = int(torch.count_nonzero(wiring))
+        lost = min(int(rate * count + 1e-6), int(torch.count_nonzero(others)))
+        scores = growth() if lost else None
+        if scores is None:
+            return wiring, wiring
+        kept = functional.choose(weight, count - lost, wiring)
+        return kept, kept | functional.choose(scores, lost, others)
 
     def choose_by(
         self,
@@ -295,7 +344,7 @@ class Selection:
 
     # ---- all layers at once, under a compiler -----------------------------------------------------------------
 
-    def _take_traced(self, edges: SelectableEdges, weight: Tensor) -> _Part | None:
+    def _take_traced(self, edges: SelectableEdges, weight: Tensor) -> KeptPart | None:
         """A layer's part of what was made for all layers; None if it has to choose by itself."""
         place = edges.place
         if place >= len(self._traced):
@@ -306,7 +355,7 @@ class Selection:
         part, self._traced[place] = self._traced[place], None
         return part
 
-    def _keep_all_traced(self) -> list[_Part | None]:
+    def _keep_all_traced(self) -> list[KeptPart | None]:
         """What `keep` takes, for all layers; None for each if making them at once is impossible or does not pay."""
         weights = [original_of(layer) for layer in self.layers]
         ranks = self.kept is not None and self.kept.mask is None and not self._left_over

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -295,7 +295,20 @@ class Settings(TypedDataclass):
 
 def from_mapping(mapping: Any) -> Settings:
     """Make settings from a mapping, such as a YAML file holds; those left out get their defaults."""
-    return typed.build(Settings, mapping)
+    return typed.build(Settings, _without_nm(mapping))
+
+
+def _without_nm(mapping: Any) -> Any:
+    """Settings of a run that was made when N:M was a rule, not a structure."""
+    rule = mapping.get("rule") if isinstance(mapping, Mapping) else None
+    if not isinstance(rule, Mapping) or rule.get("name") != "nm":
+        return mapping
+    given, model = rule.get("options") or {}, mapping.get("model")
+    if not isinstance(given, Mapping) or not isinstance(model, Mapping) or not set(given) <= {"n", "m"}:
+        return mapping
+    structure = f"{given.get('n', 2)}:{given.get('m', 4)}"
+    options = {**(model.get("options") or {}), "structure": structure}
+    return {**mapping, "rule": {"name": "dnw"}, "model": {**model, "options": options}}
 
 
 def to_mapping(settings: Settings) -> dict[str, Any]:

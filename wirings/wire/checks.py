@@ -124,7 +124,7 @@ def check_total(layers: Sequence[Layer], budget: int, count: int, hint: str) -> 
     """
     if count != budget:
         raise WiringError(
-            f"rule {layers[0].edges.rule.name!r} should have {budget:,} real edges over all layers "
+            f"rule {layers[0].edges.rule.name!r} should have {budget:,} real {layers[0].edges.unit} over all layers "
             f"({first_names([layer.name for layer in layers])}), but it has {count:,}. {hint}"
         )
 

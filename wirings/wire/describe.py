@@ -14,13 +14,16 @@ from wirings.budgets.budget import Amount, Budget, ConstantSchedule, LayerSize, 
 from wirings.budgets.schedules import KINDS
 from wirings.errors import WiringError, unknown
 from wirings.rules.rule import Rule
+from wirings.selection.structure import Structure
 from wirings.utils.checks import is_int
 from wirings.version import __version__
 from wirings.wire.layer import Layer
 from wirings.wire.parametrization import wired
 
-FORMAT = 1
-"""The format of descriptions. A change that earlier versions would misread gets the next number."""
+FORMAT = 2
+"""The latest format of descriptions. A change that earlier versions would misread gets the next number."""
+FREE_FORMAT = 1
+"""The format of wirings without a structure, which earlier versions can read."""
 
 
 def describe(
@@ -31,6 +34,7 @@ def describe(
     budget: Budget | None,
     sizes: list[LayerSize],
     state: dict[str, Any],
+    structure: Structure | None = None,
 ) -> dict[str, Any]:
     """Describe a wiring in values that JSON can hold.
 
@@ -42,6 +46,7 @@ def describe(
         budget: the budget as given, or None if the rule has its own.
         sizes: the sizes of the layers.
         state: the state of the handle.
+        structure: which edges are real together, if not each by itself. Budgets then count groups.
 
     Raises:
         WiringError: if the rule or a schedule of the budget cannot be made again from its settings.
@@ -52,7 +57,7 @@ def describe(
     if missing := [layer.name for layer in layers if id(layer.edges) not in names]:
         raise WiringError(f"{missing[0]} is not a wired layer of this {type(model).__name__}.")
     return {
-        "format": FORMAT,
+        "format": FREE_FORMAT if structure is None else FORMAT,
         "version": __version__,
         "model": type(model).__name__,
         "part": part,
@@ -63,13 +68,14 @@ def describe(
                 "names": names[id(layer.edges)],
                 "shape": list(layer.weight.shape),
                 "axes": None if layer.edges.axes is None else " ".join(layer.edges.axes),
-                "allowed": size.allowed,
+                "allowed": layer.edges.possible_edges,
                 "masked": layer.edges.allowed is not None,
                 "cost": size.cost,
             }
             for layer, size in zip(layers, sizes, strict=True)
         ],
         "state": state,
+        **({} if structure is None else {"structure": structure.text}),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from wirings.rules.rule import Rule
     from wirings.selection.passes import ReadyWeight
     from wirings.selection.service import Selection
+    from wirings.selection.weight_groups import WeightGroups
 
 _STRAIGHT_THROUGH = KeptEdges()
 
@@ -28,12 +30,13 @@ class Edges(nn.Module):
 
     Args:
         rule: the rule, shared by all edges of a model.
-        k: the number of real edges; with a shared budget, that of all layers together.
-        possible: the number of allowed edges.
+        k: the number of real edges; with a shared budget, that of all layers together. With ``groups``, of their units.
+        possible: the number of allowed edges, or of units.
         allowed: a boolean mask of the weight's shape, or None if all edges are allowed.
         selection: chooses the edges of all layers that were wired together.
         saved: whether ``k`` changes over training and therefore belongs in a checkpoint.
         axes: what the dimensions of the weight are, if it is not that of a layer of PyTorch.
+        groups: which edges are real together, if the wiring has a structure.
     """
 
     k: Tensor
@@ -50,9 +53,11 @@ class Edges(nn.Module):
         selection: Selection,
         saved: bool = False,
         axes: tuple[str, ...] | None = None,
+        groups: WeightGroups | None = None,
     ) -> None:
         super().__init__()
         self.rule, self.possible, self.selection, self.axes = rule, possible, selection, axes
+        self.groups = groups
         self.ready: dict[torch.dtype | None, ReadyWeight] = {}
         """The weight of the forward pass that is running, once it is made; by precision, None for the weight's own."""
         self.in_layer = False
@@ -155,6 +160,16 @@ class Edges(nn.Module):
         return 1 if self.axes is None else self.axes.index("in")
 
     @property
+    def possible_edges(self) -> int:
+        """The number of allowed edges, whatever budgets count."""
+        return self.possible if self.groups is None else self.groups.edges
+
+    @property
+    def unit(self) -> str:
+        """What budgets count, for messages."""
+        return "edges" if self.groups is None else self.groups.unit
+
+    @property
     def shared(self) -> bool:
         """Whether all layers that were wired together share one budget (``share="global"`` or ``"scaled"``)."""
         return self.selection.shared
@@ -173,7 +188,7 @@ class Edges(nn.Module):
 
     def rank_by_scale(self, weight: Tensor) -> None:
         """From now on, divide by the scale that the weight has now where layers are ranked together: its RMS."""
-        self.remember("rank_factor", rank_factor(weight, self.allowed, self.possible))
+        self.remember("rank_factor", rank_factor(weight, self.allowed, self.possible_edges))
 
     def choose(self, weight: Tensor) -> Tensor:
         """A mask of the budget's number of edges of largest magnitude, in this weight or over all layers."""
@@ -182,6 +197,24 @@ class Edges(nn.Module):
     def choose_more(self, weight: Tensor, density: float) -> Tensor:
         """A mask of the strongest edges up to a larger ``density``, or of the budget's number if that is more."""
         return self.selection.choose_more(self, weight, density)
+
+    def choose_among(self, scores: Tensor, count: int | Tensor, within: Tensor | None) -> Tensor:
+        """A mask of the ``count`` edges of this weight, among those ``within``, whose scores are largest."""
+        return self.selection.choose_among(self, scores, count, within)
+
+    def count(self, mask: Tensor) -> Tensor:
+        """The number of edges in a mask as budgets count them: with a structure, that of groups."""
+        return self.selection.count(self, mask)
+
+    def draw(self, shape: torch.Size, generator: torch.Generator | None = None) -> Tensor:
+        """Uniform random numbers for all edges, on the CPU; with a structure, equal ones for edges of a group."""
+        return self.selection.draw(self, shape, generator)
+
+    def exchange(
+        self, weight: Tensor, wiring: Tensor, others: Tensor, rate: float, growth: Callable[[], Tensor | None]
+    ) -> tuple[Tensor, Tensor]:
+        """The edges that stay and the new wiring when a fraction is exchanged: see `Selection.exchange`."""
+        return self.selection.exchange(self, weight, wiring, others, rate, growth)
 
     def next_magnitude(self, weight: Tensor, real: Tensor) -> Tensor:
         """The magnitude of the strongest edge that is not real, 0 if all are; with a shared budget, of all layers."""
@@ -202,4 +235,5 @@ class Edges(nn.Module):
         return None if dtype == weight.dtype else dtype
 
     def extra_repr(self) -> str:
-        return f"{self.rule!r}, k={int(self.k)}" + (" (over all layers)" if self.shared else "")
+        unit = "" if self.groups is None else f" {self.unit}"
+        return f"{self.rule!r}, k={int(self.k)}{unit}" + (" (over all layers)" if self.shared else "")

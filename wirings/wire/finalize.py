@@ -18,6 +18,7 @@ from wirings.wire.checks import check_finite, check_total
 from wirings.wire.edges import Edges
 from wirings.wire.layer import Layer
 from wirings.wire.parametrization import detach, wired
+from wirings.wire.structured import check_whole_groups
 
 _BROKEN = (
     "Either the rule is broken, or a checkpoint of another budget was loaded without the handle's own "
@@ -124,7 +125,7 @@ def _check_totals(places: list[Layer]) -> None:
     for selection, first in {layer.edges.selection: layer for layer in places if layer.edges.shared}.items():
         selection.forget()
         with on_shards(any(is_sharded(layer.weight) for layer in selection.layers)):
-            count = sum(int(torch.count_nonzero(layer.edges.real(layer.weight))) for layer in selection.layers)
+            count = sum(int(layer.edges.count(layer.edges.real(layer.weight))) for layer in selection.layers)
         check_total(
             [layer for layer in places if layer.edges.selection is selection], int(first.edges.k), count, _BROKEN
         )
@@ -135,14 +136,14 @@ def _warn_if_unfinished(model: nn.Module, all_edges: list[Edges]) -> None:
     scheduled = [edges for edges in all_edges if edges.end is not None]
     removing = [edges for edges in all_edges if edges.left is not None]
     end = sum(edges.end or 0 for edges in _one_per_budget(scheduled))
-    left = sum(int(torch.count_nonzero(edges.left)) for edges in removing if edges.left is not None)
+    left = sum(int(edges.count(edges.left)) for edges in removing if edges.left is not None)
     what = []
     if (now := sum(int(edges.k) for edges in _one_per_budget(scheduled))) != end:
-        what.append(f"finalized with {now:,} edges, but its schedule ends with {end:,}")
+        what.append(f"finalized with {now:,} {scheduled[0].unit}, but its schedule ends with {end:,}")
     if left > (now := sum(int(edges.k) for edges in _one_per_budget(removing))):
         what.append(
-            f"finalized with {now:,} edges, but training still used {left:,}: rule {removing[0].rule.name!r} had not "
-            "removed the others yet"
+            f"finalized with {now:,} {removing[0].unit}, but training still used {left:,}: rule "
+            f"{removing[0].rule.name!r} had not removed the others yet"
         )
     for text in what:
         warnings.warn(
@@ -169,9 +170,10 @@ def final_weight(layer: Layer) -> Tensor:
 
 def _check_final(layer: Layer) -> None:
     value, real, edges = final_weight(layer), layer.edges.real(layer.weight), layer.edges
-    count, outside = int(torch.count_nonzero(real)), int(torch.count_nonzero(value.masked_fill(real, 0.0)))
+    check_whole_groups(layer, real)
+    count, outside = int(edges.count(real)), int(torch.count_nonzero(value.masked_fill(real, 0.0)))
     if outside or (not edges.shared and count != int(edges.k)):
         raise WiringError(
-            f"{layer.name}: rule {edges.rule.name!r} should have {int(edges.k)} real edges and zeros elsewhere, but it "
-            f"has {count}, and {outside} other nonzero weights. {_BROKEN}"
+            f"{layer.name}: rule {edges.rule.name!r} should have {int(edges.k)} real {edges.unit} and zeros elsewhere, "
+            f"but it has {count}, and {outside} other nonzero weights. {_BROKEN}"
         )

@@ -35,6 +35,7 @@ from wirings.budgets.ranking import rank_layers
 from wirings.errors import WiringError
 from wirings.rules.rule import Rule, Training
 from wirings.selection import sharded
+from wirings.selection.structure import FREE, Structure
 from wirings.utils.checks import check_int, is_int
 from wirings.utils.layers import original_weight
 from wirings.utils.text import brief
@@ -68,7 +69,10 @@ class Wiring:
         budget: Budget | None,
         sizes: list[LayerSize],
         ranked: list[int] | None = None,
+        structure: Structure | None = None,
     ) -> None:
+        self.structure = structure
+        """Which edges are real together (``wire_(…, structure=…)``); None if every edge is chosen for itself."""
         self.model, self.rule, self.layers, self.budget, self._sizes = model, rule, layers, budget, sizes
         self._given = budget  # before a plan turned fractions of training into steps
         self._ranked = ranked  # each layer's edges in the last ranking of all, if the budget is shared out by it
@@ -285,6 +289,7 @@ class Wiring:
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs beside the model's own ``state_dict``: where the schedules stand."""
         state = {"rule": self.rule.name, "steps": self.steps, "edges": self._counts, "planned": self.planned}
+        state |= {} if self.structure is None else {"structure": self.structure.text}
         return state if self._ranked is None else {**state, "ranked": self._ranked}
 
     def describe(self) -> dict[str, Any]:
@@ -298,7 +303,8 @@ class Wiring:
     def describe_within(self, model: nn.Module) -> dict[str, Any]:
         """`describe`, with the layers' names in a ``model`` that contains the wired one."""
         part = next((name for name, module in model.named_modules() if module is self.model), "")
-        return describe(model, part, self.rule, self.layers, self._given, self._sizes, self.state_dict())
+        state = self.state_dict()
+        return describe(model, part, self.rule, self.layers, self._given, self._sizes, state, self.structure)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved `state_dict`. Load the model's first."""
@@ -309,6 +315,9 @@ class Wiring:
                 f"this state was saved with rule {state.get('rule')!r}, but the model is wired with "
                 f"{self.rule.name!r}; wire the model with the rule that it was saved with."
             )
+        ours, theirs = FREE if self.structure is None else self.structure.text, state.get("structure", FREE)
+        if theirs != ours:
+            raise WiringError(f"this state was saved with structure={theirs!r}, but the model is wired with {ours!r}.")
         if missing := [key for key in ("steps", "edges") if key not in state]:
             raise WiringError(f"this is not the state of a wiring: it has no {missing[0]!r}.")
         steps, saved, own, counts = state["steps"], state.get("planned"), self.planned, self._counts
@@ -346,7 +355,9 @@ class Wiring:
             self.plan(planned)
 
     def __repr__(self) -> str:
-        return f"<Wiring of {type(self.model).__name__}: {self.rule!r}, {len(self.layers)} layers, step {self.steps}>"
+        structure = "" if self.structure is None else f" in {self.structure}"
+        rule = f"{self.rule!r}{structure}"
+        return f"<Wiring of {type(self.model).__name__}: {rule}, {len(self.layers)} layers, step {self.steps}>"
 
     def __str__(self) -> str:
         """A table of the layers. Swapped edges are counted since the last `look`."""
@@ -355,10 +366,15 @@ class Wiring:
         edges = {id(original_weight(module, name)) for _, module, name, _ in wired(self.model)}
         total = sum(p.numel() for p in self.model.parameters())
         dense = sum(p.numel() for p in self.model.parameters() if id(p) not in edges)
+        if self.structure is not None:
+            text += f"\nstructure: {self.structure}"
+            if self.structure.nm is None:
+                real, possible = sum(r.counted for r in reports), sum(size.allowed for size in self._sizes)
+                text += f", {real:,} of {possible:,} groups"
         if dense:
             text += f"\nnot wired: {dense:,} of {total:,} parameters ({100 * dense / total:.1f} %)"
         if self.budget is not None and self.budget.spent is not None and self.budget.k is None:
-            left = self.budget.spent - sum(r.edges * s.cost for r, s in zip(reports, self._sizes, strict=True))
+            left = self.budget.spent - sum(r.counted * s.cost for r, s in zip(reports, self._sizes, strict=True))
             if left > 0:  # during a schedule from above it is negative
                 text += f"\n{left:,} multiply-adds below the budget: no numbers of edges near the shares are closer"
         return text

@@ -54,10 +54,13 @@ def load_edges(
 
 
 def _mask(layer: Layer, weight: Tensor, places: Tensor | None) -> Tensor:
+    edges, device = layer.edges, layer.weight.device
     if places is None:
-        return weight.to(layer.weight.device) != 0
-    mask = torch.zeros(weight.numel(), dtype=torch.bool)
-    return mask.index_fill_(0, places, True).view(weight.shape).to(layer.weight.device)
+        mask = weight.to(device) != 0
+    else:
+        mask = torch.zeros(weight.numel(), dtype=torch.bool)
+        mask = mask.index_fill_(0, places, True).view(weight.shape).to(device)
+    return mask if edges.groups is None else edges.groups.complete(mask, edges.k, edges.allowed)
 
 
 def _start_from(layers: Sequence[Layer], masks: Sequence[Tensor]) -> None:
@@ -65,7 +68,7 @@ def _start_from(layers: Sequence[Layer], masks: Sequence[Tensor]) -> None:
     rule = layers[0].edges.rule
     if rule.keeps_zeros:  # its wiring is final; loading has checked that it has all the edges
         return
-    counts = [int(mask.sum()) for mask in masks]
+    counts = [int(layer.edges.count(mask)) for layer, mask in zip(layers, masks, strict=True)]
     if rule.moves_budget and not layers[0].edges.shared and sum(counts) == sum(int(x.edges.k) for x in layers):
         for layer, count in zip(layers, counts, strict=True):
             layer.edges.k.fill_(count)

@@ -35,6 +35,13 @@ class LayerReport:
     """The number of nodes that no real edge of this layer leads to."""
     without_output: int
     """The number of nodes that no real edge of this layer leaves from."""
+    groups: int | None = None
+    """The number of real groups, if the wiring has a structure: blocks, rows or columns; for N:M, edges of a group."""
+
+    @property
+    def counted(self) -> int:
+        """The number that the budget is about: of real edges, or of groups."""
+        return self.edges if self.groups is None else self.groups
 
     @property
     def density(self) -> float:
@@ -63,10 +70,11 @@ def report_layers(
                 name=layer.name,
                 shape=size.shape,
                 edges=int(torch.count_nonzero(real)),
-                possible=size.allowed,
+                possible=layer.edges.possible_edges,
                 swapped=int(np.bitwise_count(packed[i] & ~before[i]).sum()) if before else 0,
                 without_input=int((~receives).sum()),
                 without_output=int((~sends).sum()),
+                groups=None if layer.edges.groups is None else int(layer.edges.count(real)),
             )
         )
     return reports, packed

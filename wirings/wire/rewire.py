@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from wirings.errors import WiringError
+from wirings.selection.structure import FREE, Structure
 from wirings.utils.layers import check_module
 from wirings.utils.text import shortened
 from wirings.wire.checks import allowed_masks, check_by_pattern, check_not_wrapped, check_wirable, first_names, set_axes
@@ -17,6 +18,7 @@ from wirings.wire.describe import check_format, describe_part, make_budget, make
 from wirings.wire.handle import Wiring
 from wirings.wire.parametrization import detach
 from wirings.wire.pretrained import KEY, handles_of, read_descriptions, read_tensors
+from wirings.wire.structured import groups_of
 from wirings.wire.targets import Target, all_targets
 from wirings.wire.wire import put_edges, size_of
 
@@ -87,10 +89,16 @@ def _rewire(model: nn.Module, saved: Any, state: Any, allowed: Mapping[str, Tens
         _check_saved_wired(state, targets, tensors)
     masks = _masks(targets, layers, tensors, allowed)
     set_axes(targets, {layer["names"][0]: layer["axes"] for layer in layers if layer["axes"] is not None})
-    sizes = [size_of(target, layer["allowed"], layer["cost"]) for target, layer in zip(targets, layers, strict=True)]
+    structure = Structure.of(description.get("structure", FREE))
+    groups = groups_of(structure, targets, masks)
+    sizes = [
+        size_of(target, layer["allowed"] if one is None else one.possible, layer["cost"])
+        for target, layer, one in zip(targets, layers, groups, strict=True)
+    ]
     before = {name: x.clone() for name, x in model.state_dict().items() if isinstance(x, Tensor)}
     starts = _final_wirings(targets, tensors) if rule.keeps_zeros else None
-    wiring, _ = put_edges(model, rule, plan, targets, masks, sizes, description["state"].get("ranked"), starts=starts)
+    ranked = description["state"].get("ranked")
+    wiring, _ = put_edges(model, rule, plan, targets, masks, sizes, ranked, starts=starts, structure=structure)
     try:
         _load(wiring, targets, tensors, whole)
         wiring.load_state_dict(description["state"])

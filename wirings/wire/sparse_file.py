@@ -170,7 +170,7 @@ def _plain_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _about_layer(k: int, x: Tensor, layer: Layer | None) -> dict[str, Any]:
-    possible = x.numel() if layer is None else layer.edges.possible
+    possible = x.numel() if layer is None else layer.edges.possible_edges
     return {"rule": None if layer is None else layer.edges.rule.name, "k": k, "density": round(k / possible, 6)}
 
 

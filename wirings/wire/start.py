@@ -11,6 +11,7 @@ from torch import Tensor
 from wirings.errors import WiringError, unknown
 from wirings.rules.rule import Rule
 from wirings.selection.sharded import is_sharded, on_shards, whole
+from wirings.selection.weight_groups import WeightGroups
 from wirings.wire.checks import first_names
 from wirings.wire.layer import Layer
 from wirings.wire.report import LayerReport
@@ -46,14 +47,19 @@ def nonzero(targets: Sequence[Target], masks: Sequence[Tensor | None]) -> list[T
     return found
 
 
-def numbers_of(share: str, targets: Sequence[Target], starts: Sequence[Tensor]) -> dict[str, int]:
-    """The budget of the first wiring itself: its number of edges in every layer, by the weight's name."""
+def numbers_of(
+    share: str, targets: Sequence[Target], starts: Sequence[Tensor], groups: Sequence[WeightGroups | None]
+) -> dict[str, float]:
+    """The budget of the first wiring itself, by the weight's name: its number of edges, or its density in groups."""
     if share != "uniform":
         raise WiringError(
             f'without a budget, start="weights" gives every layer as many edges as it has nonzero weights; drop '
             f"share={share!r}, or add a budget such as density=."
         )
-    return {target.name: int(torch.count_nonzero(start)) for target, start in zip(targets, starts, strict=True)}
+    return {
+        target.name: int(torch.count_nonzero(start)) if one is None else int(one.count(start)) / one.possible
+        for target, start, one in zip(targets, starts, groups, strict=True)
+    }
 
 
 def check_started(rule: Rule, layers: Sequence[Layer], starts: Sequence[Tensor]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,9 +18,10 @@ from wirings.budgets.mult_adds import FREE
 from wirings.budgets.ranking import rank_factor, rank_layers
 from wirings.errors import WiringError
 from wirings.rules.rule import Rule
+from wirings.selection.grouped import GroupedSelection
 from wirings.selection.service import Selection
 from wirings.selection.sharded import is_sharded, on_shards
-from wirings.utils.checks import is_number
+from wirings.selection.structure import Structure
 from wirings.utils.layers import check_module, edge_shape, wired_by_default
 from wirings.utils.text import brief
 from wirings.wire.checks import (
@@ -42,7 +42,17 @@ from wirings.wire.layer import Layer
 from wirings.wire.parametrization import attach, check_before_loading, detach, wired
 from wirings.wire.pretrained import describe_when_saved
 from wirings.wire.report import LayerReport
+from wirings.wire.scale_weights import check_scale, scale
 from wirings.wire.start import check_start, check_started, nonzero, numbers_of, warn_if_all_zero
+from wirings.wire.structured import (
+    check_given,
+    check_rule,
+    check_total_k,
+    check_whole_groups,
+    complete,
+    groups_of,
+    in_groups,
+)
 from wirings.wire.targets import Target, all_targets, find
 from wirings.wire.transaction import restored_on_error
 
@@ -64,6 +74,7 @@ def wire_(
     axes: Mapping[str, str] | None = None,
     scale_weights: bool | float = False,
     start: str | None = None,
+    structure: str = "free",
     **unknown: Never,
 ) -> Wiring:
     """Wire a model in place: from now on its layers use only a given number of edges, chosen by ``rule``.
@@ -112,7 +123,13 @@ def wire_(
         start: ``"weights"`` to start from the wiring of a network that is sparse already: where its weights are not
             zero. The budget is then optional, and by default the number of these edges in every layer. A smaller one is
             met within them, a larger one by adding edges. The rule changes the wiring from there. Rules that always
-            choose their wiring in another way (`expander`, `dense`, `nm` unless the weights are N:M already) raise.
+            choose their wiring in another way (`expander`, `dense`) raise.
+        structure: which edges are real together: ``"free"``, every edge for itself; ``"2:4"`` or any N:M, the N
+            strongest of every M neighbouring inputs of a node; ``"32x32"`` or any block of outputs x inputs, with all
+            places of a convolution's kernel; ``"row"`` or ``"column"``, all edges of an output or an input. Blocks,
+            rows and columns are ranked by the root mean square of their weights, and the budget is a number of them:
+            ``density`` is the fraction of the groups, and ``k`` edges are rounded down to whole groups. N:M needs no
+            budget. ``"32x32, padded"`` allows smaller blocks at the edges of layers that a block does not divide.
         **unknown: rejected, with an error that suggests what was meant.
 
     Returns:
@@ -124,10 +141,13 @@ def wire_(
     check_not_wrapped(model)
     if not isinstance(share, str):
         raise WiringError(f"share must be a text such as 'uniform' or 'global', got {brief(share)}.")
-    rule = rules.get(rule)
-    _check_scale(rule, scale_weights)
+    rule, made = rules.get(rule), Structure.of(structure)
+    check_scale(rule, scale_weights)
     check_start(start, scale_weights)
     given = {"density": density, "k": k, "budget": budget, "params": params, "mult_adds": mult_adds}
+    if made is not None:
+        check_rule(made, rule)
+        given = check_given(made, given, share)
     counted = start is not None and not rule.own_budget and all(value is None for value in given.values())
     plan = None if counted else _budget(rule, given, share, example_input)
     include, skip = check_patterns("include", include), check_patterns("skip", skip) or []
@@ -140,16 +160,22 @@ def wire_(
         check_wirable(target, model)
     set_axes(targets, check_by_pattern("axes", axes))
     masks = allowed_masks(targets, check_by_pattern("allowed", allowed))
+    groups = groups_of(made, targets, masks)
     sizes = [_size(target, mask) for target, mask in zip(targets, masks, strict=True)]
+    if made is not None:
+        check_total_k(made, k, sizes)
     starts = None if start is None or rule.keeps_zeros else nonzero(targets, masks)
+    if made is not None and starts is not None:
+        starts = complete(groups, starts, masks, 0 if made.nm is None else made.nm[0])
     if counted and starts is not None:
-        plan = _budget(rule, {**given, "budget": numbers_of(share, targets, starts)}, share, example_input)
+        plan = _budget(rule, {**given, "budget": numbers_of(share, targets, starts, groups)}, share, example_input)
     ranked = None
     if plan is not None:
         plan, sizes = _of_network(plan, model, targets, sizes, example_input)
+        plan, sizes = in_groups(plan, sizes, groups)
         if plan.ranks_layers:
             ranked = _first_ranking(plan, [target.weight for target in targets], masks, sizes)
-    wiring, reports = put_edges(model, rule, plan, targets, masks, sizes, ranked, scale_weights, starts)
+    wiring, reports = put_edges(model, rule, plan, targets, masks, sizes, ranked, scale_weights, starts, made)
     if wiring.layers[0].edges.shared and not rule.starts_with_all:
         _warn_if_cut_off(reports, share)
     if rule.keeps_zeros:
@@ -179,6 +205,7 @@ def put_edges(
     ranked: list[int] | None,
     scale_weights: bool | float = False,
     starts: Sequence[Tensor] | None = None,
+    structure: Structure | None = None,
 ) -> tuple[Wiring, list[LayerReport]]:
     """Put edges on weights and let the rule choose among them; if it raises, the model is left unchanged.
 
@@ -192,6 +219,7 @@ def put_edges(
         ranked: the number of edges of each weight in a ranking of all, if the budget is shared out by it.
         scale_weights: as for `wire_`.
         starts: masks of the edges that the rule should start from, if not its own choice.
+        structure: which edges are real together; None if every edge is chosen for itself.
 
     Returns:
         The handle, and its first report.
@@ -205,12 +233,14 @@ def put_edges(
     before = [edges for _, _, _, edges in wired(model)]
     together = plan is not None and plan.ranks_together
     shared = together and not plan.ranks_layers  # type: ignore[union-attr]
-    selection = Selection(shared, rule.kept_at_once)
+    groups = groups_of(structure, targets, masks)
+    selection = (Selection if structure is None else GroupedSelection)(shared, rule.kept_at_once)
     saved = plan is not None and plan.changes
     layers = []
     try:
-        for target, mask, size, count in zip(targets, masks, sizes, counts, strict=True):
-            edges = Edges(rule, count, size.allowed, mask, selection, saved, target.axes).to(target.weight.device)
+        for target, mask, size, count, grouped in zip(targets, masks, sizes, counts, groups, strict=True):
+            edges = Edges(rule, count, size.allowed, mask, selection, saved, target.axes, grouped)
+            edges.to(target.weight.device)
             edges.train(target.places[0][1].training)
             for _, module, attribute in target.places:
                 attach(module, attribute, edges, model)
@@ -223,7 +253,7 @@ def put_edges(
             model.register_forward_hook(selection.end, always_call=True)
         with restored_on_error(rule, layers):
             with on_shards(any(is_sharded(target.weight) for target in targets)):
-                _scale(layers, scale_weights, together)
+                scale(layers, scale_weights, together)
                 if plan is not None and plan.share == "scaled":
                     for layer in layers:
                         layer.edges.rank_by_scale(layer.weight)
@@ -234,50 +264,18 @@ def put_edges(
                     layer.edges.start = None
             if starts is not None:
                 check_started(rule, layers, starts)
-            wiring = Wiring(model, rule, layers, plan, sizes, ranked)
+            wiring = Wiring(model, rule, layers, plan, sizes, ranked, structure)
             reports = wiring.look()
             if selection.shared:
-                check_total(layers, int(layers[0].edges.k), sum(report.edges for report in reports), _RANKS_EACH)
+                check_total(layers, int(layers[0].edges.k), sum(report.counted for report in reports), _RANKS_EACH)
+            if structure is not None:
+                for layer in layers:
+                    check_whole_groups(layer, layer.edges.real(layer.weight))
     except BaseException:
         detach(model, only=[edges for _, _, _, edges in wired(model) if edges not in before])
         raise
     describe_when_saved(model, wiring)
     return wiring, reports
-
-
-def _check_scale(rule: Rule, scale: bool | float) -> None:
-    """Raise unless starting weights can be scaled in this way."""
-    if isinstance(scale, bool) or (is_number(scale) and 0 < scale < math.inf):
-        if scale is not False and rule.needs_trained_weights:
-            raise WiringError(
-                f"rule {rule.name!r} is for trained weights, which must not be scaled; drop scale_weights={scale!r}."
-            )
-        return
-    raise WiringError(
-        "scale_weights= expects True, for 1 / √density, False, or the factor itself, a finite number above 0, got "
-        f"{brief(scale)}."
-    )
-
-
-@torch.no_grad()
-def _scale(layers: Sequence[Layer], scale: bool | float, together: bool) -> None:
-    """Multiply the starting weights: by 1 / √density for True, by ``scale`` for a number.
-
-    Args:
-        layers: the wired layers, not yet set up by the rule.
-        scale: what `wire_` was given.
-        together: whether layers are ranked together, so that one factor for all has to leave the ranking unchanged.
-    """
-    if scale is False:
-        return
-    edges = [layer.edges for layer in layers]
-    used = [one.possible if one.rule.starts_with_all else int(one.k) for one in edges]
-    possible = [one.possible for one in edges]
-    if together:
-        shared = edges[0].shared and not edges[0].rule.starts_with_all  # then every k is that of all layers
-        used, possible = [used[0] if shared else sum(used)] * len(edges), [sum(possible)] * len(edges)
-    for layer, count, most in zip(layers, used, possible, strict=True):
-        layer.weight.mul_(math.sqrt(most / count) if scale is True else float(scale))
 
 
 _RANKS_EACH = (

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers_models import TOKENS, auto, logits, make, need_transformers, trainer
 
 import wirings
-from wirings.rules.nm import strongest_of_groups
+from wirings.selection.nm_groups import strongest_of_groups
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of transformers and PEFT
 

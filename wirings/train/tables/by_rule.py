@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from wirings.selection.structure import FREE, Structure
 from wirings.train import recipes
 from wirings.train.data.metrics import METRICS, Metric
 from wirings.train.settings import Settings
@@ -82,9 +83,9 @@ def _network(settings: Settings) -> str:
 
 
 def _density(settings: Settings) -> float:
-    rule = settings.rule.options
-    if settings.rule.name == "nm":
-        return float(rule["n"] / rule["m"])
+    structure = Structure.of(settings.model.options.get("structure", FREE))
+    if structure is not None and structure.fixed is not None:
+        return structure.fixed
     return float(settings.model.options.get("density", 1.0))
 
 

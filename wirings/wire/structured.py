@@ -1,0 +1,196 @@
+"""``wire_(…, structure=…)``: groups on the weights of a model, and budgets that count them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from wirings.budgets.budget import Amount, Budget, LayerSize
+from wirings.budgets.schedules import Schedule
+from wirings.errors import WiringError
+from wirings.rules.rule import Rule
+from wirings.selection.sharded import whole
+from wirings.selection.structure import Structure
+from wirings.selection.weight_groups import WeightGroups
+from wirings.selection.weight_layout import WeightLayout
+from wirings.utils.checks import is_int, is_number
+from wirings.utils.layers import CONVOLUTIONS, is_graph_weight, sends_first
+from wirings.utils.text import brief
+from wirings.wire.layer import Layer
+from wirings.wire.targets import Target
+
+
+def check_rule(structure: Structure, rule: Rule) -> None:
+    """Raise unless the rule can choose edges of this structure."""
+    if rule.own_budget:
+        why = "chooses its wiring without a budget"
+    elif rule.free_only:
+        why = "chooses single edges in a way of its own"
+    elif structure.nm is not None and rule.moves_budget:
+        why = "moves edges between layers, where N:M fixes their number"
+    else:
+        return
+    raise WiringError(
+        f"structure={structure.text!r} cannot be combined with {rule!r}, which {why}. Use another rule, such as 'dnw' "
+        "or 'random', or drop structure=."
+    )
+
+
+def check_given(structure: Structure, given: Mapping[str, Any], share: str) -> dict[str, Any]:
+    """What the caller gave as a budget, or the density that the structure fixes; raises if they contradict."""
+    if structure.nm is None:
+        if given["mult_adds"] is not None and any(given[name] is not None for name in ("density", "k", "params")):
+            raise WiringError("mult_adds= bounds a number of single edges; with structure=, give it alone, or drop it.")
+        if given["mult_adds"] is not None and share in ("global", "scaled"):
+            raise WiringError(
+                f"mult_adds= with share={share!r} ranks single edges; with structure=, use share='uniform' or 'erk'."
+            )
+        return dict(given)
+    n, m = structure.nm
+    fixes = f"structure={structure.text!r} fixes the number of edges: {n} of every {m}"
+    if share != "uniform":
+        raise WiringError(f"{fixes}. Drop share={share!r}.")
+    density = given["density"]
+    end = density.end if isinstance(density, Schedule) else density
+    others = [name for name in ("budget", "params", "mult_adds") if given[name] is not None]
+    if others or (density is not None and given["k"] is not None):
+        raise WiringError(f"{fixes}. Drop {others[0] if others else 'k'}=.")
+    if density is not None and (not is_number(end) or abs(end - n / m) > 1e-9):
+        raise WiringError(f"{fixes}, a density of {n / m:g}. Drop density={brief(density)}.")
+    return {**given, "density": n / m if density is None else density, "k": None}
+
+
+def check_total_k(structure: Structure, k: int | None, sizes: Sequence[LayerSize]) -> None:
+    """Raise if the caller's number of edges is not the one that the structure fixes."""
+    if structure.nm is None or k is None:
+        return
+    fixed = sum(size.allowed for size in sizes) // structure.nm[1] * structure.nm[0]
+    if k != fixed:
+        raise WiringError(
+            f"structure={structure.text!r} fixes the number of edges of these layers at {fixed:,}. Drop k={brief(k)}."
+        )
+
+
+def groups_of(
+    structure: Structure | None, targets: Sequence[Target], masks: Sequence[Tensor | None]
+) -> Sequence[WeightGroups | None]:
+    """The groups of every weight; None for each without a structure."""
+    if structure is None:
+        return [None] * len(targets)
+    pairs = zip(targets, masks, strict=True)
+    return [structure.lay_over(target.name, _layout(structure, target), mask) for target, mask in pairs]
+
+
+def _layout(structure: Structure, target: Target) -> WeightLayout:
+    _, module, attribute = target.places[0]
+    if is_graph_weight(module, attribute):
+        raise WiringError(
+            f"structure={structure.text!r} needs weights with a row for every output, but the edges of a "
+            f"{type(module).__name__} are one vector ({target.name}). Neural graphs have free edges only: drop "
+            f"structure=, or use skip=[{target.name!r}]."
+        )
+    shape = tuple(target.weight.shape)
+    kernel = ("kernel",) * (len(shape) - 2)
+    axes = target.axes or ((("in", "out") if sends_first(module) else ("out", "in")) + kernel)
+    return WeightLayout(shape, axes, module.groups if isinstance(module, CONVOLUTIONS) else 1)
+
+
+def complete(
+    groups: Sequence[WeightGroups | None], starts: Sequence[Tensor], masks: Sequence[Tensor | None], k: int
+) -> list[Tensor]:
+    """Masks of whole groups that contain these edges; of N:M groups, at least ``k`` edges of each."""
+    args = zip(groups, starts, masks, strict=True)
+    return [start if one is None else one.complete(start, k, mask) for one, start, mask in args]
+
+
+def in_groups(
+    plan: Budget, sizes: Sequence[LayerSize], groups: Sequence[WeightGroups | None]
+) -> tuple[Budget, list[LayerSize]]:
+    """A budget of edges and the sizes of layers, in groups instead of edges.
+
+    A density is the fraction of the groups. A number of edges is rounded down to whole groups; if groups have different
+    sizes, in every layer.
+    """
+    found = [one for one in groups if one is not None]
+    if not found:
+        return plan, list(sizes)
+    grouped = [
+        replace(size, allowed=one.possible, cost=_cost(plan, size, one)) for size, one in zip(sizes, found, strict=True)
+    ]
+    if plan.mapping is not None:
+        amounts = {
+            size.name: _amount(plan.amount_for(size.names), size, one) for size, one in zip(sizes, found, strict=True)
+        }
+        return replace(plan, mapping=amounts), grouped
+    if plan.spent is not None:
+        least = sum(size.cost for size in grouped)
+        if plan.spent < least:
+            raise WiringError(
+                f"mult_adds= leaves {plan.spent:,} multiply-adds for the wired layers, but one group of edges in each "
+                f"of the {len(grouped)} layers costs {least:,}. Raise mult_adds=, or use smaller groups."
+            )
+        return plan, grouped
+    if plan.k is None:
+        return plan, grouped
+    edges, everything = int(plan.k), sum(one.edges for one in found)
+    if edges > everything:
+        return plan, list(sizes)  # which raises
+    each = {one.edges / one.possible for one in found}
+    if len(each) == 1 and all(one.equal for one in found):
+        size = found[0].edges // found[0].possible
+        least = 1 if plan.ranks_together else len(found)
+        if edges < least * size:
+            raise WiringError(
+                f"k = {edges:,} edges are fewer than {least} whole group{'s' if least > 1 else ''} of {size:,}; the "
+                f"nearest that can be met is {least * size:,}."
+            )
+        return replace(plan, k=edges // size), grouped
+    if plan.share != "uniform":
+        raise WiringError(
+            f"k = {edges:,} edges cannot be shared out with share={plan.share!r} over groups of different sizes. Give "
+            "density=, the fraction of the groups."
+        )
+    least = max(math.ceil(everything / one.possible) for one in found)
+    if edges < least:
+        raise WiringError(
+            f"k = {edges:,} edges are fewer than one whole group in each of the {len(found)} layers at one density; "
+            f"the nearest that can be met is {least:,}."
+        )
+    return replace(plan, k=None, density=edges / everything), grouped
+
+
+def _cost(plan: Budget, size: LayerSize, groups: WeightGroups) -> int:
+    """The multiply-adds of one group."""
+    if plan.spent is None:
+        return size.cost
+    if not groups.equal:
+        raise WiringError(
+            f"mult_adds= needs groups of one size, but {size.name} of shape {size.shape} has smaller ones at its "
+            "borders, or edges that are not allowed. Give density= instead."
+        )
+    return size.cost * (groups.edges // groups.possible)
+
+
+def _amount(amount: Amount | None, size: LayerSize, groups: WeightGroups) -> Amount:
+    if not is_int(amount):
+        return 1.0 if amount is None else amount
+    units = int(amount * groups.possible / groups.edges + 1e-9)
+    if not units:
+        raise WiringError(
+            f"{amount} edges in {size.name} are fewer than one whole group of {groups.edges // groups.possible:,}."
+        )
+    return units
+
+
+def check_whole_groups(layer: Layer, real: Tensor) -> None:
+    """Raise if a rule's wiring has parts of groups."""
+    groups = layer.edges.groups
+    if groups is not None and not groups.whole(whole(real), layer.edges.allowed):
+        raise WiringError(
+            f"{layer.name}: rule {layer.edges.rule.name!r} has chosen edges that are not whole groups. Let it use "
+            "edges.choose, edges.choose_among or rules.choose_by, or drop structure=."
+        )
