@@ -50,6 +50,8 @@ SIDES: dict[str, dict[str, Any] | None] = {
     "str": {"rule": "str"},
     "l1_anneal": {"rule": "l1_anneal"},
 }
+WARM_UP = {"perceptron": 40}
+"""Steps before measuring, where 5 are too few: a step that takes the host longer than the GPU settles late."""
 MAIN = ["dense", "dnw", "soft_threshold", "soft_threshold, global", "gmp", "rigl", "top_kast"]
 """The sides that goals are set for."""
 
@@ -182,12 +184,14 @@ def stepper(side: str, network: Network, compiled: bool, options: argparse.Names
     return step
 
 
-def prepared(side: str, network: Network, way: str, options: argparse.Namespace) -> tuple[Callable[[], None], Any]:
-    """Return the step of a side after a warm-up, and its peak memory in bytes (None on a CPU)."""
+def prepared(
+    side: str, network: Network, way: str, warmup: int, options: argparse.Namespace
+) -> tuple[Callable[[], None], Any]:
+    """Return the step of a side after ``warmup`` steps, and its peak memory in bytes (None on a CPU)."""
     gc.collect()
     before, started = torch.cuda.memory_allocated() if options.device == "cuda" else 0, time.perf_counter()
     step = stepper(side, network, way == "compiled", options)
-    for _ in range(options.warmup):
+    for _ in range(warmup):
         step()
     peak = peak_bytes(step, options.device, before)
     print(f"  {side}, {way}: ready after {time.perf_counter() - started:.1f} s", flush=True)
@@ -197,7 +201,8 @@ def prepared(side: str, network: Network, way: str, options: argparse.Namespace)
 def measure(name: str, way: str, options: argparse.Namespace) -> dict[str, Any]:
     """Measure all sides of a network in turns, either called or compiled."""
     network = (SMALL if options.small else NETWORKS)[name]
-    ready = {side: prepared(side, network, way, options) for side in options.sides}
+    warmup = WARM_UP.get(name, 5) if options.warmup is None else options.warmup
+    ready = {side: prepared(side, network, way, warmup, options) for side in options.sides}
     if options.prepare:
         return {}
     taken: dict[str, list[float]] = {side: [] for side in ready}
@@ -249,7 +254,7 @@ def main() -> None:
     parser.add_argument("--sides", nargs="*", choices=list(SIDES), default=MAIN, help="dense is always measured")
     parser.add_argument("--rounds", type=int, default=12, help="turns per side")
     parser.add_argument("--steps", type=int, default=10, help="steps per turn")
-    parser.add_argument("--warmup", type=int, default=5, help="steps before measuring")
+    parser.add_argument("--warmup", type=int, help="steps before measuring; default: 5, perceptron 40")
     parser.add_argument("--small", action="store_true", help="small networks, to try the benchmark")
     parser.add_argument("--prepare", action="store_true", help="compile only, to fill the compiler's cache")
     parser.add_argument("--out", type=Path)
@@ -260,22 +265,19 @@ def main() -> None:
     print(f"{about['hardware']}, {about['versions']}")
     if options.device == "cuda":
         torch.backends.cudnn.benchmark = True
+    settings = {"density": DENSITY, **{name: getattr(options, name) for name in ("rounds", "steps", "warmup", "small")}}
     parts = []
     for name in options.network:
         for way in options.ways:
             if way == "compiled" and name == "perceptron":
                 continue  # the plain loop is what it is about
             parts.append(measure(name, way, options))
+            if not options.prepare:  # after every network: the next one may take too long
+                save(options.out, {"benchmark": "step_cost", "settings": settings, **about, "rows": parts})
             gc.collect()
             torch._dynamo.reset()
             if options.device == "cuda":
                 torch.cuda.empty_cache()
-    if not options.prepare:
-        settings = {
-            "density": DENSITY,
-            **{name: getattr(options, name) for name in ("rounds", "steps", "warmup", "small")},
-        }
-        save(options.out, {"benchmark": "step_cost", "settings": settings, **about, "rows": parts})
 
 
 if __name__ == "__main__":
