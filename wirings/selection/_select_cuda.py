@@ -191,24 +191,26 @@ def _count(weight, allowed, n, channels, SPACE: tl.constexpr, k, near, tally, bo
     DIGIT: tl.constexpr = 8 if SHIFT > 0 else 7
     program, start = tl.program_id(0), tl.program_id(0) * run
     stop = tl.minimum(start + run, n)
-    prefix, rank, guessed, low, high = 0, tl.load(k).to(tl.int32), False, 0, -1
+    prefix, rank, guessed = 0, tl.load(k).to(tl.int32), False
     if GUESS:  # it was right if the cutoff is among the gathered keys
         above = tl.load(board + _ABOVE)
         guessed = (above < tl.maximum(rank, 1)) & (rank <= above + tl.load(board + _NEAR))
         rank = tl.where(guessed, rank - above, rank)
         stop = tl.where(guessed, start + tl.load(tally + program), stop)
         low, high = tl.load(board + _LOW), tl.load(board + _LOW + 1)
+        known = guessed & ((low >> (SHIFT + DIGIT)) == (high >> (SHIFT + DIGIT)))  # all gathered keys begin alike
+        if SHIFT > 0:  # digits that they share need not be counted
+            stop = tl.where(guessed & ((low >> SHIFT) == (high >> SHIFT)), start, stop)
     if TURN > 0:
-        # If all gathered keys begin alike, the passes over these digits were skipped.
-        if guessed & ((low >> (SHIFT + DIGIT)) == (high >> (SHIFT + DIGIT))):
-            prefix = low >> (SHIFT + DIGIT)
+        prefix, rank_before = _narrow(board, TURN - 1, 256)
+        if GUESS:
+            prefix = tl.where(known, low >> (SHIFT + DIGIT), prefix)
+            rank = tl.where(known, rank, rank_before)
         else:
-            prefix, rank = _narrow(board, TURN - 1, 256)
+            rank = rank_before
     if program == 0:  # for the next pass; no program reads it in this one
         tl.store(board + _STATE + 2 * TURN, prefix)
         tl.store(board + _STATE + 2 * TURN + 1, rank)
-    if SHIFT > 0:
-        stop = tl.where(guessed & ((low >> SHIFT) == (high >> SHIFT)), start, stop)
     digits, counts = tl.arange(0, 1 << DIGIT), tl.zeros([1 << DIGIT], tl.int32)
     for base in range(start, stop, BLOCK):
         at = base + tl.arange(0, BLOCK)
