@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from wirings import WiringError, engine
@@ -200,3 +200,21 @@ def test_numbers_that_are_not_finite() -> None:
     found, expected = engine.compile(program, threads=2)(q, k, v), program.run(q, k, v)[0]
     assert found.isnan().nonzero()[:, 2].unique().tolist() == [20]
     torch.testing.assert_close(found, expected, equal_nan=True, rtol=1e-5, atol=1e-5)
+
+
+class AttentionToMany(nn.Module):
+    """One head whose keys are other tokens than its queries."""
+
+    def forward(self, queries: Tensor, others: Tensor) -> Tensor:
+        q, k = (x.unflatten(-1, (1, -1)).transpose(1, 2) for x in (queries, others))
+        return F.scaled_dot_product_attention(q, k, k + 0.5).transpose(1, 2).flatten(2)
+
+
+def test_attention_to_many_tokens_keeps_its_digits() -> None:
+    torch.manual_seed(0)
+    queries, others, model = torch.randn(1, 5, 8), torch.rand(1, 20_000, 8), AttentionToMany().eval()
+    made = engine.compile(model, (queries, others), engine="sparse", threads=1)
+    assert made.compiled
+    exact = model(queries.double(), others.double())
+    difference = (made(queries, others).double() - exact).abs().max() / exact.abs().max()
+    assert float(difference) < 2e-6  # one long sum in single precision is off by 8e-6

@@ -30,6 +30,7 @@ struct AttentionStep {
 
 constexpr int ATTENTION_TILE = REGISTERS == 32 ? 3 : 2;  // vectors of queries
 constexpr int ATTENTION_BLOCK = REGISTERS == 32 ? 8 : 4;  // other tokens, or channels of the values
+constexpr int ATTENTION_RUN = 1024;  // other tokens that are summed at a time, since small numbers are lost in long sums
 
 // sums[b][v] = Σ_i one(i)(b) · two(i)[v]: rows of numbers times vectors.
 template <int N, class One, class Two>
@@ -92,13 +93,19 @@ static void attend(const AttentionStep &step, const AttentionHead &head, int num
     }
     V total[N];
     for (int v = 0; v < N; v++) total[v] = V{};
-    for (int s = 0; s < last; s++)
-        UNROLLED for (int v = 0; v < N; v++) {
-            float *place = scores + (int64_t{s} * N + v) * LANES;
-            const V e = exp_of(load(place) - most[v]);
-            total[v] += e;
-            store(place, e);
-        }
+    for (int start = 0; start < last; start += ATTENTION_RUN) {
+        const int stop = last - start < ATTENTION_RUN ? last : start + ATTENTION_RUN;
+        V part[N];
+        for (int v = 0; v < N; v++) part[v] = V{};
+        for (int s = start; s < stop; s++)
+            UNROLLED for (int v = 0; v < N; v++) {
+                float *place = scores + (int64_t{s} * N + v) * LANES;
+                const V e = exp_of(load(place) - most[v]);
+                part[v] += e;
+                store(place, e);
+            }
+        for (int v = 0; v < N; v++) total[v] += part[v];
+    }
     V share[N];
     for (int v = 0; v < N; v++) share[v] = blend(total[v] == V{}, V{}, all(1.0f) / total[v]);  // no token is visible
     for (int c = 0; c < head.value_size; c += ATTENTION_BLOCK) {
@@ -106,15 +113,23 @@ static void attend(const AttentionStep &step, const AttentionHead &head, int num
         const float *rows[ATTENTION_BLOCK];
         for (int b = 0; b < ATTENTION_BLOCK; b++)
             rows[b] = memory + step.values[head.value + c + (b < own ? b : 0)] + other_row;
-        multiply_block<N>(
-            last, [&](int s) { return [&rows, s](int b) { return rows[b][s]; }; },
-            [&](int s) { return scores + int64_t{s} * N * LANES; }, sums);
+        V whole[ATTENTION_BLOCK][ATTENTION_TILE];
+        for (int b = 0; b < ATTENTION_BLOCK; b++)
+            for (int v = 0; v < N; v++) whole[b][v] = V{};
+        for (int start = 0; start < last; start += ATTENTION_RUN) {
+            multiply_block<N>(
+                last - start < ATTENTION_RUN ? last - start : ATTENTION_RUN,
+                [&](int s) { return [&rows, start, s](int b) { return rows[b][start + s]; }; },
+                [&](int s) { return scores + int64_t{start + s} * N * LANES; }, sums);
+            for (int b = 0; b < ATTENTION_BLOCK; b++)
+                for (int v = 0; v < N; v++) whole[b][v] += sums[b][v];
+        }
         for (int b = 0; b < own; b++)
             for (int v = 0; v < N; v++) {
                 const int left = tokens - v * LANES;
                 if (left > 0)
                     store_part(to + step.out[head.out + c + b] + row * step.out_pitch + from + v * LANES,
-                               sums[b][v] * share[v], left < LANES ? left : LANES);
+                               whole[b][v] * share[v], left < LANES ? left : LANES);
             }
     }
 }

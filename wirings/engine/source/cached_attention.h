@@ -48,20 +48,29 @@ static void run_cached_attention(const CachedAttentionStep &step, float *memory,
         }
         for (int64_t s = 0; s < count; s++) most = scores[s] > most ? scores[s] : most;
         float total = 0;
-        for (int64_t s = 0; s < count; s += LANES) {
-            const int left = static_cast<int>(count - s < LANES ? count - s : LANES);
-            V e = exp_of(load(scores + s) - all(most));
-            if (left < LANES) e = masked(e, count_up() < left);
-            store(scores + s, e);
-            for (int i = 0; i < left; i++) total += e[i];
+        for (int64_t start = 0; start < count; start += ATTENTION_RUN) {
+            float part = 0;
+            for (int64_t s = start; s < count && s < start + ATTENTION_RUN; s += LANES) {
+                const int left = static_cast<int>(count - s < LANES ? count - s : LANES);
+                V e = exp_of(load(scores + s) - all(most));
+                if (left < LANES) e = masked(e, count_up() < left);
+                store(scores + s, e);
+                for (int i = 0; i < left; i++) part += e[i];
+            }
+            total += part;
         }
         const float share = 1 / total;
         for (int c = 0; c < head.value_size; c += VALUE_TILE * LANES) {
             V sum[VALUE_TILE] = {};
-            for (int64_t t = 0; t < count; t++) {  // reads beyond the head, and beyond the values, are not used
-                const V weight = all(scores[t]);
-                UNROLLED for (int v = 0; v < VALUE_TILE; v++)
-                    sum[v] += weight * load(own + t * head.value_size + c + v * LANES);
+            for (int64_t start = 0; start < count; start += ATTENTION_RUN) {
+                const int64_t stop = count - start < ATTENTION_RUN ? count : start + ATTENTION_RUN;
+                V part[VALUE_TILE] = {};
+                for (int64_t t = start; t < stop; t++) {  // reads beyond the head, and the values, are not used
+                    const V weight = all(scores[t]);
+                    UNROLLED for (int v = 0; v < VALUE_TILE; v++)
+                        part[v] += weight * load(own + t * head.value_size + c + v * LANES);
+                }
+                for (int v = 0; v < VALUE_TILE; v++) sum[v] += part[v];
             }
             for (int i = 0; i < VALUE_TILE * LANES && c + i < head.value_size; i++)
                 memory[step.out[head.out + c + i]] = sum[i / LANES][i % LANES] * share;
