@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tests.engine.all_in_int8 import all_layers, loss
 from tests.engine.random_programs import RandomProgram
+from tests.engine.random_token_programs import random_program
 from tests.engine.test_kernels import nodes
 from wirings import engine
 from wirings.compaction.operations import Conv, Linear
@@ -164,3 +165,15 @@ def test_random_nodes(
     for given_ in (images, images[:1]):
         (expected,) = quantization.reference(program).run(given_)
         assert loss(fast(given_), expected) < 0.02
+
+
+def test_attention_that_amplifies_rounding_compiles() -> None:
+    """A byte that is rounded the other way may change the outputs of a softmax by more than int8 usually does."""
+    program = random_program(307179, 20, 3)
+    inputs = [torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(307179))]
+    assert [type(o).__name__ for o in program.operations][-1] == "Attention"
+    quantization = all_layers(program, *inputs, static=True)
+    for threads in (1, 2):
+        fast = EngineModel(program, "sparse", threads, quantization=quantization)
+        for found, exact in zip(fast(*inputs), program.run(*inputs), strict=True):
+            assert loss(found, exact) < 0.2

@@ -157,10 +157,11 @@ class EngineModel(nn.Module):
         """
         images = self.program.example(self.threads + 1)
         found = self._run_segments(self._segments, images)
-        program, tolerance = self.program, TOLERANCE
+        reference, tolerance = self.program, TOLERANCE
         if self.quantization is not None:
-            program, tolerance = self.quantization.reference(program), INT8_TOLERANCE
-        check_outputs(program, found, images, program.run(*images), "the compiled network", tolerance)
+            reference, tolerance = self.quantization.reference(self.program), INT8_TOLERANCE
+        # What rounding to int8 may do shows in how far the reference is from the network itself.
+        check_outputs(self.program, found, images, reference.run(*images), "the compiled network", tolerance)
 
     def use_torch_if_faster(self, inputs: Sequence[Tensor] | None = None, model: nn.Module | None = None) -> None:
         """Use PyTorch instead if it is faster for a batch like ``inputs``, with PyTorch's own threads.
