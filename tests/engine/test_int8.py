@@ -11,7 +11,7 @@ from tests.engine.random_programs import RandomProgram
 from tests.engine.random_token_programs import random_program
 from tests.engine.test_kernels import nodes
 from wirings import engine
-from wirings.compaction.operations import Conv, Linear
+from wirings.compaction.operations import Conv, Linear, ScatterChannels, SelectChannels
 from wirings.compaction.program import Program
 from wirings.engine.engine_model import EngineModel
 from wirings.engine.quantization import Quantization
@@ -177,3 +177,12 @@ def test_attention_that_amplifies_rounding_compiles() -> None:
         fast = EngineModel(program, "sparse", threads, quantization=quantization)
         for found, exact in zip(fast(*inputs), program.run(*inputs), strict=True):
             assert loss(found, exact) < 0.2
+
+
+def test_layers_whose_inputs_are_always_zero_compile() -> None:
+    zeros = ScatterChannels("zeros", ("x",), torch.tensor([0]), 3)
+    dead = SelectChannels("dead", ("zeros",), torch.tensor([1, 2]))
+    linear = Linear("y", ("dead",), torch.ones(4, 2), torch.arange(4.0))
+    program = Program({"x": (1,)}, [zeros, dead, linear], ("y",))
+    fast = EngineModel(program, "sparse", 1, quantization=Quantization(frozenset({"y"})))
+    assert torch.equal(fast(torch.randn(2, 1)), torch.arange(4.0).expand(2, 4))

@@ -21,6 +21,8 @@ CLOSE = 1e-5
 """The difference from PyTorch's outputs, as a share of the largest, that rounding explains."""
 ROUNDED = 0.02
 """The difference in int8 from the same rounding in PyTorch: a number between two steps may be rounded either way."""
+SMALLEST = 1e-2
+"""Outputs count as at least so large: on the way, numbers of order 1 are added up, which leave errors of their own."""
 EPSILON = 2**-23
 """How much rounding may change a number, as a share of it."""
 
@@ -41,7 +43,7 @@ def difference(found: Any, expected: tuple[Tensor, ...]) -> float:
             return float("inf")
         finite = y.isfinite()
         if finite.any():
-            scale = max(1e-3, float(y[finite].abs().max()))
+            scale = max(SMALLEST, float(y[finite].abs().max()))
             worst = max(worst, float((x - y)[finite].abs().max()) / scale)
     return worst
 

@@ -409,3 +409,9 @@ def test_settings_with_the_former_rule_nm_are_read_as_a_structure() -> None:
     for rule in ({"name": "nm", "options": {"n": 3, "k": 1}}, {"name": "nm", "options": 3}):
         with pytest.raises(WiringError):
             from_mapping({"model": model, "rule": rule})
+
+
+def test_a_structure_is_text_without_quotes() -> None:
+    """YAML 1.1 reads 2:4 as a number in base 60."""
+    changed, _ = with_overrides(PLAIN, ["model.options.structure=2:4"])
+    assert changed.model.options == {"structure": "2:4"}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import wirings
-from wirings import WiringError, wire_
+from wirings import WiringError, models, wire_
 
 
 def by_hand() -> nn.Linear:
@@ -182,7 +182,7 @@ def test_a_global_ranking_compares_root_mean_squares() -> None:
         ({"structure": "2:4", "params": 48}, "Drop params="),
         ({"structure": "2:4", "budget": {"0": 0.5}}, "Drop budget="),
         ({"structure": "2x2", "k": 7}, "k = 7 edges are fewer than 2 whole groups of 4; .* nearest .* is 8"),
-        ({"structure": "column", "k": 11}, "fewer than one whole group in each of the 2 layers.*nearest.* is 12"),
+        ({"structure": "column", "k": 11}, "fewer than one whole group in each layer.*nearest.* is 12"),
         ({"structure": "column", "k": 48, "share": "global"}, "over groups of different sizes. Give density="),
         ({"structure": "2x2", "k": 1000}, "allow only 96"),
         ({"structure": "2x2", "budget": {"0": 3}}, "3 edges in 0.weight are fewer than one whole group of 4"),
@@ -368,3 +368,49 @@ def test_a_state_belongs_to_its_structure() -> None:
     with pytest.raises(WiringError, match="saved with structure='free', but the model is wired with 'row'"):
         row.load_state_dict(free.state_dict())
     row.load_state_dict(row.state_dict())
+
+
+@pytest.mark.parametrize("budget", [{"k": 13}, {"params": 13}, {"budget": {"*": 13}}])
+@pytest.mark.parametrize("limited", [False, True])
+def test_numbers_of_edges_need_groups_of_one_size(budget: dict[str, Any], limited: bool) -> None:
+    """The strongest groups may be the largest, so that an average size would exceed the budget."""
+    layer = nn.Linear(5, 5, bias=False)
+    options: dict[str, Any] = {"structure": "4x4, padded"}
+    if limited:
+        options = {"structure": "row", "allowed": {"*": torch.tril(torch.ones(5, 5)).bool()}}
+    with pytest.raises(WiringError, match="smaller ones at its borders"):
+        wirings.wire_(layer, "dnw", **budget, **options)
+    wirings.wire_(layer, "dnw", density=0.5, **options)
+
+
+def test_more_edges_than_a_layer_has() -> None:
+    with pytest.raises(WiringError, match=r"10,000 edges were requested in 0.weight, which allows only 512"):
+        wirings.wire_(nn.Sequential(nn.Linear(64, 8)), "dnw", budget={"0": 10000}, structure="row")
+
+
+@pytest.mark.parametrize("size", [1e-24, 3e25])
+def test_blocks_of_extreme_weights_are_ranked(size: float) -> None:
+    layer = nn.Linear(8, 4, bias=False)
+    with torch.no_grad():
+        layer.weight.fill_(size / 1e5)
+        layer.weight[:, 4:] = size
+    handle = wirings.wire_(layer, "dnw", density=0.5, structure="4x4")
+    assert handle.masks()["weight"][:, 4:].all()
+
+
+@pytest.mark.parametrize("text", ["4 x 4", "4X4", "4×4", " 4x4 "])
+def test_spellings_of_blocks(text: str) -> None:
+    handle = wirings.wire_(nn.Linear(8, 4), "dnw", density=0.5, structure=text)
+    assert int(handle.masks()["weight"].sum()) == 16
+
+
+def test_a_structure_without_a_rule_is_refused() -> None:
+    for options in ({"structure": "2:4"}, {"structure": "2:4", "rule": "dense"}, {"structure": "bogus"}):
+        with pytest.raises(WiringError, match="structure"):
+            models.get("gpt", layers=1, heads=2, width=8, context=4, classes=5, **options)
+
+
+def test_states_of_the_former_rule_nm_are_refused() -> None:
+    handle = wirings.wire_(nn.Linear(8, 4), "dnw", structure="2:4")
+    with pytest.raises(WiringError, match="former rule 'nm'"):
+        handle.load_state_dict({**handle.state_dict(), "rule": "nm"})

@@ -52,11 +52,12 @@ class LayerWiring:
             model: The model.
             skip: Patterns of layers that stay dense.
         """
-        rule = None if self.rule is None else get_rule(self.rule)
+        rule, made = None if self.rule is None else get_rule(self.rule), Structure.of(self.structure)
         if rule is None or (isinstance(rule, Dense) and self.density is None):
+            if made is not None:
+                raise WiringError(f"structure={self.structure!r} needs a rule that chooses edges, such as 'dnw'.")
             model.wiring = None  # type: ignore[assignment]
             return model
-        made = Structure.of(self.structure)
         if self.density is None and not rule.own_budget and (made is None or made.fixed is None):
             raise WiringError(
                 f"rule {rule.name!r} needs a budget: give the model a density, the fraction of its weights to keep, or "

@@ -207,14 +207,17 @@ def masked_each(tensors: Sequence[Tensor], masks: Sequence[Tensor | None], dtype
     out = torch.empty(length, dtype=dtype, device=first.device)
     launch = KernelLauncher((first.device, first.dtype, dtype, "masked each", len(runs)))
     with on_device_of(first):
-        where = _addresses(tuple(addresses), first.device)
+        where = _addresses(tuple(addresses), first.device, torch._C._cuda_getCurrentRawStream(first.device.index))
         launch(_write_masked, len(runs), 4, runs, where, first.detach(), out, _BLOCK)
     return [out.as_strided(*place) for place in places]
 
 
 @functools.lru_cache(16)
-def _addresses(addresses: tuple[int, ...], device: torch.device) -> Tensor:
-    """Addresses on the GPU. The gradients of a training step mostly lie where they did in the step before."""
+def _addresses(addresses: tuple[int, ...], device: torch.device, stream: int) -> Tensor:
+    """Addresses on the GPU. The gradients of a training step mostly lie where they did in the step before.
+
+    By stream: another one would not wait for the copy.
+    """
     return torch.tensor(addresses).to(device, non_blocking=True)
 
 

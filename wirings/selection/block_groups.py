@@ -39,11 +39,15 @@ class BlockGroups(WeightGroups):
         self.possible = blocks if allowed is None else int(self._touched(allowed).sum())
 
     def scores(self, values: Tensor, allowed: Tensor | None) -> Tensor:
-        """The root mean square of the allowed values of each block: a tensor of shape ``self.shape``."""
-        squares = values.detach().to(torch.promote_types(values.dtype, torch.float32)).square()
+        """The root mean square of the allowed values of each block: a tensor of shape ``self.shape``.
+
+        Summed in double precision, so that squares neither vanish nor overflow, and the order of sums hardly matters.
+        """
+        squares = values.detach().double().square()
         if allowed is not None:
             squares = torch.where(allowed, squares, 0.0)
-        return (self._sums(squares) / self._sizes(squares, allowed)).sqrt()
+        found = (self._sums(squares) / self._sizes(squares, allowed)).sqrt()
+        return found.to(torch.promote_types(values.dtype, torch.float32))
 
     def choose(self, values: Tensor, k: int | Tensor, within: Tensor | None, allowed: Tensor | None) -> Tensor:
         return self.spread(functional.choose(self.scores(values, allowed), k, self.among(within)), allowed)

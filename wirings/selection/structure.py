@@ -42,7 +42,7 @@ class Structure:
         ((2, 4), (32, 16), None)
         """
         if isinstance(given, str):
-            text = given.strip()
+            text = re.sub(r"\s*[xX×]\s*", "x", given.strip())
             if text == FREE:
                 return None
             if text in ("row", "column"):
@@ -64,7 +64,8 @@ class Structure:
                     )
                 text = f"{height}x{width}" + (", padded" if padded else "")
                 return cls(text, block=(height, width), padded=padded)
-        raise WiringError(f"{_EXPECTED}; got {brief(given)}.")
+        hint = " YAML reads 2:4 without quotes as a number: write '2:4'." if isinstance(given, int) else ""
+        raise WiringError(f"{_EXPECTED}; got {brief(given)}.{hint}")
 
     @property
     def fixed(self) -> float | None:

@@ -49,7 +49,7 @@ def _size(node: Any, known: dict[int, int | None]) -> int:
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Safe YAML in which 1e-4 is a number (PyYAML wants 1.0e-4), and a duplicate key is an error."""
+    """Safe YAML in which 1e-4 is a number (PyYAML wants 1.0e-4), 2:4 is text, and a duplicate key is an error."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -63,6 +63,18 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         return super().construct_mapping(node, deep)
 
 
+def _without_base_60(resolvers: dict[Any, list[tuple[str, Any]]]) -> dict[Any, list[tuple[str, Any]]]:
+    """YAML's rules for what a plain text stands for, without those that read 2:4 as the number 124."""
+    plain = {
+        "tag:yaml.org,2002:int": re.compile(r"[-+]?(0b[01_]+|0x[\da-fA-F_]+|0[0-7_]*|[1-9][\d_]*)$"),
+        "tag:yaml.org,2002:float": re.compile(
+            r"[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*)([eE][-+]\d+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
+        ),
+    }
+    return {first: [(tag, plain.get(tag, rule)) for tag, rule in rules] for first, rules in resolvers.items()}
+
+
+_Loader.yaml_implicit_resolvers = _without_base_60(_Loader.yaml_implicit_resolvers)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)[eE][-+]?\d+$"), list("-+.0123456789")
 )

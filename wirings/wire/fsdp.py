@@ -40,7 +40,7 @@ def check_whole(layers: Iterable[tuple[str, Tensor, Edges]]) -> None:
     if not (dist.is_available() and dist.is_initialized()):  # no processes, no FSDP; this is called after every step
         return
     for name, weight, edges in layers:
-        if not isinstance(weight, nn.Parameter) or weight.numel() < edges.possible:
+        if not isinstance(weight, nn.Parameter) or weight.numel() < edges.possible_edges:
             raise WiringError(f"{name} is no longer a parameter of its own: the model was wrapped in {_OLDER}.")
 
 

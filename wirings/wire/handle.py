@@ -310,6 +310,11 @@ class Wiring:
         """Continue from a saved `state_dict`. Load the model's first."""
         if not isinstance(state, Mapping):
             raise WiringError(f"expected the state_dict() of a wiring, got {type(state).__name__}.")
+        if state.get("rule") == "nm":
+            raise WiringError(
+                "this state was saved with the former rule 'nm', which structure=\"N:M\" has replaced, and cannot be "
+                "continued. Start the training again with rule 'dnw' and that structure."
+            )
         if state.get("rule") != self.rule.name:
             raise WiringError(
                 f"this state was saved with rule {state.get('rule')!r}, but the model is wired with "

@@ -139,6 +139,8 @@ def in_groups(
     edges, everything = int(plan.k), sum(one.edges for one in found)
     if edges > everything:
         return plan, list(sizes)  # which raises
+    for layer, one in zip(sizes, found, strict=True):
+        _check_equal(f"k = {edges:,} edges", layer, one)
     each = {one.edges / one.possible for one in found}
     if len(each) == 1 and all(one.equal for one in found):
         size = found[0].edges // found[0].possible
@@ -157,7 +159,7 @@ def in_groups(
     least = max(math.ceil(everything / one.possible) for one in found)
     if edges < least:
         raise WiringError(
-            f"k = {edges:,} edges are fewer than one whole group in each of the {len(found)} layers at one density; "
+            f"k = {edges:,} edges are fewer than one whole group in each layer at one density; "
             f"the nearest that can be met is {least:,}."
         )
     return replace(plan, k=None, density=edges / everything), grouped
@@ -167,17 +169,25 @@ def _cost(plan: Budget, size: LayerSize, groups: WeightGroups) -> int:
     """The multiply-adds of one group."""
     if plan.spent is None:
         return size.cost
+    _check_equal("mult_adds=", size, groups)
+    return size.cost * (groups.edges // groups.possible)
+
+
+def _check_equal(what: str, size: LayerSize, groups: WeightGroups) -> None:
+    """Raise unless all groups of a layer have as many edges: whole groups could exceed a budget of edges otherwise."""
     if not groups.equal:
         raise WiringError(
-            f"mult_adds= needs groups of one size, but {size.name} of shape {size.shape} has smaller ones at its "
-            "borders, or edges that are not allowed. Give density= instead."
+            f"{what} cannot be met by whole groups of one size: {size.name} of shape {size.shape} has smaller ones at "
+            "its borders, or edges that are not allowed. Give a density instead, the fraction of the groups."
         )
-    return size.cost * (groups.edges // groups.possible)
 
 
 def _amount(amount: Amount | None, size: LayerSize, groups: WeightGroups) -> Amount:
     if not is_int(amount):
         return 1.0 if amount is None else amount
+    _check_equal(f"a budget of {amount:,} edges", size, groups)
+    if amount > groups.edges:
+        raise WiringError(f"{amount:,} edges were requested in {size.name}, which allows only {groups.edges:,}.")
     units = int(amount * groups.possible / groups.edges + 1e-9)
     if not units:
         raise WiringError(
@@ -191,6 +201,7 @@ def check_whole_groups(layer: Layer, real: Tensor) -> None:
     groups = layer.edges.groups
     if groups is not None and not groups.whole(whole(real), layer.edges.allowed):
         raise WiringError(
-            f"{layer.name}: rule {layer.edges.rule.name!r} has chosen edges that are not whole groups. Let it use "
-            "edges.choose, edges.choose_among or rules.choose_by, or drop structure=."
+            f"{layer.name}: rule {layer.edges.rule.name!r} has chosen edges that are not whole groups. Either a "
+            "checkpoint of another structure was loaded without the handle's own (wiring.load_state_dict), or the "
+            "rule is broken: let it use edges.choose, edges.choose_among or rules.choose_by, or drop structure=."
         )

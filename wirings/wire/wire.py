@@ -96,7 +96,8 @@ def wire_(
         budget: instead of both, a mapping from layer patterns to a density (float or schedule) or a number of edges
             (int); the first matching pattern counts, and layers without one are not wired.
         params: instead of these, the number of parameters of the whole network, biases, norms and skipped layers
-            included: an integer, met exactly, or a float up to 1.0, a fraction of those it has with all edges.
+            included: an integer, met exactly (up to whole groups, with a structure), or a float up to 1.0, a fraction
+            of those it has with all edges.
         mult_adds: or the number of multiply-adds of the whole network for ``example_input``, in the same two ways. Met
             exactly if numbers of edges near the shares can do so, otherwise the nearest below, by less than one edge of
             the cheapest layer that is not full; printing the handle shows what is left. Beside ``density``, ``k`` or

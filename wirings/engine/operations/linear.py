@@ -138,4 +138,5 @@ def lower_linear(lowering: Lowering, o: Linear) -> LinearLayer:
     weight, maps = as_array(o.weight), lowering.ready(o.inputs[0])
     real = maps.buffers != EMPTY
     parts = (maps.take(real), weight[:, real], as_array(o.bias, len(weight)))
-    return Int8LinearLayer(o.output, *parts, o.output) if lowering.in_int8(o) else LinearLayer(o.output, *parts)
+    in_int8 = lowering.in_int8(o) and real.any()  # if all inputs are always zero, there is nothing to round
+    return Int8LinearLayer(o.output, *parts, o.output) if in_int8 else LinearLayer(o.output, *parts)
