@@ -14,7 +14,6 @@ from torch.autograd.function import once_differentiable
 from wirings.errors import WiringError
 from wirings.wire.block_products.choose import DENSE, Products, chosen
 from wirings.wire.block_products.layout import BLOCKS, BlockLayout
-from wirings.wire.block_products.tiles import ProductTile
 
 ACTIVATIONS = ("none", "gelu", "gelu_tanh")
 GRADIENTS_TO = ("real", "dense")
