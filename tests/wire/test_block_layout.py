@@ -31,7 +31,7 @@ def test_lists(mask: Tensor) -> None:
             expected, columns = naive(side, group)
             assert offsets == expected
             assert indices[: len(columns)] == columns
-    assert layout.row_of_blocks().tolist() == mask.nonzero()[:, 0].tolist()
+    assert layout.places().tolist() == mask.nonzero().tolist()
 
 
 @given(MASKS, st.integers(1, 4))

@@ -164,17 +164,25 @@ def test_module() -> None:
     assert torch.equal(module.layout.mask, layout.mask)
 
 
-def test_compiled() -> None:
+def check_compiled(products: Products) -> None:
     weight, layout = layer(MASKS["some"], 16)
-    compiled = torch.compile(
-        lambda x, w: block_linear(x, w, layout, None, "gelu"), backend="aot_eager", fullgraph=True
-    )
-    found, expected = (
-        gradients(run, torch.randn(130, 96, generator=torch.Generator().manual_seed(0)), weight)
-        for run in (compiled, lambda x, w: block_linear(x, w, layout, None, "gelu"))
-    )
-    for a, b in zip(found, expected, strict=True):
+    x = torch.randn(40, 96)
+
+    def run(x: Tensor, w: Tensor) -> Tensor:
+        return block_linear(x, w, layout, None, "gelu", products=products)
+
+    compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
+    for a, b in zip(gradients(compiled, x, weight), gradients(run, x, weight), strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_compiled_fallback() -> None:
+    check_compiled(DENSE)
+
+
+@pytest.mark.usefixtures("interpreter")
+def test_compiled_kernels() -> None:
+    check_compiled(SMALL)
 
 
 @pytest.mark.usefixtures("interpreter")
@@ -184,8 +192,7 @@ def test_operators() -> None:
     x = torch.randn(20, 96)
     product = (x, weight, None, *layout.lists(), 16, [16, 1, 1, 4, 2], False, "gelu", True)
     torch.library.opcheck(torch.ops.wirings.block_product, product, test_utils=("test_schema", "test_faketensor"))
-    places = layout.runs(2), layout.row_of_blocks(), layout.lists()[1]
-    gradient = (torch.randn(20, 64), x, *places, 16, [2, 16, 2, 4, 2])
+    gradient = (torch.randn(20, 64), x, layout.runs(2), layout.places(), 16, [2, 16, 2, 4, 2])
     torch.library.opcheck(
         torch.ops.wirings.block_weight_gradient, gradient, test_utils=("test_schema", "test_faketensor")
     )
@@ -249,7 +256,10 @@ def test_never_waits_for_the_gpu() -> None:
 def test_compiled_on_a_gpu() -> None:
     weight, layout = layer(torch.rand(32, 32) < 0.2, 32, torch.bfloat16, "cuda")
     x = torch.randn(512, 1024, device="cuda", dtype=torch.bfloat16)
-    run = lambda x, w: block_linear(x, w, layout, None, "gelu", products=default_products(layout))  # noqa: E731
+
+    def run(x: Tensor, w: Tensor) -> Tensor:
+        return block_linear(x, w, layout, None, "gelu", products=default_products(layout))
+
     for a, b in zip(gradients(torch.compile(run, fullgraph=True), x, weight), gradients(run, x, weight), strict=True):
         torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
 

@@ -1,10 +1,10 @@
 """Products with a matrix of which only some blocks are not zero, on tensor cores. `tiles` says what limits their speed.
 
-Two kernels are enough. ``_multiply`` computes a run of tokens times a few rows of blocks; with the other strides of the
-weight, and the lists by column, that is the gradient of the inputs. ``_correlate`` computes the gradient of a few blocks
-of one row as a sum over tokens. In both, a tile for the tensor cores consists of blocks from different places: only
-these are read, each by whole lines of 32 bytes or more. Blocks are read from the dense weight, where they are while
-training, so that nothing has to be packed. Sums are float32, always in the same order.
+Two kernels are enough. ``_multiply`` computes a run of tokens times a few rows of blocks; with the other strides of
+the weight, and the lists by column, that is the gradient of the inputs. ``_correlate`` computes the gradient of a few
+blocks of one row as a sum over tokens. In both, a tile for the tensor cores consists of blocks from different places,
+and only these are read. Blocks are read from the dense weight, where they are while training, so that nothing has to be
+packed: a line of a block is at least 32 bytes, the unit in which memory is read. Sums are float32, in a fixed order.
 """
 
 import torch
@@ -47,27 +47,25 @@ def multiply(
     return out, before
 
 
-def weight_gradient(
-    grad: Tensor, x: Tensor, runs: Tensor, rows: Tensor, columns: Tensor, block: int, tile: list[int]
-) -> Tensor:
+def weight_gradient(grad: Tensor, x: Tensor, runs: Tensor, places: Tensor, block: int, tile: list[int]) -> Tensor:
     """``grad.T @ x`` in the blocks that exist, zero elsewhere: of shape (outputs, inputs).
 
     ``grad``: of shape (tokens, outputs). ``x``: of shape (tokens, inputs).
-    ``runs``: the runs of a layout for the tile's blocks. ``rows``, ``columns``: the places of its blocks.
+    ``runs``: the runs of a layout for the tile's blocks. ``places``: the places of its blocks.
     """
     grad, x, tile = grad.contiguous(), x.contiguous(), GradientTile(*tile)
     out = x.new_zeros((grad.shape[1], x.shape[1]))
     split = max(1, min(tile.split, -(-len(x) // tile.tokens)))
     share = -(-len(x) // (split * tile.tokens)) * tile.tokens
-    size = len(columns) * block**2
+    size = len(places) * block**2
     # A single share is the gradient itself.
     parts = out if split == 1 else torch.empty((split, size), dtype=torch.float32, device=x.device)
-    rest = (len(runs), len(x), grad.shape[1], x.shape[1], share, len(columns))
+    rest = (len(runs), len(x), grad.shape[1], x.shape[1], share, len(places))
     constants = (block, tile.blocks, tile.tokens, split)
-    tensors = (grad, x, parts, runs, columns)
+    tensors = (grad, x, parts, runs, places)
     _launch(_correlate, len(runs) * split, tile.warps, tile.stages, tensors, rest, constants)
     if split > 1:
-        _launch(_add_parts, len(columns), 4, None, (parts, out, rows, columns), (x.shape[1], size), (block, split))
+        _launch(_add_parts, len(places), 4, None, (parts, out, places), (x.shape[1], size), (block, split))
     return out
 
 
@@ -82,8 +80,7 @@ _library.define(
     "bool transposed, str activation, bool keep) -> (Tensor, Tensor)"
 )
 _library.define(
-    "block_weight_gradient(Tensor grad, Tensor x, Tensor runs, Tensor rows, Tensor columns, int block, int[] tile) "
-    "-> Tensor"
+    "block_weight_gradient(Tensor grad, Tensor x, Tensor runs, Tensor places, int block, int[] tile) -> Tensor"
 )
 for _key in ("CUDA", "CPU"):  # CPU for Triton's interpreter
     _library.impl("block_product", multiply, _key)
@@ -96,7 +93,7 @@ def _(x, weight, bias, offsets, indices, block, tile, transposed, activation, ke
 
 
 @torch.library.register_fake("wirings::block_weight_gradient", lib=_library)
-def _(grad, x, runs, rows, columns, block, tile):
+def _(grad, x, runs, places, block, tile):
     return x.new_empty((grad.shape[1], x.shape[1]))
 
 
@@ -139,7 +136,7 @@ def _multiply(x, weight, bias, out, before, offsets, indices, groups, tokens, x_
     # Beyond the last token, the last one is computed again and not stored: loads need no mask for it.
     rows = x + tl.minimum(token, tokens - 1)[:, None] * x_width
     sums = tl.zeros([TOKENS, GROUP * BLOCK], tl.float32)
-    # The places of the next blocks are read a step ahead: the compiler would otherwise spend half of its stages on them.
+    # The places of the next blocks are read a step ahead: otherwise, the compiler would spend half its stages on them.
     input = _places(indices, begin, end, BLOCK, STEP)
     for first in range(begin, end, STEP):
         input = tl.max_contiguous(tl.multiple_of(input, BLOCK), BLOCK)
@@ -168,7 +165,7 @@ def _multiply(x, weight, bias, out, before, offsets, indices, groups, tokens, x_
 
 
 @triton.jit
-def _correlate(grad, x, parts, runs, columns, count, tokens, grad_width, x_width, share, blocks, BLOCK: tl.constexpr,
+def _correlate(grad, x, parts, runs, places, count, tokens, grad_width, x_width, share, blocks, BLOCK: tl.constexpr,
                RUN: tl.constexpr, TOKENS: tl.constexpr, SPLIT: tl.constexpr):  # fmt: skip
     """The gradient of up to ``RUN`` blocks of one row, summed over a share of the tokens.
 
@@ -180,7 +177,7 @@ def _correlate(grad, x, parts, runs, columns, count, tokens, grad_width, x_width
         place = tl.arange(0, RUN * BLOCK)
         number = begin + place // BLOCK
         real = number < end
-        column = tl.load(columns + number, mask=real, other=0)
+        column = tl.load(places + number * 2 + 1, mask=real, other=0)
         input = tl.max_contiguous(tl.multiple_of(column * BLOCK + place % BLOCK, BLOCK), BLOCK)
         output = row * BLOCK + tl.arange(0, BLOCK)
         sums = tl.zeros([RUN * BLOCK, BLOCK], tl.float32)
@@ -199,7 +196,7 @@ def _correlate(grad, x, parts, runs, columns, count, tokens, grad_width, x_width
 
 
 @triton.jit
-def _add_parts(parts, out, rows, columns, width, size, BLOCK: tl.constexpr, SPLIT: tl.constexpr):
+def _add_parts(parts, out, places, width, size, BLOCK: tl.constexpr, SPLIT: tl.constexpr):
     """Add the shares of one block's gradient, in order, and write them to their place in the weight's gradient."""
     block = tl.program_id(0)
     down, right = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
@@ -207,5 +204,5 @@ def _add_parts(parts, out, rows, columns, width, size, BLOCK: tl.constexpr, SPLI
     sums = tl.load(at)
     for split in tl.static_range(1, SPLIT):
         sums += tl.load(at + split * size)
-    row, column = tl.load(rows + block), tl.load(columns + block)
+    row, column = tl.load(places + block * 2), tl.load(places + block * 2 + 1)
     tl.store(out + (row * BLOCK + down) * width + column * BLOCK + right, sums.to(out.dtype.element_ty))

@@ -69,12 +69,14 @@ def choose_products(x: Tensor, weight: Tensor, layout: BlockLayout, *, repeats: 
         return lambda: kernels.multiply(grad if by_column else x, weight, None, *lists, block, tile, by_column)
 
     def gradient(tile: GradientTile) -> Callable[[], Any]:
-        places = layout.runs(tile.blocks), layout.row_of_blocks(), layout.lists()[1]
-        return lambda: kernels.weight_gradient(grad, x, *places, block, tile)
+        runs, places = layout.runs(tile.blocks), layout.places()
+        return lambda: kernels.weight_gradient(grad, x, runs, places, block, tile)
 
     found = Products(
         _fastest(lambda: x @ weight.T, {t: product(t, False) for t in usable_products(layout)}, repeats),
-        _fastest(lambda: grad @ weight, {t: product(t, True) for t in usable_products(layout, by_column=True)}, repeats),
+        _fastest(
+            lambda: grad @ weight, {t: product(t, True) for t in usable_products(layout, by_column=True)}, repeats
+        ),
         _fastest(lambda: grad.T @ x, {t: gradient(t) for t in GRADIENTS[block]}, repeats),
     )
     _found[_key(x, weight, layout)] = found

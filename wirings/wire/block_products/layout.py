@@ -34,6 +34,7 @@ class BlockLayout:
         self.blocks = int(mask.sum()) if blocks is None else blocks
         self._lists: dict[tuple[bool, int], tuple[Tensor, Tensor]] = {}
         self._runs: dict[int, Tensor] = {}
+        self._places: Tensor | None = None
 
     @classmethod
     def of_weight(cls, weight: Tensor, block: int, blocks: int | None = None) -> BlockLayout:
@@ -72,11 +73,14 @@ class BlockLayout:
             self._lists[by_column, group] = offsets.clamp_(max=self.blocks), indices[: self.blocks]
         return self._lists[by_column, group]
 
-    def row_of_blocks(self) -> Tensor:
-        """The row of each block, in the order of the lists by row."""
-        offsets, _ = self.lists()
-        number = torch.arange(self.blocks, dtype=torch.int32, device=offsets.device)
-        return torch.searchsorted(offsets[1:], number, right=True).to(torch.int32)
+    def places(self) -> Tensor:
+        """The row and column of each block, in the order of the lists by row: of shape (blocks, 2)."""
+        if self._places is None:
+            offsets, columns = self.lists()
+            number = torch.arange(self.blocks, dtype=torch.int32, device=offsets.device)
+            rows = torch.searchsorted(offsets[1:], number, right=True)
+            self._places = torch.stack([rows.to(torch.int32), columns], 1)
+        return self._places
 
     def runs(self, size: int) -> Tensor:
         """The lists by row, cut into runs of up to ``size`` blocks: (row, begin, end), of shape (runs, 3).

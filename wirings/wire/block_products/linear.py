@@ -67,7 +67,7 @@ def block_linear(
     lists = (
         *((None, None) if forward is None else layout.lists(group=forward.group)),
         *((None, None) if inputs is None else layout.lists(by_column=True, group=inputs.group)),
-        *((None,) * 3 if weights is None else (layout.runs(weights.blocks), layout.row_of_blocks(), layout.lists()[1])),
+        *((None, None) if weights is None else (layout.runs(weights.blocks), layout.places())),
         layout.spread() if weights is None and gradient == "real" and weight.requires_grad else None,
     )
     out = _BlockLinear.apply(flat, weight, bias, *lists, layout.block, products, activation, gradient)
@@ -76,10 +76,10 @@ def block_linear(
 
 def supports(x: Tensor, weight: Tensor, layout: BlockLayout) -> bool:
     """Whether there are kernels for inputs of shape (tokens, inputs)."""
-    device = x.is_cuda and x.dtype in _HALF or _interpreted()
+    device = (x.is_cuda and x.dtype in _HALF) or _interpreted()
     size = max(x.numel(), len(x) * len(weight), weight.numel())
     usual = x.dtype == weight.dtype and x.numel() > 0 and size < _INDEX
-    return device and usual and layout.block in BLOCKS and layout.blocks > 0 and _kernels() is not None
+    return device and usual and layout.block in BLOCKS and layout.blocks > 0 and _has_kernels()
 
 
 class _BlockLinear(torch.autograd.Function):
@@ -116,12 +116,12 @@ class _BlockLinear(torch.autograd.Function):
             if gradient == "dense" or products.weights is None:
                 dweight = grad.T @ x
                 if gradient == "real":
-                    dweight = torch.where(lists[7], dweight, 0)
+                    dweight = torch.where(lists[6], dweight, 0)
             else:
-                dweight = _call("block_weight_gradient", grad, x, *lists[4:7], block, list(products.weights))
+                dweight = _call("block_weight_gradient", grad, x, *lists[4:6], block, list(products.weights))
         if has_bias and ctx.needs_input_grad[2]:
             dbias = grad.sum(0)
-        return dx, dweight, dbias, *(None,) * 12
+        return dx, dweight, dbias, *(None,) * 11
 
 
 class BlockLinear(nn.Module):
@@ -162,7 +162,7 @@ def _approximate(activation: str) -> str:
 
 
 def _call(name: str, *args: Any) -> Any:
-    """Call a product; as an operator where the call is compiled, as the dispatcher costs the host more than a launch."""
+    """Call a product, as an operator only if it is compiled: the dispatcher costs the host more than a launch."""
     if torch.compiler.is_compiling():
         return getattr(torch.ops.wirings, name)(*args)
     return {"block_product": _kernels().multiply, "block_weight_gradient": _kernels().weight_gradient}[name](*args)
@@ -176,6 +176,12 @@ def _kernels() -> Any:
     except ImportError:
         return None
     return _products_cuda
+
+
+@torch.compiler.assume_constant_result
+def _has_kernels() -> bool:
+    """Whether the kernels can be used; their import, which compilers cannot trace, also registers the operators."""
+    return _kernels() is not None
 
 
 def _interpreted() -> bool:

@@ -18,8 +18,8 @@ These are estimates, not measurements. The products themselves, 27 GFLOP, take 0
 Rows of blocks can share what they load (``group``). For random blocks that saves little: of 128 columns, g rows at 10 %
 use 128 (1 - 0.9^g), which is 1.9 times those of one for g = 2 and 3.4 times for g = 4, while tensor cores also multiply
 the zeros of the union. It gains where neighbouring rows have the same columns. With all sums that fit into registers
-(128 tokens x 256 outputs), X and W together would still be 0.83 GB. Only multiprocessors that share loads (clusters with
-multicast) would come below that, to about 0.47 GB with four; Triton does not offer them.
+(128 tokens x 256 outputs), X and W together would still be 0.83 GB. Only multiprocessors that share loads (clusters
+with multicast) would come below that, to about 0.47 GB with four; Triton does not offer them.
 
 The gradient of a block of the weight needs two columns of all tokens, 1.7 GB in total if each block is alone. Blocks of
 one row share the outputs' half, so that runs of 8 blocks need 0.97 GB.
