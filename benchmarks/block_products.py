@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import captured, compare, machine, save
-from wirings.wire.block_products.choose import DENSE, Products, usable_products
+from wirings.wire.block_products.choose import DENSE, LayerTiles, usable_products
 from wirings.wire.block_products.layout import BLOCKS, BlockLayout
 from wirings.wire.block_products.linear import block_linear, supports
 from wirings.wire.block_products.tiles import GRADIENTS
@@ -76,20 +76,20 @@ def fastest_tiles(x: Tensor, weight: Tensor, grad: Tensor, layout: BlockLayout, 
             ratio = taken["dense"]["median_s"] / times["median_s"]
             print(f"  {name:8} {tile!s:75} {1e3 * times['median_s']:8.4f} ms, {ratio:5.2f} x dense", flush=True)
             rows.append({"product": name, "tile": tile if tile == "dense" else tile._asdict(), **times, "gain": ratio})
-    return Products(*best), rows
+    return LayerTiles(*best), rows
 
 
-def layers(x: Tensor, weight: Tensor, grad: Tensor, layout: BlockLayout, products: Products) -> dict[str, Any]:
+def layers(x: Tensor, weight: Tensor, grad: Tensor, layout: BlockLayout, products: LayerTiles) -> dict[str, Any]:
     """Whole layers: forward without gradients, with GELU, and forward and both gradients."""
 
-    def forward(activation: str | None, products: Products) -> Callable[[], object]:
+    def forward(activation: str | None, products: LayerTiles) -> Callable[[], object]:
         def run() -> object:
             with torch.no_grad():
                 return block_linear(x, weight, layout, None, activation, products=products)
 
         return run
 
-    def step(products: Products, gradient: str) -> Callable[[], object]:
+    def step(products: LayerTiles, gradient: str) -> Callable[[], object]:
         return lambda: torch.autograd.grad(
             block_linear(x, weight, layout, gradient=gradient, products=products), (x, weight), grad
         )

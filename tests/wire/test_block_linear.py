@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from wirings import WiringError
 from wirings.wire.block_products import choose
-from wirings.wire.block_products.choose import DENSE, Products, choose_products, default_products
+from wirings.wire.block_products.choose import DENSE, LayerTiles, choose_products, default_products
 from wirings.wire.block_products.layout import BlockLayout
 from wirings.wire.block_products.linear import BlockLinear, block_linear, supports
 from wirings.wire.block_products.tiles import GRADIENTS, PRODUCTS, GradientTile, ProductTile
 
-SMALL = Products(ProductTile(16, step=2), ProductTile(16), GradientTile(2, tokens=16, split=2))
-OTHER = Products(ProductTile(32, group=2), ProductTile(16, group=2, step=4), GradientTile(4, tokens=32, split=1))
+SMALL = LayerTiles(ProductTile(16, step=2), ProductTile(16), GradientTile(2, tokens=16, split=2))
+OTHER = LayerTiles(ProductTile(32, group=2), ProductTile(16, group=2, step=4), GradientTile(4, tokens=32, split=1))
 MASKS = {
     "some": [[1, 0, 1, 1, 0, 1], [0, 0, 0, 0, 0, 0], [0, 0, 1, 0, 0, 1], [1, 0, 1, 1, 0, 0]],
     "one": [[0] * 6, [0] * 6, [0, 0, 0, 0, 1, 0], [0] * 6],
@@ -71,7 +71,7 @@ def test_dense_fallback(mask: str, activation: str | None, gradient: str) -> Non
 @pytest.mark.parametrize("products", [SMALL, OTHER])
 @pytest.mark.parametrize("activation", [None, "gelu", "gelu_tanh"])
 @pytest.mark.parametrize("mask", MASKS)
-def test_kernels(mask: str, activation: str | None, products: Products) -> None:
+def test_kernels(mask: str, activation: str | None, products: LayerTiles) -> None:
     """Empty rows and columns, and tokens that are no multiple of a tile."""
     weight, layout = layer(MASKS[mask], 16)
     x = torch.randn(3, 15, 96)
@@ -87,7 +87,12 @@ def test_random_layers(seed: int) -> None:
     rows, columns, tokens = (int(torch.randint(1, 5, (), generator=generator)) for _ in range(3))
     weight, layout = layer(torch.rand(2 * rows, 2 * columns, generator=generator) < 0.4, block)
     x = torch.randn(tokens * 13, 2 * columns * block)
-    for products in (SMALL, OTHER, Products(SMALL.forward, None, OTHER.weights), Products(None, OTHER.inputs, None)):
+    for products in (
+        SMALL,
+        OTHER,
+        LayerTiles(SMALL.forward, None, OTHER.weights),
+        LayerTiles(None, OTHER.inputs, None),
+    ):
         check(x, weight, layout, None, "real", products=products)
     check(x, weight, layout, "gelu", "dense", products=SMALL)
 
@@ -99,9 +104,9 @@ def test_all_tiles(block: int) -> None:
     weight, layout = layer(MASKS["some"], block)
     x = torch.randn(70, weight.shape[1])
     for tile in PRODUCTS[block]:
-        check(x, weight, layout, None, "real", products=Products(tile, tile if 6 % tile.group == 0 else None, None))
+        check(x, weight, layout, None, "real", products=LayerTiles(tile, tile if 6 % tile.group == 0 else None, None))
     for gradient in GRADIENTS[block]:
-        check(x, weight, layout, None, "real", products=Products(None, None, gradient))
+        check(x, weight, layout, None, "real", products=LayerTiles(None, None, gradient))
 
 
 @pytest.mark.usefixtures("interpreter")
@@ -164,7 +169,7 @@ def test_module() -> None:
     assert torch.equal(module.layout.mask, layout.mask)
 
 
-def check_compiled(products: Products) -> None:
+def check_compiled(products: LayerTiles) -> None:
     weight, layout = layer(MASKS["some"], 16)
     x = torch.randn(40, 96)
 
@@ -235,9 +240,9 @@ def test_on_a_gpu(block: int, dtype: torch.dtype) -> None:
     weight, layout = layer(torch.rand(1024 // block, 1536 // block) < 0.2, block, dtype, "cuda")
     x = torch.randn(3, 1111, 1536, device="cuda", dtype=dtype)
     for tile in PRODUCTS[block]:
-        check(x, weight, layout, "gelu", "real", products=Products(tile, tile, None))
+        check(x, weight, layout, "gelu", "real", products=LayerTiles(tile, tile, None))
     for gradient in GRADIENTS[block]:
-        check(x, weight, layout, None, "real", products=Products(None, None, gradient))
+        check(x, weight, layout, None, "real", products=LayerTiles(None, None, gradient))
     check(x, weight, layout, "gelu_tanh", "dense")
 
 

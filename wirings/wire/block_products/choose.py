@@ -16,7 +16,7 @@ MIN_SPEEDUP = 1.02
 """How much faster than the dense product a tile must be, which is more than the spread of the timings."""
 
 
-class Products(NamedTuple):
+class LayerTiles(NamedTuple):
     """The tiles of the three products of a layer; None for a dense product."""
 
     forward: ProductTile | None
@@ -24,8 +24,8 @@ class Products(NamedTuple):
     weights: GradientTile | None
 
 
-DENSE = Products(None, None, None)
-_found: dict[tuple[Any, ...], Products] = {}
+DENSE = LayerTiles(None, None, None)
+_found: dict[tuple[Any, ...], LayerTiles] = {}
 
 
 def usable_products(layout: BlockLayout, *, by_column: bool = False) -> list[ProductTile]:
@@ -34,18 +34,18 @@ def usable_products(layout: BlockLayout, *, by_column: bool = False) -> list[Pro
     return [tile for tile in PRODUCTS[layout.block] if rows % tile.group == 0]
 
 
-def default_products(layout: BlockLayout) -> Products:
+def default_products(layout: BlockLayout) -> LayerTiles:
     """The tiles that are used where nothing was measured."""
-    return Products(PRODUCTS[layout.block][0], PRODUCTS[layout.block][0], GRADIENTS[layout.block][0])
+    return LayerTiles(PRODUCTS[layout.block][0], PRODUCTS[layout.block][0], GRADIENTS[layout.block][0])
 
 
-def chosen(x: Tensor, weight: Tensor, layout: BlockLayout) -> Products:
+def chosen(x: Tensor, weight: Tensor, layout: BlockLayout) -> LayerTiles:
     """What `choose_products` found for this shape and density, or else the defaults."""
     return _found.get(_key(x, weight, layout)) or default_products(layout)
 
 
 @torch.no_grad()
-def choose_products(x: Tensor, weight: Tensor, layout: BlockLayout, *, repeats: int = 20) -> Products:
+def choose_products(x: Tensor, weight: Tensor, layout: BlockLayout, *, repeats: int = 20) -> LayerTiles:
     """Time the dense product and all tiles with a layer's inputs, and use the fastest from now on.
 
     This is for a CUDA device, outside of graph capture; other devices stay dense. The result holds for layers of the
@@ -72,7 +72,7 @@ def choose_products(x: Tensor, weight: Tensor, layout: BlockLayout, *, repeats: 
         runs, places = layout.runs(tile.blocks), layout.places()
         return lambda: kernels.weight_gradient(grad, x, runs, places, block, tile)
 
-    found = Products(
+    found = LayerTiles(
         _fastest(lambda: x @ weight.T, {t: product(t, False) for t in usable_products(layout)}, repeats),
         _fastest(
             lambda: grad @ weight, {t: product(t, True) for t in usable_products(layout, by_column=True)}, repeats

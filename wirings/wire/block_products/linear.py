@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from wirings.errors import WiringError
-from wirings.wire.block_products.choose import DENSE, Products, chosen
+from wirings.wire.block_products.choose import DENSE, LayerTiles, chosen
 from wirings.wire.block_products.layout import BLOCKS, BlockLayout
 
 ACTIVATIONS = ("none", "gelu", "gelu_tanh")
@@ -30,7 +30,7 @@ def block_linear(
     activation: str | None = None,
     *,
     gradient: str = "real",
-    products: Products | None = None,
+    products: LayerTiles | None = None,
 ) -> Tensor:
     """``activation(x @ weight.T + bias)``; differentiable once. Dense where the kernels are unsupported or slower.
 

@@ -84,8 +84,8 @@ PRODUCTS = {
         ProductTile(128, group=2, warps=8, stages=3),
     ),
     128: (
-        ProductTile(128, warps=8, stages=2),
         ProductTile(128, warps=8, stages=3),
+        ProductTile(128, warps=8, stages=2),
         ProductTile(256, warps=8, stages=2),
     ),
 }
