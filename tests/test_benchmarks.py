@@ -44,6 +44,16 @@ def test_clipping(run: RunBenchmark) -> None:
     assert out.count("ms per step") == 3
 
 
+def test_block_products(run: RunBenchmark) -> None:
+    sizes = ["--shapes=32x64x16", "--densities=0.5", "--blocks=16", "--seconds=0"]
+    text, record = run("block_products", "--device=cpu", *sizes)
+    (row,) = record["rows"]
+    assert (row["block"], row["way"]) == (16, "called")
+    assert {"forward, dense", "forward, blocks", "step, blocks, all gradients"} < row["times"].keys()
+    assert row["gains"]["step, dense"] == 1
+    assert text.count("x dense, called") == 7
+
+
 def make(recipe: str, seed: int, accuracy: float, best: float | None = None) -> results.Result:
     return results.Result(
         recipe=recipe, seed=seed, accuracy=accuracy, best_accuracy=best, epochs=1, steps=1, params=1, overrides={},

@@ -24,15 +24,16 @@ class KernelLauncher:
         self.kernels, self.turn = self.known.setdefault(signature, {}), 0
         self.stream = torch._C._cuda_getCurrentRawStream(signature[0].index) if self.kernels else 0
 
-    def __call__(self, kernel: Any, grid: int, warps: int, *args: Any) -> None:
-        """Launch the next kernel of the sequence."""
+    def __call__(self, kernel: Any, grid: int, warps: int, *args: Any, stages: int | None = None) -> None:
+        """Launch the next kernel of the sequence; ``stages`` is how many steps of a loop are loaded ahead."""
         compiled = self.kernels.get(self.turn)
         if compiled is not None:
             # Addresses in place of tensors: the launcher would have to query each tensor, and the driver about each.
             plain = [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in args]
             compiled.run(grid, 1, 1, self.stream, compiled.function, compiled.packed_metadata, None, None, None, *plain)
         else:
-            compiled = kernel[(grid,)](*args, num_warps=warps)
+            options = {} if stages is None else {"num_stages": stages}
+            compiled = kernel[(grid,)](*args, num_warps=warps, **options)
             if compiled is not None:  # it is None in Triton's interpreter
                 self.kernels[self.turn] = compiled
         self.turn += 1

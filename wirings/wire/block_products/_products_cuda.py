@@ -1,0 +1,208 @@
+"""Products with a matrix of which only some blocks are not zero, on tensor cores. `tiles` says what limits their speed.
+
+Two kernels are enough. ``_multiply`` computes a run of tokens times a few rows of blocks; with the other strides of
+the weight, and the lists by column, that is the gradient of the inputs. ``_correlate`` computes the gradient of a few
+blocks of one row as a sum over tokens. In both, a tile for the tensor cores consists of blocks from different places,
+and only these are read. Blocks are read from the dense weight, where they are while training, so that nothing has to be
+packed: a line of a block is at least 32 bytes, the unit in which memory is read. Sums are float32, in a fixed order.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from wirings.utils.triton_launch import KernelLauncher, on_device_of
+from wirings.wire.block_products.tiles import GradientTile, ProductTile
+
+_ACTIVATIONS = {"none": 0, "gelu": 1, "gelu_tanh": 2}
+
+
+def multiply(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    offsets: Tensor,
+    indices: Tensor,
+    block: int,
+    tile: list[int],
+    transposed: bool = False,
+    activation: str = "none",
+    keep: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """``activation(x @ weight.T + bias)``, or ``x @ weight`` if ``transposed``; also the sum before the activation.
+
+    ``x``: of shape (tokens, inputs). ``weight``: of shape (outputs, inputs), zero outside of its blocks.
+    ``offsets``, ``indices``: the lists of a layout, by column if ``transposed``, for the tile's group.
+    ``keep``: whether to return the sum before the activation, which is otherwise empty.
+    """
+    x, weight, tile = x.contiguous(), weight.contiguous(), ProductTile(*tile)
+    out, before = _outputs(x, weight, transposed, keep)
+    by_output, by_input = (1, weight.shape[1]) if transposed else (weight.shape[1], 1)
+    groups = len(offsets) - 1
+    rest = (groups, len(x), x.shape[1], out.shape[1], by_output, by_input)
+    constants = (block, tile.group, tile.step, tile.tokens, _ACTIVATIONS[activation])
+    tensors = (x, weight, bias, out, before if keep else None, offsets, indices)
+    _launch(_multiply, groups * -(-len(x) // tile.tokens), tile.warps, tile.stages, tensors, rest, constants)
+    return out, before
+
+
+def weight_gradient(grad: Tensor, x: Tensor, runs: Tensor, places: Tensor, block: int, tile: list[int]) -> Tensor:
+    """``grad.T @ x`` in the blocks that exist, zero elsewhere: of shape (outputs, inputs).
+
+    ``grad``: of shape (tokens, outputs). ``x``: of shape (tokens, inputs).
+    ``runs``: the runs of a layout for the tile's blocks. ``places``: the places of its blocks.
+    """
+    grad, x, tile = grad.contiguous(), x.contiguous(), GradientTile(*tile)
+    out = x.new_zeros((grad.shape[1], x.shape[1]))
+    split = max(1, min(tile.split, -(-len(x) // tile.tokens)))
+    share = -(-len(x) // (split * tile.tokens)) * tile.tokens
+    size = len(places) * block**2
+    # A single share is the gradient itself.
+    parts = out if split == 1 else torch.empty((split, size), dtype=torch.float32, device=x.device)
+    rest = (len(runs), len(x), grad.shape[1], x.shape[1], share, len(places))
+    constants = (block, tile.blocks, tile.tokens, split)
+    tensors = (grad, x, parts, runs, places)
+    _launch(_correlate, len(runs) * split, tile.warps, tile.stages, tensors, rest, constants)
+    if split > 1:
+        _launch(_add_parts, len(places), 4, None, (parts, out, places), (x.shape[1], size), (block, split))
+    return out
+
+
+def _outputs(x, weight, transposed, keep):
+    out = x.new_empty((len(x), weight.shape[1 if transposed else 0]))
+    return out, x.new_empty(out.shape if keep else 0)
+
+
+_library = torch.library.Library("wirings", "FRAGMENT")
+_library.define(
+    "block_product(Tensor x, Tensor weight, Tensor? bias, Tensor offsets, Tensor indices, int block, int[] tile, "
+    "bool transposed, str activation, bool keep) -> (Tensor, Tensor)"
+)
+_library.define(
+    "block_weight_gradient(Tensor grad, Tensor x, Tensor runs, Tensor places, int block, int[] tile) -> Tensor"
+)
+for _key in ("CUDA", "CPU"):  # CPU for Triton's interpreter
+    _library.impl("block_product", multiply, _key)
+    _library.impl("block_weight_gradient", weight_gradient, _key)
+
+
+@torch.library.register_fake("wirings::block_product", lib=_library)
+def _(x, weight, bias, offsets, indices, block, tile, transposed, activation, keep):
+    return _outputs(x, weight, transposed, keep)
+
+
+@torch.library.register_fake("wirings::block_weight_gradient", lib=_library)
+def _(grad, x, runs, places, block, tile):
+    return x.new_empty((grad.shape[1], x.shape[1]))
+
+
+def _launch(kernel, programs, warps, stages, tensors, rest, constants):
+    """Launch one kernel, whose compiled form depends on everything but the values of the tensors."""
+    if programs == 0:
+        return
+    like = [t if t is None else (t.dtype, t.data_ptr() % 16 == 0) for t in tensors]
+    launch = KernelLauncher((tensors[0].device, kernel.fn.__name__, *like, rest, constants, warps, stages))
+    with on_device_of(tensors[0]):
+        launch(kernel, programs, warps, *tensors, *rest, *constants, stages=stages)
+
+
+# ---- the kernels ----------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _places(indices, first, end, BLOCK: tl.constexpr, STEP: tl.constexpr):
+    """The inputs of ``STEP`` blocks, one after the other: a scalar load for each, as a tensor's would be repeated."""
+    place = tl.arange(0, STEP * BLOCK)
+    found = tl.load(indices + first, mask=first < end, other=0) * BLOCK + place % BLOCK
+    for other in tl.static_range(1, STEP):
+        index = tl.load(indices + first + other, mask=first + other < end, other=0)
+        found = tl.where(place // BLOCK == other, index * BLOCK + place % BLOCK, found)
+    return found
+
+
+@triton.jit
+def _multiply(x, weight, bias, out, before, offsets, indices, groups, tokens, x_width, out_width, by_output, by_input,
+              BLOCK: tl.constexpr, GROUP: tl.constexpr, STEP: tl.constexpr, TOKENS: tl.constexpr,
+              ACTIVATION: tl.constexpr):  # fmt: skip
+    """A run of tokens at the outputs of ``GROUP`` neighbouring rows of blocks, ``STEP`` columns of blocks at a time.
+
+    Programs of the same tokens follow each other, so that these are in the level-2 cache for all of them.
+    """
+    group, begin_token = tl.program_id(0) % groups, tl.program_id(0) // groups * TOKENS
+    token = begin_token + tl.arange(0, TOKENS)
+    output = group * (GROUP * BLOCK) + tl.arange(0, GROUP * BLOCK)
+    begin, end = tl.load(offsets + group), tl.load(offsets + group + 1)
+    # Beyond the last token, the last one is computed again and not stored: loads need no mask for it.
+    rows = x + tl.minimum(token, tokens - 1)[:, None] * x_width
+    sums = tl.zeros([TOKENS, GROUP * BLOCK], tl.float32)
+    # The places of the next blocks are read a step ahead: otherwise, the compiler would spend half its stages on them.
+    input = _places(indices, begin, end, BLOCK, STEP)
+    for first in range(begin, end, STEP):
+        input = tl.max_contiguous(tl.multiple_of(input, BLOCK), BLOCK)
+        at = output[None, :] * by_output + input[:, None] * by_input
+        if STEP == 1:
+            values, weights = tl.load(rows + input[None, :]), tl.load(weight + at)
+        else:
+            real = first + tl.arange(0, STEP * BLOCK) // BLOCK < end
+            values = tl.load(rows + input[None, :], mask=real[None, :], other=0)
+            weights = tl.load(weight + at, mask=real[:, None], other=0)
+        input = _places(indices, first + STEP, end, BLOCK, STEP)
+        sums = tl.dot(values, weights, sums, input_precision="ieee")
+    at = token[:, None] * out_width + output[None, :]
+    real = (token < tokens)[:, None]
+    if bias is not None:
+        sums += tl.load(bias + output).to(tl.float32)[None, :]
+    if before is not None:
+        tl.store(before + at, sums.to(out.dtype.element_ty), mask=real)
+        sums = sums.to(out.dtype.element_ty).to(tl.float32)  # what the backward pass will see
+    if ACTIVATION == 1:
+        sums = 0.5 * sums * (1 + tl.erf(sums * 0.7071067811865476))
+    elif ACTIVATION == 2:
+        # 0.5 (1 + tanh(u)) is the sigmoid of 2 u.
+        sums = sums * tl.sigmoid(1.5957691216057308 * (sums + 0.044715 * sums * sums * sums))
+    tl.store(out + at, sums.to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def _correlate(grad, x, parts, runs, places, count, tokens, grad_width, x_width, share, blocks, BLOCK: tl.constexpr,
+               RUN: tl.constexpr, TOKENS: tl.constexpr, SPLIT: tl.constexpr):  # fmt: skip
+    """The gradient of up to ``RUN`` blocks of one row, summed over a share of the tokens.
+
+    The tile is (inputs, outputs): tensor cores need 64 rows, which the inputs of several blocks have.
+    """
+    run, split = tl.program_id(0) % count, tl.program_id(0) // count
+    row, begin, end = tl.load(runs + run * 3), tl.load(runs + run * 3 + 1), tl.load(runs + run * 3 + 2)
+    if begin < end:
+        place = tl.arange(0, RUN * BLOCK)
+        number = begin + place // BLOCK
+        real = number < end
+        column = tl.load(places + number * 2 + 1, mask=real, other=0)
+        input = tl.max_contiguous(tl.multiple_of(column * BLOCK + place % BLOCK, BLOCK), BLOCK)
+        output = row * BLOCK + tl.arange(0, BLOCK)
+        sums = tl.zeros([RUN * BLOCK, BLOCK], tl.float32)
+        last = tl.minimum((split + 1) * share, tokens)
+        for first in range(split * share, last, TOKENS):
+            token = (first + tl.arange(0, TOKENS))[:, None]
+            values = tl.load(x + token * x_width + input[None, :], mask=(token < last) & real[None, :], other=0)
+            behind = tl.load(grad + token * grad_width + output[None, :], mask=token < last, other=0)
+            sums = tl.dot(tl.trans(values), behind, sums, input_precision="ieee")
+        if SPLIT == 1:
+            at = output[None, :] * x_width + input[:, None]
+        else:
+            block = split.to(tl.int64) * blocks + number
+            at = (block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]) * BLOCK + (place % BLOCK)[:, None]
+        tl.store(parts + at, sums.to(parts.dtype.element_ty), mask=real[:, None])
+
+
+@triton.jit
+def _add_parts(parts, out, places, width, size, BLOCK: tl.constexpr, SPLIT: tl.constexpr):
+    """Add the shares of one block's gradient, in order, and write them to their place in the weight's gradient."""
+    block = tl.program_id(0)
+    down, right = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
+    at = parts + block * (BLOCK * BLOCK) + down * BLOCK + right
+    sums = tl.load(at)
+    for split in tl.static_range(1, SPLIT):
+        sums += tl.load(at + split * size)
+    row, column = tl.load(places + block * 2), tl.load(places + block * 2 + 1)
+    tl.store(out + (row * BLOCK + down) * width + column * BLOCK + right, sums.to(out.dtype.element_ty))
