@@ -37,6 +37,7 @@ CALLS = {
 }
 ENGINE = {
     "programs": "random programs, compiled",
+    "programs_before": "the same by earlier versions of the code; what was wrong led to fixes",
     "sanitizers": "random programs, under AddressSanitizer and UndefinedBehaviorSanitizer",
     "image_sizes": "random networks on images of 1 to 8,192 pixels a side",
 }
