@@ -5,7 +5,6 @@ python -m benchmarks.agreement [--results results] [--out docs/images/paper-meas
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ if not __package__:  # run as a script: keep this folder's select.py from shadow
 
 from matplotlib.figure import Figure
 
+from benchmarks.common import picture_options
 from wirings.draw.curves import COLOURS
 from wirings.train.tables import paper as tables
 from wirings.train.tables.agreement import MARK, agreement, seeds_cell
@@ -77,11 +77,7 @@ def draw(rows: list[tables.TableRow], path: Path) -> None:
 
 
 def main() -> None:
-    root = Path(__file__).parents[1]
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--results", type=Path, default=root / "results")
-    parser.add_argument("--out", type=Path, default=root / "docs" / "images" / "paper-measured.png")
-    options = parser.parse_args()
+    options = picture_options(__doc__, "paper-measured.png")
     rows = compared(options.results)
     if not rows:
         sys.exit(f"{options.results} has no results of rows of the paper: wirings train table1/static-dnw --results …")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import statistics
@@ -127,3 +128,16 @@ def save(path: Path | None, record: dict[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(record, indent=1) + "\n")
         print(f"wrote {path}")
+
+
+def picture_options(about: str, picture: str) -> argparse.Namespace:
+    """Parse the options of a benchmark that draws results: ``--results``, and ``--out`` for the picture.
+
+    Args:
+        about: the benchmark's docstring.
+        picture: the name of the picture in ``docs/images``.
+    """
+    parser = argparse.ArgumentParser(description=about.split("\n")[0])
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=RESULTS.parent / "docs" / "images" / picture)
+    return parser.parse_args()

@@ -5,7 +5,6 @@ python -m benchmarks.density [--results results] [--out docs/images/resnet-densi
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +14,7 @@ if not __package__:  # run as a script: keep this folder's select.py from shadow
 
 from matplotlib.figure import Figure
 
+from benchmarks.common import picture_options
 from wirings.draw.curves import COLOURS, MARKS
 from wirings.train import recipes
 from wirings.train.tables import paper as tables
@@ -68,11 +68,7 @@ def draw(found: dict[str, list[Measured]], path: Path) -> None:
 
 
 def main() -> None:
-    root = Path(__file__).parents[1]
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--results", type=Path, default=root / "results")
-    parser.add_argument("--out", type=Path, default=root / "docs" / "images" / "resnet-density.png")
-    options = parser.parse_args()
+    options = picture_options(__doc__, "resnet-density.png")
     found = measured(options.results)
     if not any(rule != "dense" for rule in found):
         sys.exit(

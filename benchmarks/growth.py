@@ -9,7 +9,6 @@ Times come from runs that had a GPU to themselves, which `--per-gpu 1` gives the
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +18,7 @@ if not __package__:  # run as a script: keep this folder's select.py from shadow
 
 from matplotlib.figure import Figure
 
+from benchmarks.common import picture_options
 from wirings.draw.curves import COLOURS, MARKS
 from wirings.models.tiny import BLOCK, BLOCKS, EDGES
 from wirings.train import recipes, results
@@ -87,11 +87,7 @@ def draw(found: dict[str, list[Size]], path: Path) -> None:
 
 
 def main() -> None:
-    root = Path(__file__).parents[1]
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--results", type=Path, default=root / "results")
-    parser.add_argument("--out", type=Path, default=root / "docs" / "images" / "growth.png")
-    options = parser.parse_args()
+    options = picture_options(__doc__, "growth.png")
     found = measured(options.results)
     if all(len(sizes) < 2 for sizes in found.values()):
         sys.exit(f"{options.results} has no results of {TABLE}: see the first lines of {Path(__file__).name}")
