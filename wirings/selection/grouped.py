@@ -110,25 +110,21 @@ class GroupedSelection(Selection):
         args = (sharded.whole(one) for one in (weight.detach(), wiring, others))
         return edges.groups.exchange(*args, edges.k, rate, whole_growth, edges.allowed)
 
-    def choose_by(
+    def _choose_together(
         self,
         layers: Sequence[SelectedWeight],
         scores: Sequence[Tensor],
-        counts: Sequence[int | Tensor] | None = None,
-        within: Sequence[Tensor | None] | None = None,
-        magnitudes: bool = False,
+        count: int | Tensor,
+        within: Sequence[Tensor | None],
+        magnitudes: bool,
     ) -> list[Tensor]:
         edges = [layer.edges for layer in layers]
-        counts = [one.k for one in edges] if counts is None else counts
-        within = [one.within() for one in edges] if within is None else within
-        if not self.shared:
-            return [self.choose_among(*args) for args in zip(edges, scores, counts, within, strict=True)]
         of_blocks = [block_scores(one, score) for one, score in zip(edges, scores, strict=True)]
         if magnitudes:
             pairs = zip(of_blocks, edges, strict=True)
             of_blocks = [functional.rank_scores(score, one.rank_factor) for score, one in pairs]
         among = [one.groups.among(mask) for one, mask in zip(edges, within, strict=True)]
-        chosen = rank_together(of_blocks, counts[0], among)
+        chosen = rank_together(of_blocks, count, among)
         masks = [one.groups.spread(real, one.allowed) for one, real in zip(edges, chosen, strict=True)]  # type: ignore[arg-type]
         return [_like(mask, score) for mask, score in zip(masks, scores, strict=True)]
 

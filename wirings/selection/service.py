@@ -153,7 +153,8 @@ class Selection:
         if self.shared:
             possible = [layer.edges.possible for layer in self.layers]
             return self._ranking.mask(edges, more_edges(possible, density, True)[0])
-        return functional.choose(weight, _at_least(edges, density), edges.within())
+        least = more_edges([edges.possible], density, False)[0]
+        return functional.choose(weight, edges.k.clamp(min=least), edges.within())
 
     def next_magnitude(self, edges: SelectableEdges, weight: Tensor, real: Tensor) -> Tensor:
         """The magnitude of the strongest edge that is not real, 0 if all are: of this weight, or over all layers.
@@ -311,11 +312,23 @@ class Selection:
         counts = [layer.edges.k for layer in layers] if counts is None else counts
         within = [layer.edges.within() for layer in layers] if within is None else within
         if not self.shared:
-            return [functional.choose(s, k, among) for s, k, among in zip(scores, counts, within, strict=True)]
+            parts = zip(layers, scores, counts, within, strict=True)
+            return [self.choose_among(layer.edges, s, k, among) for layer, s, k, among in parts]
+        return self._choose_together(layers, scores, counts[0], within, magnitudes)
+
+    def _choose_together(
+        self,
+        layers: Sequence[SelectedWeight],
+        scores: Sequence[Tensor],
+        count: int | Tensor,
+        within: Sequence[Tensor | None],
+        magnitudes: bool,
+    ) -> list[Tensor]:
+        """`choose_by` for layers that share a budget: ``count`` edges of all of them."""
         if magnitudes:
             pairs = zip(scores, layers, strict=True)
             scores = [functional.rank_scores(score, layer.edges.rank_factor) for score, layer in pairs]
-        ranking = rank_together(scores, counts[0], within)
+        ranking = rank_together(scores, count, within)
         return [part_of(ranking, i, s, among) for i, (s, among) in enumerate(zip(scores, within, strict=True))]
 
     def kept_weights(self, layers: Sequence[SelectedWeight], density: float | None = None) -> list[Tensor]:
@@ -367,11 +380,6 @@ class Selection:
         made, masks, thresholds = passes.kept_of(self.kept, together, edges, weights, ks, within)  # type: ignore[arg-type]
         each = [None] * len(made) if thresholds is None else thresholds.unbind()
         return [(used, masks[i] if masks else None, each[i]) for i, used in enumerate(made)]
-
-
-def _at_least(edges: SelectableEdges, density: float) -> Tensor:
-    """The number of edges of one weight at a larger ``density``, or the budget's if that is more."""
-    return edges.k.clamp(min=more_edges([edges.possible], density, False)[0])
 
 
 def _members(model: nn.Module, selection: Selection) -> list[SelectedWeight]:
