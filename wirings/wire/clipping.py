@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from wirings.selection.batched import masked_each
 from wirings.selection.service import Selection
 from wirings.selection.sharded import is_sharded, on_shards
 from wirings.wire.layer import Layer
@@ -38,8 +39,13 @@ def _norm(grads: list[tuple[Tensor, Tensor | None]], norm_type: float) -> Tensor
         norm = torch.linalg.vector_norm(torch.stack(norms), norm_type)
         if norm.isfinite():
             return norm  # otherwise NaN may be that of an unused edge: infinity times zero
-    masked = [grad if mask is None else torch.where(mask, grad, 0.0) for grad, mask in grads]
-    return nn.utils.get_total_norm(masked, norm_type)
+    counted = [grad for grad, mask in grads if mask is None]
+    masked, masks = [grad for grad, mask in grads if mask is not None], [mask for _, mask in grads if mask is not None]
+    if len({(grad.dtype, grad.device) for grad in masked}) == 1 and not any(map(is_sharded, masked)):
+        counted += masked_each(masked, masks, masked[0].dtype)  # one kernel instead of one for each layer
+    else:
+        counted += [torch.where(mask, grad, 0.0) for grad, mask in zip(masked, masks, strict=True)]
+    return nn.utils.get_total_norm(counted, norm_type)
 
 
 def _used_edges(model: nn.Module) -> dict[int, Tensor | None]:
