@@ -137,6 +137,19 @@ def scales() -> str:
     return "\n".join([*lines, "", f"(The number of seeds is in brackets. {FEW_NOTE})"])
 
 
+def again() -> str:
+    """Recipes that were trained again with other code, compared with their rows in the tables."""
+    lines = ["| | in the tables | trained again |", "|---|---|---|"]
+    for folder in sorted({path.parent for path in (ROOT / "results" / "again").rglob("seed*.json")}):
+        name = folder.relative_to(ROOT / "results" / "again").as_posix()
+        known = [result.accuracy for result in results.find(ROOT / "results", name)]
+        found = sorted((results.read(path) for path in folder.iterdir()), key=lambda one: (one.commit or "", one.seed))
+        shown = f"{with_std(statistics.mean(known), statistics.stdev(known), 2)} ({seeds_cell(len(known))})"
+        runs = ", ".join(f"{one.accuracy:.2f} (seed {one.seed}, `{one.commit}`)" for one in found)
+        lines.append(f"| `{name}` | {shown} | {runs} |")
+    return "\n".join(lines)
+
+
 def dead() -> str:
     """Dead nodes and dead ends of learned and random wirings, with and without weight decay of edges, for seed 0."""
     lines = ["| | weight decay of edges | dead nodes | dead ends | accuracy |", "|---|---|---:|---:|---:|"]
@@ -212,7 +225,22 @@ def cost() -> str:
         for row in found["rows"]:
             if row["n"] in (10**6, 10**8) and row["way"] == "called":
                 lines.append(_selection(row, where))
+            if row["n"] == 10**6 and row["way"] == "captured":
+                lines.append(_selection(row, f"{where}, in a CUDA graph"))
+    for name, where in CLIPPED.items():
+        found = record(f"benchmarks/{name}")
+        sizes, times = found["settings"], {row["clipping"]: row["median_s"] for row in found["rows"]}
+        plain, used = times["no clipping"], times["edges in use"]
+        lines.append(
+            f"| a training step that clips gradients by the edges in use, GPT of {sizes['layers']} × {sizes['width']}, "
+            f"{sizes['batch']} × {sizes['tokens']} tokens, {where} | {_time(used)} | without clipping: {_time(plain)} "
+            f"({100 * (used / plain - 1):+.1f} %); by all edges: {100 * (times['all edges'] / plain - 1):+.1f} % |"
+        )
     return "\n".join(lines)
+
+
+CLIPPED = {"clipping-cpu": "2 CPU cores", "clipping-h200": "H200, called", "clipping-small-h200": "H200, called"}
+"""Records of clipping, and where they were made."""
 
 
 def _selection(row: dict[str, Any], where: str) -> str:
@@ -244,7 +272,7 @@ PAGES = {
     "docs/your_model.md": your_model.FIGURES,
     "docs/results.md": {name: functools.partial(table, name) for name in TABLES}
     | {"paper": paper, "best": choosing.best, "ste": choosing.ste}
-    | {"times": times, "scales": scales, "dead": dead, "tuned": tuned},
+    | {"times": times, "scales": scales, "again": again, "dead": dead, "tuned": tuned},
     "docs/rules.md": {"choosing": choosing.choosing},
     "docs/engine.md": {**engine.FIGURES, **networks.FIGURES},
     "docs/gallery.md": seen.FIGURES,
