@@ -18,7 +18,7 @@ if not __package__:  # run as a script: keep this folder's select.py from shadow
 
 from benchmarks import agreement, choosing, collapse, engine, networks, reliability, seen, step_cost, your_model
 from benchmarks.common import record
-from wirings.train import recipes, results
+from wirings.train import bundled, recipes, results
 from wirings.train.settings import from_mapping
 from wirings.train.tables import paper as tables
 from wirings.train.tables.agreement import FEW_NOTE, seeds_cell
@@ -195,6 +195,20 @@ def tuned_text() -> str:
     return "\n".join(lines)
 
 
+def zoo() -> str:
+    """The trained networks in the package, from their cards."""
+    head = "| network | rule | data | on the test set | over seeds | edges | multiply-adds | size |"
+    lines = [head, "|---|---|---|---:|---:|---:|---:|---:|"]
+    for name in bundled.names():
+        card, folder = bundled.card_of(name), bundled.folder_of(name)
+        result, size = card.result, sum(path.stat().st_size for path in folder.iterdir())
+        rule, data = (result.settings[group]["name"] for group in ("rule", "data"))
+        counts = ["" if count is None else f"{count:,}" for count in (result.edges, card.mult_adds)]
+        cells = [f"`{name}`", f"`{rule}`", data, card.quality, card.over_seeds, *counts, f"{size / 1000:,.0f} kB"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def cost() -> str:
     lines = ["| | time | against |", "|---|---|---|"]
     step = record("benchmarks/wired_step-cpu")
@@ -248,6 +262,7 @@ PAGES = {
     "docs/rules.md": {"choosing": choosing.choosing},
     "docs/engine.md": {**engine.FIGURES, **networks.FIGURES},
     "docs/gallery.md": seen.FIGURES,
+    "docs/zoo.md": {"zoo": zoo},
     "docs/theory.md": {"collapse": lambda: collapse.table(record("benchmarks/collapse-cpu"))},
     "docs/reliability.md": reliability.FIGURES,
     "docs/graphs.md": {"scaling": scaling, "dense": dense},
