@@ -20,6 +20,7 @@ from benchmarks import agreement, choosing, collapse, engine, networks, reliabil
 from benchmarks.common import record
 from wirings.train import bundled, recipes, results
 from wirings.train.settings import from_mapping
+from wirings.train.tables import by_rule
 from wirings.train.tables import paper as tables
 from wirings.train.tables.agreement import FEW_NOTE, seeds_cell
 from wirings.train.tables.format import with_std
@@ -195,6 +196,11 @@ def tuned_text() -> str:
     return "\n".join(lines)
 
 
+def compared(name: str) -> str:
+    """A table that compares rules on one network."""
+    return by_rule.markdown(by_rule.table(name, ROOT / "results")).replace(f"{ROOT}/", "../").rstrip()
+
+
 def zoo() -> str:
     """The trained networks in the package, from their cards."""
     head = "| network | rule | data | on the test set | over seeds | edges | multiply-adds | size |"
@@ -254,6 +260,7 @@ PAGES = {
         "shipped": engine.shipped,
     },
     "docs/transformers.md": {"tuned_text": tuned_text},
+    "docs/keep_sparse.md": {"pruned": lambda: compared("pruned")},
     "docs/tutorials/neural_graph.md": {"examples": examples},
     "docs/your_model.md": your_model.FIGURES,
     "docs/results.md": {name: functools.partial(table, name) for name in TABLES}
