@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import statistics
 import sys
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 if not __package__:  # run as a script: keep this folder's select.py from shadowing Python's select
     sys.path[0] = str(Path(__file__).parents[1])
 
-from benchmarks import agreement, choosing, collapse, engine, networks, reliability, seen, step_cost, your_model
+from benchmarks import agreement, choosing, collapse, engine, networks, reliability, seen, step_cost, tuning, your_model
 from benchmarks.common import record
 from wirings.train import bundled, recipes, results
 from wirings.train.settings import from_mapping
@@ -181,21 +180,6 @@ def tuned() -> str:
     return "\n".join(lines)
 
 
-def tuned_text() -> str:
-    """Bits per byte of a GPT on held-out text, by learning rate."""
-    rows = json.loads((ROOT / "results/tuning/text.json").read_text())
-    rates = sorted({row["lr"] for row in rows})
-    found: dict[str, dict[float, float]] = {}
-    for row in rows:
-        name = f"`{row['recipe'].removeprefix('text/')}`" + (", `scale_weights`" if row["scale_weights"] else "")
-        found.setdefault(name, {})[row["lr"]] = row["value"]
-    lines = [f"| learning rate | {' | '.join(f'{rate:g}' for rate in rates)} |", "|---|" + "---:|" * len(rates)]
-    for name, values in found.items():
-        cells = [f"{values[rate]:.3f}" if rate in values else "" for rate in rates]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 def compared(name: str) -> str:
     """A table that compares rules on one network."""
     return by_rule.markdown(by_rule.table(name, ROOT / "results")).replace(f"{ROOT}/", "../").rstrip()
@@ -259,10 +243,10 @@ PAGES = {
         "graphs": graphs,
         "shipped": engine.shipped,
     },
-    "docs/transformers.md": {"tuned_text": tuned_text},
+    "docs/transformers.md": {f"tuned_{name}": functools.partial(tuning.table, name) for name in ("text",)},
     "docs/keep_sparse.md": {"pruned": lambda: compared("pruned")},
     "docs/tutorials/neural_graph.md": {"examples": examples},
-    "docs/your_model.md": your_model.FIGURES,
+    "docs/your_model.md": {**your_model.FIGURES, "tuned_rates": lambda: tuning.ratios("text")},
     "docs/results.md": {name: functools.partial(table, name) for name in TABLES}
     | {"paper": paper, "best": choosing.best, "ste": choosing.ste}
     | {"times": times, "scales": scales, "dead": dead, "tuned": tuned},
