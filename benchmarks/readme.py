@@ -243,7 +243,7 @@ PAGES = {
         "graphs": graphs,
         "shipped": engine.shipped,
     },
-    "docs/transformers.md": {f"tuned_{name}": functools.partial(tuning.table, name) for name in ("text",)},
+    "docs/transformers.md": {"tuned": tuning.tables},
     "docs/keep_sparse.md": {"pruned": lambda: compared("pruned")},
     "docs/tutorials/neural_graph.md": {"examples": examples},
     "docs/your_model.md": {**your_model.FIGURES, "tuned_rates": lambda: tuning.ratios("text")},

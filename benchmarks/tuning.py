@@ -80,6 +80,20 @@ def table(name: str, folder: Path = RESULTS / "tuning") -> str:
     return "\n".join(markdown_table(head, cells, align="l" + "r" * (len(rates) + 1) + "l"))
 
 
+def tables(folder: Path = RESULTS / "tuning") -> str:
+    """The tables of all files, each with a line that says what was measured."""
+    parts = []
+    for path in sorted(folder.glob("*.json")):
+        runs = json.loads(path.read_text())
+        metric, steps = METRICS[runs[0]["metric"]], Counter(run["steps"] for run in runs).most_common(1)[0][0]
+        seeds = len({run["seed"] for run in runs})
+        better = "higher" if metric.higher_is_better else "lower"
+        of = "one seed" if seeds == 1 else f"the mean of up to {seeds} seeds"
+        title = f"`{path.stem}/…`: {metric.label} on held-out data after {steps:,} steps, {of}; {better} is better."
+        parts += [title, "", table(path.stem, folder), ""]
+    return "\n".join(parts[:-1])
+
+
 def ratios(name: str, folder: Path = RESULTS / "tuning") -> str:
     """A sentence on the best rates of wired networks, in multiples of the dense network's."""
     rows = read(name, folder)

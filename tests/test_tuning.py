@@ -33,3 +33,17 @@ def test_higher_can_be_better(tmp_path: Path) -> None:
     (tmp_path / "vit.json").write_text(json.dumps(runs))
     (row,) = tuning.read("vit", tmp_path)
     assert (row.best, row.bracketed) == (2e-3, "no higher rate")
+
+
+def test_tables_of_all_files(tmp_path: Path) -> None:
+    common = {"scale_weights": False, "seed": 0, "steps": 1000, "holdout": 0.1}
+    for name, metric in (("text", "bits_per_byte"), ("vit", "accuracy")):
+        runs = [{"recipe": f"{name}/dense", "lr": 1e-3, "value": 1.0, "metric": metric, **common}]
+        runs.append({**runs[0], "recipe": f"{name}/dnw-10", "lr": 2e-3})
+        (tmp_path / f"{name}.json").write_text(json.dumps(runs))
+    lines = tuning.tables(tmp_path).splitlines()
+    assert lines[0] == "`text/…`: bits per byte on held-out data after 1,000 steps, one seed; lower is better."
+    assert "`vit/…`: accuracy on held-out data after 1,000 steps, one seed; higher is better." in lines
+    assert tuning.ratios("vit", tmp_path).startswith(
+        "In the runs on `vit` so far, the best rates of 1 wired networks are 2 to 2 times that of the dense one (0.001)"
+    )
