@@ -181,8 +181,11 @@ def tuned() -> str:
 
 
 def compared(name: str) -> str:
-    """A table that compares rules on one network."""
-    return by_rule.markdown(by_rule.table(name, ROOT / "results")).replace(f"{ROOT}/", "../").rstrip()
+    """A table that compares rules on one network: the rows that have results."""
+    rows = [row for row in by_rule.table(name, ROOT / "results") if row.measured.seeds]
+    if not any(row.recipe.startswith(f"{name}/") for row in rows):
+        return f"No run of `{name}/…` is on record yet."
+    return by_rule.markdown(rows).replace(f"{ROOT}/", "../").rstrip()
 
 
 def zoo() -> str:
@@ -243,7 +246,8 @@ PAGES = {
         "graphs": graphs,
         "shipped": engine.shipped,
     },
-    "docs/transformers.md": {"tuned": tuning.tables},
+    "docs/transformers.md": {"tuned": tuning.tables}
+    | {name: functools.partial(compared, name) for name in ("text", "shakespeare", "vit", "translate")},
     "docs/keep_sparse.md": {"pruned": lambda: compared("pruned")},
     "docs/tutorials/neural_graph.md": {"examples": examples},
     "docs/your_model.md": {**your_model.FIGURES, "tuned_rates": lambda: tuning.ratios("text")},
