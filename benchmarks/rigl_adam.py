@@ -27,6 +27,7 @@ from wirings.rules import SET, Random, RigL, Rule
 
 RATES = (1e-2, 2e-2)
 CONTEXT, BATCH, DENSITY, TENTH = 64, 32, 0.1, 0.1
+TEST_BATCHES = 64
 
 
 def sides(steps: int) -> dict[str, Rule]:
@@ -76,7 +77,7 @@ def run(rule: Rule, rate: float, seed: int, text: torch.Tensor, steps: int) -> d
     model.eval()
     fixed = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        loss = statistics.mean(float(loss_of(model, windows(test, fixed))) for _ in range(64))
+        loss = statistics.mean(float(loss_of(model, windows(test, fixed))) for _ in range(TEST_BATCHES))
     found: dict[str, Any] = {"rate": rate, "seed": seed, "bits_per_byte": round(loss / math.log(2), 4)}
     if received:
         found |= {"received": round(statistics.mean(received), 4), "sent": round(statistics.mean(sent), 4)}
@@ -104,7 +105,8 @@ def table(record: dict[str, Any]) -> str:
     rates, seeds = record["settings"]["rates"], len(record["settings"]["seeds"])
     head = ["rule", *(f"{rate:g}" for rate in rates), "to a tenth of the outputs", "from a tenth of the inputs"]
     lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
-    for side, runs in record["sides"].items():
+    for side in dict.fromkeys(row["rule"] for row in record["rows"]):
+        runs = [row for row in record["rows"] if row["rule"] == side]
         means = {rate: statistics.mean(one["bits_per_byte"] for one in runs if one["rate"] == rate) for rate in rates}
         best = min(means, key=lambda rate: means[rate])
         cells = [f"**{means[rate]:.3f}**" if rate == best else f"{means[rate]:.3f}" for rate in rates]
@@ -130,15 +132,14 @@ def main() -> None:
         "steps": options.steps, "seeds": options.seeds, "rates": options.rates,
     }  # fmt: skip
     about = machine("cpu")
-    found: dict[str, list[dict[str, Any]]] = {}
+    rows: list[dict[str, Any]] = []
     for i, seed in enumerate(options.seeds):
         for side in sides(options.steps):
             for rate in options.rates:
-                one = run(sides(options.steps)[side], rate, seed, text, options.steps)
-                found.setdefault(side, []).append(one)
-                print(side, one, flush=True)
+                rows.append({"rule": side, **run(sides(options.steps)[side], rate, seed, text, options.steps)})
+                print(rows[-1], flush=True)
         settings["seeds"] = options.seeds[: i + 1]
-        record = {"benchmark": "rigl_adam", "machine": about, "settings": settings, "sides": found}
+        record = {"benchmark": "rigl_adam", "settings": settings, **about, "rows": rows}
         save(options.out, record)  # after every seed, since it takes a while
     print(table(record))
 
