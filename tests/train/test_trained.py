@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -226,6 +227,15 @@ def test_rejects_damaged_cards(copied: Path, change: dict[str, object], message:
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(WiringError, match=f"card.json is damaged .*{message}"):
         runs.open_run(copied, device="cpu")
+
+
+def test_does_not_import_what_a_card_names(copied: Path) -> None:
+    card = json.loads((copied / "card.json").read_text())
+    card["result"]["settings"]["model"]["name"] = "antigravity:open"
+    (copied / "card.json").write_text(json.dumps(card))
+    with pytest.raises(WiringError, match="needs the function antigravity:open, but trained networks are made of"):
+        wirings.load(copied)
+    assert "antigravity" not in sys.modules
 
 
 def test_rejects_cards_of_other_networks(copied: Path) -> None:

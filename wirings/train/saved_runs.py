@@ -27,6 +27,7 @@ from wirings.train.run.step import autocast
 from wirings.train.settings import Settings, from_mapping
 from wirings.utils.checks import check_bool
 from wirings.utils.files import check_path
+from wirings.utils.importing import is_import_path
 
 TRANSLATED = "Use `wirings eval`; the run's translations are in its translations.txt."
 """What a run that translates is good for, to complete a message."""
@@ -84,6 +85,12 @@ def open_with_header(run: str | Path, best: bool, device: str | None) -> tuple[O
 def _open_bundled(folder: Path, context: ProcessContext) -> tuple[OpenedRun, dict[str, Any]]:
     card = bundled.read_card(folder)
     settings = from_mapping(card.result.settings)
+    for name in (settings.model.name, settings.data.name):
+        if is_import_path(name):  # it would be imported, and so run, although the folder may be a stranger's
+            raise WiringError(
+                f"{folder} needs the function {name[:60]}, but trained networks are made of those of the library. Open "
+                "the folder of the run instead."
+            )
     model, _ = build(settings, card.classes, context)
     bundled.load_into(model, folder, card)
     names = None if card.class_names is None else list(card.class_names)
