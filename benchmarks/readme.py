@@ -15,7 +15,19 @@ from typing import Any
 if not __package__:  # run as a script: keep this folder's select.py from shadowing Python's select
     sys.path[0] = str(Path(__file__).parents[1])
 
-from benchmarks import agreement, choosing, collapse, engine, networks, reliability, seen, step_cost, tuning, your_model
+from benchmarks import (
+    agreement,
+    choosing,
+    collapse,
+    engine,
+    networks,
+    reliability,
+    rigl_adam,
+    seen,
+    step_cost,
+    tuning,
+    your_model,
+)
 from benchmarks.common import record
 from wirings.train import bundled, recipes, results
 from wirings.train.settings import from_mapping
@@ -246,7 +258,10 @@ PAGES = {
         "graphs": graphs,
         "shipped": engine.shipped,
     },
-    "docs/transformers.md": {"tuned": tuning.tables}
+    "docs/transformers.md": {
+        "tuned": tuning.tables,
+        "rigl_adam": lambda: rigl_adam.table(record("benchmarks/rigl_adam-cpu")),
+    }
     | {name: functools.partial(compared, name) for name in ("text", "shakespeare", "vit", "translate")},
     "docs/keep_sparse.md": {"pruned": lambda: compared("pruned")},
     "docs/tutorials/neural_graph.md": {"examples": examples},
