@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import statistics
 import sys
 from pathlib import Path
@@ -16,10 +15,23 @@ from typing import Any
 if not __package__:  # run as a script: keep this folder's select.py from shadowing Python's select
     sys.path[0] = str(Path(__file__).parents[1])
 
-from benchmarks import agreement, choosing, collapse, engine, networks, reliability, seen, step_cost, your_model
+from benchmarks import (
+    agreement,
+    choosing,
+    collapse,
+    engine,
+    networks,
+    reliability,
+    rigl_adam,
+    seen,
+    step_cost,
+    tuning,
+    your_model,
+)
 from benchmarks.common import record
-from wirings.train import recipes, results
+from wirings.train import bundled, recipes, results
 from wirings.train.settings import from_mapping
+from wirings.train.tables import by_rule
 from wirings.train.tables import paper as tables
 from wirings.train.tables.agreement import FEW_NOTE, seeds_cell
 from wirings.train.tables.format import with_std
@@ -193,18 +205,25 @@ def tuned() -> str:
     return "\n".join(lines)
 
 
-def tuned_text() -> str:
-    """Bits per byte of a GPT on held-out text, by learning rate."""
-    rows = json.loads((ROOT / "results/tuning/text.json").read_text())
-    rates = sorted({row["lr"] for row in rows})
-    found: dict[str, dict[float, float]] = {}
-    for row in rows:
-        name = f"`{row['recipe'].removeprefix('text/')}`" + (", `scale_weights`" if row["scale_weights"] else "")
-        found.setdefault(name, {})[row["lr"]] = row["value"]
-    lines = [f"| learning rate | {' | '.join(f'{rate:g}' for rate in rates)} |", "|---|" + "---:|" * len(rates)]
-    for name, values in found.items():
-        cells = [f"{values[rate]:.3f}" if rate in values else "" for rate in rates]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+def compared(name: str) -> str:
+    """A table that compares rules on one network: the rows that have results."""
+    rows = [row for row in by_rule.table(name, ROOT / "results") if row.measured.seeds]
+    if not any(row.recipe.startswith(f"{name}/") for row in rows):
+        return f"No run of `{name}/…` is on record yet."
+    return by_rule.markdown(rows).replace(f"{ROOT}/", "../").rstrip()
+
+
+def zoo() -> str:
+    """The trained networks in the package, from their cards."""
+    head = "| network | rule | data | on the test set | over seeds | edges | multiply-adds | size |"
+    lines = [head, "|---|---|---|---:|---:|---:|---:|---:|"]
+    for name in bundled.names():
+        card, folder = bundled.card_of(name), bundled.folder_of(name)
+        result, size = card.result, sum(path.stat().st_size for path in folder.iterdir())
+        rule, data = (result.settings[group]["name"] for group in ("rule", "data"))
+        counts = ["" if count is None else f"{count:,}" for count in (result.edges, card.mult_adds)]
+        cells = [f"`{name}`", f"`{rule}`", data, card.quality, card.over_seeds, *counts, f"{size / 1000:,.0f} kB"]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -267,15 +286,21 @@ PAGES = {
         "graphs": graphs,
         "shipped": engine.shipped,
     },
-    "docs/transformers.md": {"tuned_text": tuned_text},
+    "docs/transformers.md": {
+        "tuned": tuning.tables,
+        "rigl_adam": lambda: rigl_adam.table(record("benchmarks/rigl_adam-cpu")),
+    }
+    | {name: functools.partial(compared, name) for name in ("text", "shakespeare", "vit", "translate")},
+    "docs/keep_sparse.md": {"pruned": lambda: compared("pruned")},
     "docs/tutorials/neural_graph.md": {"examples": examples},
-    "docs/your_model.md": your_model.FIGURES,
+    "docs/your_model.md": {**your_model.FIGURES, "tuned_rates": lambda: tuning.ratios("text")},
     "docs/results.md": {name: functools.partial(table, name) for name in TABLES}
     | {"paper": paper, "best": choosing.best, "ste": choosing.ste}
     | {"times": times, "scales": scales, "again": again, "dead": dead, "tuned": tuned},
     "docs/rules.md": {"choosing": choosing.choosing},
     "docs/engine.md": {**engine.FIGURES, **networks.FIGURES},
     "docs/gallery.md": seen.FIGURES,
+    "docs/zoo.md": {"zoo": zoo},
     "docs/theory.md": {"collapse": lambda: collapse.table(record("benchmarks/collapse-cpu"))},
     "docs/reliability.md": reliability.FIGURES,
     "docs/graphs.md": {"scaling": scaling, "dense": dense},

@@ -44,6 +44,16 @@ def test_clipping(run: RunBenchmark) -> None:
     assert out.count("ms per step") == 3
 
 
+def test_rigl_adam(run: RunBenchmark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.rigl_adam.TEST_BATCHES", 1)
+    (tmp_path / "text.txt").write_text("to be or not to be " * 100)
+    out, record = run("rigl_adam", str(tmp_path / "text.txt"), "--steps=20", "--seeds=0", "--rates=0.01")
+    assert [row["rule"] for row in record["rows"]] == ["random", "set", "rigl, listen=1", "rigl"]
+    assert all(0 < row["bits_per_byte"] < 10 for row in record["rows"])
+    assert ["received" in row for row in record["rows"]] == [False, True, True, True]
+    assert out.count("**") == 8  # one best rate for each rule
+
+
 def test_block_products(run: RunBenchmark) -> None:
     sizes = ["--shapes=32x64x16", "--densities=0.5", "--blocks=16", "--seconds=0"]
     text, record = run("block_products", "--device=cpu", *sizes)

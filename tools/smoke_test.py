@@ -63,6 +63,8 @@ def main() -> None:
         train_and_ship(folder)
         assert len(recipes.names()) > 100, "the recipes are missing"
         assert bundled.names(), "the bundled networks are missing"
+        for name in bundled.names():
+            assert not wirings.load(name).training, name
         run = str(folder / "run")
         command("train", "digits/static-dnw", "--set", "epochs=1", "--out", run, "--device", "cpu")
         command("show", run, "--html", "--out", str(folder / "page.html"))

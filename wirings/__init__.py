@@ -11,6 +11,7 @@ from wirings.graph import Blocks, Complete, ContinuousGraph, Dag, DiscreteGraph,
 from wirings.history import History, Recorder
 from wirings.profiling import profile
 from wirings.selection.functional import choose, real_edges, straight_through
+from wirings.train.load import load
 from wirings.train.ship import ShippedModel, ship
 from wirings.version import __version__
 from wirings.wire.adapters import merge_adapters_
@@ -51,6 +52,7 @@ __all__ = [
     "choose",
     "compact",
     "finalize_",
+    "load",
     "load_compact",
     "load_sparse",
     "merge_adapters_",

@@ -470,3 +470,25 @@ def test_recording_on_a_gpu_does_not_synchronize() -> None:
     assert np.array_equal(state.indices, alone.indices)
     assert np.array_equal(state.codes, alone.codes)
     assert recorder.history().notes == [(1, {"loss": 1.0})]
+
+
+def test_thinned_histories_keep_states_and_notes() -> None:
+    model = nn.Linear(6, 4)
+    wiring = wirings.wire_(model, k=5)
+    recorder = Recorder(wiring, 1)
+    for _ in range(5):
+        with torch.no_grad():
+            model.parametrizations.weight.original.normal_()  # type: ignore[union-attr, operator]
+        recorder.step(loss=1.0)
+    history = recorder.history()
+    thin = history.thinned(3)
+    assert history.steps == [0, 1, 2, 3, 4, 5]
+    assert thin.steps == [0, 2, 5]
+    assert thin.notes == history.notes
+    by_step = {state.step: state for state in history.states()}
+    for state in thin.states():
+        assert np.array_equal(state.all_codes(), by_step[state.step].all_codes())
+    assert history.thinned(1).steps == [history.steps[-1]]
+    assert history.thinned(100) is history
+    with pytest.raises(WiringError, match="records must be an integer of at least 1, got 0"):
+        history.thinned(0)

@@ -87,7 +87,7 @@ def test_trains_both_phases_and_shares_the_first(home: Path) -> None:
     assert (first.recipe, first.steps, first.seed) == ("complete", 6, 1)
     assert first.edges is not None
     assert first.edges > EDGES
-    assert ticket.settings["start"] == {"recipe": str(home / "complete.yaml"), "weights": "initial"}
+    assert ticket.settings["start"] == {"recipe": str(home / "complete.yaml"), "weights": "initial", "prune": False}
     about = checkpoint.read(lottery / "last.safetensors")[1]
     assert ticket.train_s == about["progress"]["seconds"], "of the second phase only"
     assert [line["swapped"] for line in lines(lottery)] == ["0", "0"]
@@ -362,7 +362,7 @@ def test_asks_any_rule_whether_it_needs_trained_weights(home: Path, monkeypatch:
     monkeypatch.setattr(rules.Random, "needs_trained_weights", True)
     with pytest.raises(WiringError, match=r"rule 'random' takes its wiring from a trained network"):
         train(home, "complete", "rule.name=random")
-    with pytest.raises(WiringError, match=r"rule 'keep' keeps the zeros of a pruned model.*Use rule 'fine_tune'"):
+    with pytest.raises(WiringError, match=r"rule 'keep' keeps the zeros of a pruned model.*set start.prune=true"):
         train(home, "lottery", "rule.name=keep")
     assert not (home / "runs").exists()
     write(home / "random.yaml", yaml.safe_load((home / "lottery.yaml").read_text()), rule={"name": "random"})

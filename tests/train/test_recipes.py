@@ -49,7 +49,7 @@ def test_finds_every_recipe() -> None:
         listed += [row for row in rows if row.startswith(f"{table}/")]
         listed += [f"{table}/{name}" for name in mapping.get("unlisted", {})]
     assert recipes.names() == sorted(listed)
-    assert len(recipes.names()) == 275
+    assert len(recipes.names()) == 278
     unlisted = {name for table in TABLES for name in recipes.names() if name.startswith(f"{table}/")} - {
         recipe.name for table in TABLES for recipe in recipes.table(table)
     }
@@ -341,7 +341,7 @@ def test_rejects_unknown_recipes_and_unreadable_files(tmp_path: Path) -> None:
         "To train a file of your own, give its path, which ends in .yaml."
     )
     with pytest.raises(
-        WiringError, match=r"unknown recipe 'mine'. Choose from: appendix_b/…, digits/…, growth/…, resnet/…, "
+        WiringError, match=r"unknown recipe 'mine'. Choose from: appendix_b/…, digits/…, growth/…, pruned/…, resnet/…, "
     ):
         recipes.get("mine")
     with pytest.raises(WiringError, match=r"unknown table 'table11'\. Did you mean 'table1'\?"):

@@ -66,6 +66,7 @@ OTHER: dict[str, Any] = {
     "schedule.per": "epoch",
     "start.recipe": "table2/complete",
     "start.weights": "initial",
+    "start.prune": True,
     "epochs": 50,
     "steps": 1000,
     "batch": 128,

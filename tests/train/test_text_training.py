@@ -193,7 +193,7 @@ def test_adamw_decays_matrices_only(corpus: Path) -> None:
     ("changes", "message"),
     [
         (["model.options.context=4"], r"model\.options\.context = 4 is smaller than .* = 8\. Make it"),
-        (["model.options.classes=9"], r"cannot take the text of data set 'text', windows of 8 tokens out of 256"),
+        (["model.options.classes=9"], r"knows fewer tokens than data set 'text' has, which are 256. Fix model.options"),
     ],
 )
 def test_rejects_models_that_do_not_fit_the_text(

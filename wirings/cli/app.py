@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from wirings.cli import data, demo, generate, inspect, push, recipes, ship, sweep, train
+from wirings.cli import data, demo, generate, inspect, models, push, recipes, ship, sweep, train
 from wirings.utils.console import echo
 from wirings.version import __version__
 
@@ -31,6 +31,7 @@ def _main(
 
 app.command()(demo.demo)
 app.command()(recipes.recipes)
+app.command()(models.models)
 app.command()(train.train)
 app.command()(sweep.sweep)
 app.command("eval")(inspect.evaluate)

@@ -120,7 +120,7 @@ def table(
         typer.Argument(
             metavar="TABLE",
             help="Number of a table in the paper, appendix_b, resnet or growth; or, to compare rules, ste, text, "
-            "shakespeare, translate or vit.",
+            "shakespeare, translate, vit or pruned.",
         ),
     ],
     results: Annotated[

@@ -167,7 +167,7 @@ def density_over_time(figure: Figure, what: History, title: str = "") -> None:
         if i + columns >= len(names):
             ax.set_xlabel("optimizer step", fontsize=8)
             ax.tick_params(labelbottom=True)
-    axes[0, 0].set_ylim(0, None)
+    axes[0, 0].set_ylim(0, 1.05 * axes[0, 0].get_ylim()[1])  # a line at the top edge would look like a frame
     if blocks > 1:
         ticks = MaxNLocator(6, integer=True).tick_values(0, blocks - 1)
         shown = [int(tick) for tick in ticks if 0 <= tick < blocks]

@@ -14,7 +14,9 @@ from wirings.history import file_format
 from wirings.history.check_structure import check_structure
 from wirings.history.quantize import decode
 from wirings.history.structure import WiringStructure, alive
+from wirings.utils.checks import is_int
 from wirings.utils.files import check_file, check_path, whole_file
+from wirings.utils.text import brief
 
 MIN_EDGE_LIMIT, EDGES_PER_BYTE = 2**25, 64
 """How many edges a file of any size may record, and how many more for each of its bytes."""
@@ -236,6 +238,32 @@ class History:
         part = History(self.structure, self.about, kept)
         part.path = self.path
         return part
+
+    def thinned(self, records: int) -> History:
+        """The history with fewer records, for a smaller file: the first, the last, and some evenly between them.
+
+        Edges that came and went between two of these are not in it. Notes are kept.
+
+        Args:
+            records: the most records that are kept, at least 1; of one, the last is kept.
+        """
+        if not is_int(records) or records < 1:
+            raise WiringError(f"records must be an integer of at least 1, got {brief(records)}.")
+        if records >= len(self):
+            return self
+        chosen = {round(i * (len(self) - 1) / max(records - 1, 1)) for i in range(records)} if records > 1 else set()
+        chosen.add(len(self) - 1)
+        before, kept = np.zeros(self.structure.size, np.int8), []
+        for i, state in enumerate(self.states()):
+            if i in chosen:
+                after = state.all_codes()
+                kept.append(file_format.pack_record(state.step, before, after))
+                before = after
+        notes = [chunk for chunk in self.chunks if chunk.kind == file_format.NOTE]
+        both = [(file_format.step_of(c), 0, c) for c in kept] + [(self.notes[i][0], 1, c) for i, c in enumerate(notes)]
+        thin = History(self.structure, self.about, [c for *_, c in sorted(both, key=lambda one: one[:2])])
+        thin.path = self.path
+        return thin
 
     def sound(self, step: int) -> tuple[History, str | None]:
         """The part up to a step that can be replayed, and what is wrong with what follows, if anything is.

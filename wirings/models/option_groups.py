@@ -13,6 +13,7 @@ from wirings.errors import WiringError
 from wirings.rules import Dense, Rule
 from wirings.rules import get as get_rule
 from wirings.selection.structure import FREE, Structure
+from wirings.wire.finalize import finalize_
 from wirings.wire.wire import wire_
 
 
@@ -35,7 +36,7 @@ class LayerWiring:
     rule: str | Rule | None = None
     """A rule or its name; None leaves the network dense."""
     density: float | None = None
-    """Fraction of the weights to keep."""
+    """Fraction of the weights to keep. For the rule ``keep``, the new network is pruned to it by magnitude first."""
     mult_adds: float | None = None
     """At most so many multiply-adds of the whole network for one example, beside the density; see `wirings.wire_`."""
     share: str = "uniform"
@@ -69,6 +70,9 @@ class LayerWiring:
             "share": self.share,
             "structure": self.structure,
         }
+        if rule.keeps_zeros and self.density is not None:
+            finalize_(wire_(model, "fine_tune", skip=skip, **budget).model)  # type: ignore[arg-type]
+            budget = {"structure": self.structure}
         model.wiring = wire_(model, rule, skip=skip, scale_weights=self.scale_weights, **budget)  # type: ignore
         return model
 

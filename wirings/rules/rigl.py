@@ -34,9 +34,9 @@ class RigL(SET):
 
     The paper uses SGD and the gradient of a single batch. With Adam, which divides the gradient of every edge by its
     own magnitude, that is a poor guide: gradients are large where nodes have a large scale, such as the values of an
-    attention layer beside its queries, so nearly all new edges lead to the same few nodes, and a transformer ends up
-    worse than with a random graph. So with Adam the rule listens for several steps, and ranks edges by the mean of the
-    gradient divided by the root of the mean of its square: by how consistent it is.
+    attention layer beside its queries, so most new edges lead to few nodes (docs/transformers.md has figures). So with
+    Adam the rule listens for several steps, and ranks edges by the mean of the gradient divided by the root of the mean
+    of its square: by how consistent it is.
 
     ResNet50 with 10 % of its weights, shared out by ERK (``share="erk"``), reaches 73.07 % on ImageNet, and 76.42 %
     when trained five times as long. The paper changes the wiring every 100 steps of batches of 4,096 images; smaller

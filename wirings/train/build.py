@@ -141,7 +141,12 @@ def _check_tokens(model: nn.Module, data: Data, name: str) -> None:
     try:
         with evaluating(model):
             scores = model(torch.full((1, *data.shape), data.classes - 1))
-    except (WiringError, RuntimeError, IndexError) as error:
+    except IndexError as error:
+        raise WiringError(
+            f"model {name!r} knows fewer tokens than data set {data.name!r} has, which are {data.classes:,}. Fix "
+            "model.options.classes, or leave it out."
+        ) from error
+    except (WiringError, RuntimeError) as error:
         raise WiringError(
             f"model {name!r} cannot take the text of data set {data.name!r}, windows of {count:,} tokens out of "
             f"{data.classes:,}: {error} Fix model.options or data.options."

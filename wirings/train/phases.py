@@ -28,10 +28,11 @@ from wirings.train.run import checkpoint
 from wirings.train.run.folder import INITIAL, LAST, RESULT, SETTINGS, is_finished, is_new
 from wirings.train.run.log import Log
 from wirings.train.run.loop import Initialize, Run
-from wirings.train.settings import Settings, first_difference, to_mapping, with_overrides
+from wirings.train.settings import Settings, StartSettings, first_difference, to_mapping, with_overrides
 from wirings.utils.signals import StopSignals
 from wirings.wire.handle import Wiring
 from wirings.wire.rewind import rewind_
+from wirings.wire.start import prune_to_budget
 
 OWN = ("model", "rule", "start", "optimizer", "schedule")
 """Groups of settings whose overrides apply to the recipe only; all others apply to both phases."""
@@ -98,8 +99,9 @@ def train(
             if not _train_first(first, name, settings, context, log, signals, resume=resume, max_minutes=max_minutes):
                 return None
             overrides |= _check_first(first, settings)
-            log.say(f"Starting from {first.folder}, {settings.start.weights} weights.")
-            initialize = partial(start_from, first.folder, settings.start.weights)
+            pruned = ", pruned" if settings.start.prune else ""
+            log.say(f"Starting from {first.folder}, {settings.start.weights} weights{pruned}.")
+            initialize = partial(start_from, first.folder, settings.start)
         left = None if max_minutes is None else max(0.0, max_minutes - (time.perf_counter() - begun) / 60)
         run = Run(name, settings, out, context, log, resume=resume, overrides=overrides, initialize=initialize)
         return run.train(left, signals)
@@ -146,21 +148,26 @@ def _train_first(
         return context.broadcast_flag(result is not None)
 
 
-def start_from(folder: Path, weights: str, model: nn.Module, wiring: Wiring | None) -> None:
+def start_from(folder: Path, settings: StartSettings, model: nn.Module, wiring: Wiring | None) -> None:
     """Let the trained weights of a finished run choose the wiring of a new model.
 
     Args:
         folder: the finished run.
-        weights: which of its weights the model then gets: ``"trained"``, or ``"initial"``, those before its first step.
+        settings: which of its weights the model then gets, and whether they are pruned.
         model: the new model.
         wiring: its handle, or None if nothing is wired.
     """
     tensors, _ = checkpoint.read(folder / LAST)
+    for layer in [] if wiring is None or not wiring.rule.keeps_zeros else wiring.layers:
+        layer.edges.memory()["wiring"].fill_(True)  # all trained weights are loaded, then pruned
     _rewind(model, checkpoint.model_state(tensors, checkpoint.evaluated(tensors)), folder / LAST)
     if wiring is not None:
-        wiring.rule.setup(wiring.layers)  # again: its weights were random when the model was built
+        if settings.prune:
+            prune_to_budget(wiring.layers)
+        else:
+            wiring.rule.setup(wiring.layers)  # again: its weights were random when the model was built
         wiring.look()  # swapped edges are counted from here
-    if weights == "initial":
+    if settings.weights == "initial":
         tensors, _ = checkpoint.read(folder / INITIAL)
         _rewind(model, checkpoint.model_state(tensors), folder / INITIAL)
 
@@ -202,12 +209,16 @@ def first_settings(
 
 
 def _check_rule(settings: Settings) -> None:
-    """Raise for rules that need a pruned network: what a recipe starts from has all its weights."""
-    if rules.get(settings.rule.name, **settings.rule.options).keeps_zeros:
+    """Raise for rules that need a pruned network, unless a recipe prunes what it starts from, and can."""
+    if settings.start.prune and (settings.start.recipe is None or settings.start.weights != "trained"):
+        raise WiringError("start.prune needs start.recipe, the network to prune, and start.weights = trained.")
+    if rules.get(settings.rule.name, **settings.rule.options).keeps_zeros and not settings.start.prune:
         raise WiringError(
             f"rule {settings.rule.name!r} keeps the zeros of a pruned model, but the network that a recipe starts from "
-            "is not pruned. Use rule 'fine_tune' with a density, or wire your pruned model in a training loop."
+            "is not pruned. Name a trained one with start.recipe, set start.prune=true and give the model a density."
         )
+    if settings.start.prune and settings.rule.name == rules.Dense.name:
+        raise WiringError("start.prune needs a rule with a budget, such as 'keep', got 'dense'.")
 
 
 def _check_starts_new(name: str, settings: Settings, first_run: Path | None) -> None:
@@ -281,7 +292,7 @@ def _check_first(first: FirstPhase, settings: Settings) -> dict[str, Any]:
 def _overrides_of_start(out: Path) -> dict[str, Any]:
     """What the settings of a resumed run say about the overrides of the run that it started from."""
     _, _, overrides = load_settings(out / SETTINGS)
-    own = [f"start.{name}" for name in ("recipe", "weights")]
+    own = [f"start.{name}" for name in typed.typed_fields(StartSettings)]
     return {key: value for key, value in overrides.items() if key.startswith("start.") and key not in own}
 
 

@@ -31,15 +31,16 @@ def load_run_history(run: str | Path) -> RunHistory:
     path = Path(run)
     if path.is_file():
         return _load(path)
+    bundle = bundled.find(run)
+    if bundle is not None and (sha256 := bundled.read_card(bundle).history_sha256) is not None:
+        bundled.check_file(bundle / bundled.HISTORY, sha256)
+        return _load(bundle / bundled.HISTORY)
     if (path / HISTORY).is_file():
         return _load(path / HISTORY)
-    known = not path.exists() and str(run) in bundled.names()
-    if known and (kept := bundled.path_of(str(run)).with_suffix(".wirings")).is_file():
-        return _load(kept)
     model, settings, name, _ = open_run(run, device="cpu")
     note = (
         f"{run} comes without a history: this is its wiring at the end."
-        if known
+        if bundle is not None
         else f"{run} has no history ({HISTORY}): this is its wiring at the end. Runs record a history unless "
         "history_every is 0."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -26,6 +27,7 @@ from wirings.train.run.step import autocast
 from wirings.train.settings import Settings, from_mapping
 from wirings.utils.checks import check_bool
 from wirings.utils.files import check_path
+from wirings.utils.importing import is_import_path
 
 TRANSLATED = "Use `wirings eval`; the run's translations are in its translations.txt."
 """What a run that translates is good for, to complete a message."""
@@ -47,7 +49,7 @@ def open_run(run: str | Path, best: bool = False, device: str | None = None) -> 
     """Open a trained run.
 
     Args:
-        run: a run's folder, or the name of a trained network that comes with the package.
+        run: a run's folder, or the name of a trained network that comes with the package (`wirings models`).
         best: open the best epoch's checkpoint instead of the last.
         device: such as ``"cuda"`` or ``"cpu"``; by default a GPU, if there is one.
     """
@@ -58,13 +60,17 @@ def open_with_header(run: str | Path, best: bool, device: str | None) -> tuple[O
     """Open a trained run as `open_run` does, and return the header of its checkpoint as well."""
     folder = check_path(run)
     check_bool("open_run", "best", best)
-    if not folder.exists() and str(run) in bundled.names():
-        return _open_bundled(str(run), start(device))
+    if (bundle := bundled.find(run)) is not None:
+        if best:
+            raise WiringError(f"{run} has no checkpoint of a best epoch: it is one trained network. Leave out --best.")
+        return _open_bundled(bundle, start(device))
     path = folder / (BEST if best else LAST)
     if not folder.is_dir() or not path.exists():
+        near = difflib.get_close_matches(str(run), bundled.names(), n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
         raise WiringError(
             f"{run} is not the folder of a run: expected {path.name} and {SETTINGS} in it. Nor is it a trained network "
-            f"that comes with the package ({', '.join(bundled.names())})."
+            f"that comes with the package.{hint} `wirings models` lists them."
         )
     name, settings, _ = load_settings(folder / SETTINGS)
     context = start(device)
@@ -76,13 +82,20 @@ def open_with_header(run: str | Path, best: bool, device: str | None) -> tuple[O
     return OpenedRun(model.eval(), settings, name, context), about
 
 
-def _open_bundled(name: str, context: ProcessContext) -> tuple[OpenedRun, dict[str, Any]]:
-    path = bundled.path_of(name)
-    _, about = checkpoint.read(path)
-    settings = from_mapping(checkpoint.field(about, "settings", dict, path))
-    model, _ = build(settings, checkpoint.field(about, "classes", int, path), context)
-    bundled.load_into(model, path)
-    return OpenedRun(model.eval(), settings, checkpoint.field(about, "recipe", str, path), context), about
+def _open_bundled(folder: Path, context: ProcessContext) -> tuple[OpenedRun, dict[str, Any]]:
+    card = bundled.read_card(folder)
+    settings = from_mapping(card.result.settings)
+    for name in (settings.model.name, settings.data.name):
+        if is_import_path(name):  # it would be imported, and so run, although the folder may be a stranger's
+            raise WiringError(
+                f"{folder} needs the function {name[:60]}, but trained networks are made of those of the library. Open "
+                "the folder of the run instead."
+            )
+    model, _ = build(settings, card.classes, context)
+    bundled.load_into(model, folder, card)
+    names = None if card.class_names is None else list(card.class_names)
+    about = {"classes": card.classes, "names": names, "data_md5": card.result.data_md5}
+    return OpenedRun(model.eval(), settings, card.result.recipe, context), about
 
 
 def measure(

@@ -211,6 +211,9 @@ class StartSettings(TypedDataclass):
     """The recipe to train first, with the same seed; its weights choose the wiring. Null for a new network."""
     weights: Literal["initial", "trained"] = "trained"
     """Which weights of that network training starts from: those before its first step, or the trained ones."""
+    prune: bool = False
+    """Whether the trained network is pruned to the budget first: the weakest edges become zero, in one shot, and the
+    rule starts from the wiring that is left."""
 
     def check(self) -> None:
         self.need("recipe", bool(self.recipe), "a recipe's name or a YAML file")

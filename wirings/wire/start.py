@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from wirings.errors import WiringError, unknown
-from wirings.rules.rule import Rule
+from wirings.rules.rule import Rule, choose_by
 from wirings.selection.sharded import is_sharded, on_shards, whole
 from wirings.selection.weight_groups import WeightGroups
 from wirings.wire.checks import first_names
 from wirings.wire.layer import Layer
 from wirings.wire.report import LayerReport
 from wirings.wire.targets import Target
+from wirings.wire.transaction import restored_on_error
 
 STARTS = ("weights",)
 
@@ -80,6 +81,31 @@ def check_started(rule: Rule, layers: Sequence[Layer], starts: Sequence[Tensor])
                 f'not zero and adds {more:,} others. Drop start="weights", or use a rule that can start from any '
                 "wiring, such as 'dnw', 'set' or 'rigl', or 'keep'."
             )
+
+
+def prune_to_budget(layers: Sequence[Layer]) -> None:
+    """Prune wired layers to their budget: all but their strongest edges become zero, and the rule starts from these.
+
+    All layers must be wired by one call of `wire_`.
+    """
+    rule = layers[0].edges.rule
+    starts = choose_by(layers, [layer.weight.detach().abs() for layer in layers], magnitudes=True)
+    if all(bool(start.all()) for start in starts):
+        raise WiringError(
+            f"there is nothing to prune: the budget has all {sum(start.numel() for start in starts):,} edges of "
+            f"{layers[0].name} and others. Give the model a density below 1, without a schedule."
+        )
+    with restored_on_error(rule, layers):
+        for layer, start in zip(layers, starts, strict=True):
+            with torch.no_grad():
+                layer.weight.masked_fill_(~start, 0.0)
+            layer.edges.start = start
+        try:
+            rule.setup(layers)
+        finally:
+            for layer in layers:
+                layer.edges.start = None
+        check_started(rule, layers, starts)
 
 
 def warn_if_all_zero(reports: Sequence[LayerReport]) -> None:

@@ -77,3 +77,13 @@ def test_the_trainer_keeps_the_zeros_with_lora(how: str, tmp_path: Path) -> None
     final = auto("gpt2").from_pretrained(tmp_path / "merged")
     check_zeros(final, zeros)
     torch.testing.assert_close(logits(final, "gpt2"), logits(merged, "gpt2"))
+
+
+def test_files_at_10_percent_are_less_than_half_as_large(tmp_path: Path) -> None:
+    model = make("gpt2", n_embd=64, n_positions=16)
+    wirings.prune_(model, [TOKENS], density=0.1, include=["transformer.h"])
+    model.save_pretrained(tmp_path / "dense")
+    small = wirings.save_sparse(model, tmp_path / "sparse.safetensors")
+    assert small.stat().st_size < (tmp_path / "dense" / "model.safetensors").stat().st_size / 2
+    other = wirings.load_sparse(make("gpt2", seed=1, n_embd=64, n_positions=16), small)
+    assert torch.equal(logits(other, "gpt2"), logits(model, "gpt2"))

@@ -1,80 +1,86 @@
-"""Trained networks that come with the package, named after their recipes.
+"""Trained networks that come with the package, named after their recipes: ``wirings models`` lists them.
 
-Each is a small safetensors file. A tensor that is mostly zeros, such as the weights of a finalized graph, is stored as
-positions and values. The header says which recipe, seed and settings the network was trained with, and its accuracy.
+Each is a folder of up to three files, which `wirings.train.bundle_run` writes: ``model.safetensors``, the real edges as
+`wirings.save_sparse` stores them; ``card.json``, what the network is and what it reaches; and ``history.wirings``, some
+records of its history. Folders of this kind elsewhere are opened by their paths.
 """
 
 from __future__ import annotations
 
+import hashlib
+from os import PathLike
 from pathlib import Path
-from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from wirings.errors import unknown
-from wirings.train.run import checkpoint
+from wirings.errors import WiringError, unknown
+from wirings.train.bundled.card import CARD, NetworkCard, read_card
 from wirings.wire.finalize import finalize_
+from wirings.wire.parametrization import wired
+from wirings.wire.sparse_file import load_sparse
+
+__all__ = [
+    "FOLDER",
+    "HISTORY",
+    "MODEL",
+    "card_of",
+    "check_file",
+    "find",
+    "folder_of",
+    "load_into",
+    "names",
+    "read_card",
+]
 
 FOLDER = Path(__file__).parent
+MODEL, HISTORY = "model.safetensors", "history.wirings"
 
 
 def names() -> list[str]:
     """The names of the trained networks."""
-    return sorted(str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.glob("*/*.safetensors"))
+    return sorted(path.parent.relative_to(FOLDER).as_posix() for path in FOLDER.glob(f"*/*/{CARD}"))
 
 
-def path_of(name: str) -> Path:
-    """The file of a trained network."""
+def folder_of(name: str) -> Path:
+    """The folder of a trained network that comes with the package."""
     if name not in names():
         raise unknown("trained network", name, names())
-    return FOLDER / f"{name}.safetensors"
+    return FOLDER / name
 
 
-def save_sparse(model: nn.Module, path: Path, about: dict[str, Any]) -> Path:
-    """Finalize a trained model, in place, and write it to a small file.
+def find(run: str | PathLike[str]) -> Path | None:
+    """The folder of a trained network, given its name or its folder; None if it is neither."""
+    path = Path(run)
+    if (path / CARD).is_file():
+        return path
+    return FOLDER / str(run) if not path.exists() and str(run) in names() else None
 
-    Args:
-        model: the model; it is moved to the CPU.
-        path: the file.
-        about: the header; anything that JSON can hold.
+
+def card_of(name: str) -> NetworkCard:
+    """The card of a trained network that comes with the package."""
+    return read_card(folder_of(name))
+
+
+def load_into(model: nn.Module, folder: Path, card: NetworkCard) -> None:
+    """Finalize a new model and load the weights of a trained network into it.
+
+    Raises:
+        WiringError: if the file is damaged, not the one that the card describes, or does not fit the model.
     """
-    tensors: dict[str, Tensor] = {}
-    shapes: dict[str, list[int]] = {}
-    for name, value in finalize_(model.cpu()).state_dict().items():
-        flat = value.reshape(-1)
-        places = flat.nonzero().squeeze(1)
-        if len(places) < len(flat) / 3:
-            shapes[name] = list(value.shape)
-            tensors[f"{name}.places"], tensors[f"{name}.values"] = places.to(torch.int32), flat[places].clone()
-        else:
-            tensors[name] = value.contiguous().clone()
-    checkpoint.write_tensors(path, tensors, {**about, "sparse": shapes})
-    return path
+    check_file(folder / MODEL, card.model_sha256)
+    if wired(model):
+        finalize_(model)
+    load_sparse(model, folder / MODEL)
 
 
-def load_into(model: nn.Module, path: Path) -> dict[str, Any]:
-    """Finalize a model and load a trained network's weights into it.
-
-    Args:
-        model: a model of the same settings.
-        path: a file that `save_sparse` wrote.
-
-    Returns:
-        The header of the file.
-    """
-    tensors, about = checkpoint.read(path)
-    own = finalize_(model).state_dict()
-    for name, shape in checkpoint.field(about, "sparse", dict, path).items():
-        places, values = tensors.pop(f"{name}.places", None), tensors.pop(f"{name}.values", None)
-        if name not in own or list(own[name].shape) != shape or places is None or values is None:
-            raise checkpoint.damaged(path, f"{name[:60]!r} does not fit the model")
-        dense = values.new_zeros(own[name].numel())
-        if places.dtype != torch.int32 or places.shape != values.shape or values.dim() != 1:
-            raise checkpoint.damaged(path, f"the positions of {name!r} do not fit its values")
-        if len(places) and not 0 <= int(places.min()) <= int(places.max()) < len(dense):
-            raise checkpoint.damaged(path, f"the positions of {name!r} are out of range")
-        dense[places.long()] = values
-        tensors[name] = dense.view(shape)
-    checkpoint.load_model(model, tensors, path, "")
-    return about
+def check_file(path: Path, sha256: str) -> None:
+    """Raise unless a file has this checksum."""
+    try:
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise WiringError(f"{path} cannot be read: {error.strerror}. Install wirings again, or restore it.") from error
+    if found != sha256:
+        raise WiringError(
+            f"{path} is damaged: its SHA-256 is {found[:12]}…, but {CARD} says {sha256[:12]}…. Install wirings again, "
+            "or restore the file."
+        )

@@ -15,7 +15,7 @@ from wirings import models, rules
 from wirings.compaction import CompactModel, load_compact
 from wirings.errors import WiringError
 from wirings.models.registry import built_as, is_bundled
-from wirings.train import files
+from wirings.train import bundled, files
 from wirings.train.hub.card import Card, make_card
 from wirings.train.hub.limits import CONFIG_BYTES, BuildLimit, check_sizes
 from wirings.train.results import Result, read
@@ -80,8 +80,8 @@ def prepare(
         network = model
     else:
         network = _open(check_path(model, "a torch.nn.Module, or the folder of a run,"), best)
-        # A network that comes with the package has no folder, and so no result.
-        given = [model, *given] if card and Path(model).is_dir() else given
+        bundle = bundled.find(model)
+        given = [model if bundle is None else bundled.read_card(bundle).stored_result, *given] if card else given
     config = {"library_name": "wirings", "format": FORMAT, "version": __version__, **_describe(network)}
     if not card:
         return HubFiles(network, config, None)

@@ -22,6 +22,7 @@ from wirings.errors import WiringError
 from wirings.train import files
 from wirings.train.run.optimizer import STATE
 from wirings.train.run.step import TrainingStep
+from wirings.wire.parametrization import wired
 
 SCHEMA = "2"
 
@@ -168,16 +169,16 @@ def restore(step: TrainingStep, tensors: dict[str, Tensor], about: dict[str, Any
         raise damaged(path, f"it has {'no' if step.wiring is not None else 'a'} wiring, unlike the model")
 
     before = {name: value.clone() for name, value in step.model.state_dict().items()}
-    step.model.load_state_dict(model_state(tensors))
+    _load(step.model, model_state(tensors))
     if step.wiring is not None:
         try:
             step.wiring.load_state_dict(about["wiring"])
         except WiringError as error:
-            step.model.load_state_dict(before)
+            _load(step.model, before)
             raise damaged(path, error) from error
         step.wiring.last_look = [tensors[f"seen.{i}"].numpy() for i in range(len(step.wiring.last_look))]
     if step.average is not None:
-        step.average.load_state_dict(model_state(tensors, "average."))
+        _load(step.average, model_state(tensors, "average."))
     with torch.no_grad():
         for parameter, key, value in buffers:
             state = step.optimizer.state[parameter]
@@ -244,6 +245,14 @@ def load_model(model: nn.Module, tensors: dict[str, Tensor], path: Path, prefix:
     """Load the weights under ``prefix`` of a checkpoint into a model."""
     state = model_state(tensors, prefix)
     _check_fits(model.state_dict(), state, path)
+    _load(model, state)
+
+
+def _load(model: nn.Module, state: dict[str, Tensor]) -> None:
+    """Load a state that fits a model. A new one with the rule ``keep`` has other zeros, and gets those of the state."""
+    for name, _, _, edges in wired(model):
+        if edges.rule.keeps_zeros:
+            edges.memory()["wiring"].copy_(state[f"{name}.wiring.wiring"])
     model.load_state_dict(state)
 
 

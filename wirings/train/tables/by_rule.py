@@ -15,7 +15,7 @@ from wirings.train.tables.format import millions, time_cell
 from wirings.train.tables.paper import TableRow, braced, few_note, links, row_of, time_note
 from wirings.utils.tables import markdown_table, text_table
 
-TABLES = ("text", "shakespeare", "translate", "vit")
+TABLES = ("text", "shakespeare", "translate", "vit", "pruned")
 """The tables of this kind."""
 ALIGN = "lllrrrrrrrl"
 DENSE = "dense"
@@ -47,7 +47,7 @@ def table(name: str, results_folder: Path) -> list[ComparedRow]:
         results_folder: the folder of results.
     """
     found = [(recipe, row_of(recipe, Path(results_folder))) for recipe in recipes.table(name)]
-    reference = next(row for recipe, row in found if recipe.name == f"{name}/{DENSE}")
+    reference = next(row for recipe, row in found if recipe.name.partition("/")[2] == DENSE)
     dense = reference.mean
     return [
         ComparedRow(
