@@ -38,6 +38,14 @@ def test_reads(text: str, nm: Any, block: Any, padded: bool) -> None:
     assert Structure.of("free") is None
 
 
+@pytest.mark.parametrize("text", ["2" + " " * 10**7 + "2", "2" + " " * 10**7 + "x 2", "9" * 10**7 + ":1"])
+def test_long_texts_are_refused_at_once(text: str) -> None:
+    """A million spaces would take hours: patterns that end in spaces are tried at each of them."""
+    with pytest.raises(WiringError, match="structure= expects") as refused:
+        Structure.of(text)
+    assert len(str(refused.value)) < 500
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [

@@ -61,14 +61,18 @@ def rewire_(
     check_module("rewire_()", model)
     check_not_wrapped(model)
     masks = check_by_pattern("allowed", allowed)
+    folder = next((str(place) for place in (saved, state) if isinstance(place, (str, PathLike))), "")
+    where = f"{folder}: " if folder else ""
     try:
         return _rewire(model, saved, state, masks)
-    except WiringError:
-        raise
+    except WiringError as error:
+        if folder in str(error):
+            raise
+        raise WiringError(f"{where}{error}") from error
     except _OF_DAMAGE as error:
         raise WiringError(
-            f"the wiring of this {type(model).__name__} cannot be restored: its description or its state is damaged, "
-            f"or they do not belong together ({type(error).__name__}: {shortened(str(error), 200)})."
+            f"{where}the wiring of this {type(model).__name__} cannot be restored: its description or its state is "
+            f"damaged, or they do not belong together ({type(error).__name__}: {shortened(str(error), 200)})."
         ) from error
 
 
