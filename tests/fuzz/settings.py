@@ -52,6 +52,7 @@ VALUES = (
         "digits",
     ),
     *("0.1,0.2", "cubic", "{schedule: cubic}", "{steps: 3}", "[1, 8, 8]", "10", "64", "100000", "os:system"),
+    *("2:4", "'2:4'", "'4:2'", "32x32", "'4x4, padded'", "row", "free", "0x0", "{structure: row, density: 0.1}"),
 )
 """Texts as values of settings and options."""
 
@@ -69,7 +70,9 @@ def prepare(folder: Path) -> tuple[list[str], list[str]]:
     found = recipes.names()
     keys = {key for name in found for key in names_of(to_mapping(recipes.get(name).settings))}
     more = {
-        f"{part}.options.{key}" for part in ("model", "rule", "data") for key in ("x", "every", "classes", "density")
+        f"{part}.options.{key}"
+        for part in ("model", "rule", "data")
+        for key in ("x", "every", "classes", "density", "structure")
     }
     return found, sorted(keys | more)
 
