@@ -441,7 +441,7 @@ def test_small_pickles_take_little_time_and_memory(content: bytes) -> None:
 def test_rejects_damaged_labels(labels: str, tmp_path: Path) -> None:
     folder = png(tmp_path / "p")
     (folder / "train_lables.json").write_text(labels)
-    with pytest.raises(WiringError, match="labels|one label"):
+    with pytest.raises(WiringError, match=r"labels|one label"):
         read_folder(folder, "png")
 
 
