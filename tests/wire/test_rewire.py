@@ -235,3 +235,24 @@ def test_damaged_folders_are_refused_by_name(name: str, content: bytes, tmp_path
     assert str(folder) in str(refused.value)
     assert len(str(refused.value)) < 1000
     assert not wirings.wire.parametrization.wired(model)
+
+
+@pytest.mark.parametrize("spent", [1, 10**12, 10**30])
+@pytest.mark.parametrize("cost", [1, 0, 10**15])
+def test_impossible_budgets_in_descriptions_are_refused(spent: int, cost: int) -> None:
+    """Sharing them out would not end, or take all memory."""
+    model = network()
+    description, state = saved(model, wirings.wire_(model, "dnw", density=0.25))
+    description["budget"] |= {"density": None, "spent": spent}
+    description["layers"][0]["cost"] = cost
+    with pytest.raises(WiringError, match="cost"):
+        wirings.rewire_(network(), description, state)
+
+
+def test_messages_do_not_repeat_long_texts_of_a_description() -> None:
+    model = network()
+    description, state = saved(model, wirings.wire_(model, "rigl", density=0.25))
+    description["rule"]["settings"]["x" * 10**6] = 1
+    with pytest.raises(WiringError, match="does not take these settings") as refused:
+        wirings.rewire_(network(), description, state)
+    assert len(str(refused.value)) < 2000
