@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from wirings.errors import WiringError
 from wirings.selection.sharded import is_sharded, same_memory
-from wirings.utils.files import check_path
+from wirings.utils.files import check_path, read_regular_text
 from wirings.utils.text import shortened
 from wirings.wire.finalize import final_weight
 from wirings.wire.handle import Wiring
@@ -142,7 +142,7 @@ def read_descriptions(folder: str | PathLike[str]) -> list[dict[str, Any]]:
     """The descriptions of the wirings of a model that ``save_pretrained`` has written."""
     path = check_path(folder, "a folder")
     try:
-        config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+        config = json.loads(read_regular_text(path / CONFIG))
     except OSError as error:
         raise WiringError(
             f"expected a local folder that save_pretrained has written, with a {CONFIG}, got {str(folder)!r}. Download "
@@ -190,7 +190,7 @@ def read_tensors(folder: str | PathLike[str]) -> dict[str, Tensor]:
 def _files_in(index: Path) -> list[str]:
     """The names of the files that an index lists."""
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        names = sorted(set(json.loads(read_regular_text(index))["weight_map"].values()))
         if not names or any(
             Path(name).name != name or len(name) > 255 for name in names
         ):  # files elsewhere are not the model's

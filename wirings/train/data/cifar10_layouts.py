@@ -22,6 +22,7 @@ import numpy as np
 from wirings.errors import WiringError
 from wirings.train.data.augment import decode, need_pillow
 from wirings.train.data.unpack import MOST_BYTES, gunzip
+from wirings.utils.files import read_regular
 from wirings.utils.text import brief, shortened
 
 RECORD = 1 + 3 * 32 * 32
@@ -69,7 +70,7 @@ def read_folder(folder: Path, layout: str) -> list[np.ndarray]:
 
     def read(file: str) -> bytes:
         try:
-            return (folder / file).read_bytes()
+            return read_regular(folder / file)
         except OSError as error:
             raise WiringError(f"{folder / file} cannot be read: {error.strerror}.") from error
 
@@ -81,8 +82,7 @@ def read_archive(archive: Path) -> list[np.ndarray]:
     wanted = {file for files in LAYOUTS.values() for file in files}
     found: dict[str, bytes] = {}
     try:
-        with archive.open("rb") as packed:
-            contents = gunzip(packed, MOST_BYTES)
+        contents = gunzip(BytesIO(read_regular(archive)), MOST_BYTES)
         if len(contents) > MOST_BYTES:
             raise tarfile.ReadError(f"it unpacks to more than {MOST_BYTES:,} bytes")
         with tarfile.open(fileobj=BytesIO(contents), mode="r:") as tar:

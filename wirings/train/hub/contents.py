@@ -24,7 +24,7 @@ from wirings.train.run.folder import RESULT, SETTINGS
 from wirings.train.run_history import load_run_history
 from wirings.train.saved_runs import open_with_header
 from wirings.utils.checks import check_bool
-from wirings.utils.files import check_folder, check_path, disk_errors
+from wirings.utils.files import check_folder, check_path, disk_errors, read_regular_text
 from wirings.utils.text import brief, printable, shortened
 from wirings.version import __version__
 from wirings.wire.finalize import finalize_, unwire_
@@ -213,7 +213,7 @@ def _read_config(folder: Path, shown: str) -> dict[str, Any]:
     try:
         if (folder / CONFIG).stat().st_size > CONFIG_BYTES:
             raise ValueError("too large")
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        config = json.loads(read_regular_text(folder / CONFIG))
     except (OSError, ValueError, RecursionError) as error:
         raise WiringError(f"{shown} does not hold a network of wirings: {expected}") from error
     if not isinstance(config, dict) or config.get("library_name") != "wirings":
