@@ -52,17 +52,18 @@ class HubFiles:
     def write(self, folder: Path) -> None:
         """Write the files to a folder, which is made if it does not exist."""
         check_folder(folder, "save_pretrained()")
-        with disk_errors(folder, "Give another folder."):
+        remedy = "Free some space, or give another folder."
+        with disk_errors(folder, remedy):
             folder.mkdir(parents=True, exist_ok=True)
         if isinstance(self.model, CompactModel):
             self.model.save(folder / MODEL)
         else:
-            checkpoint.save_model(folder / MODEL, self.model, {"wirings": __version__})
-        files.write_text(folder / CONFIG, json.dumps(self.config, indent=1) + "\n")
+            checkpoint.save_model(folder / MODEL, self.model, {"wirings": __version__}, remedy)
+        files.write_text(folder / CONFIG, json.dumps(self.config, indent=1) + "\n", remedy)
         if self.card is not None:
             if self.card.picture is not None:
                 self.card.picture.save(folder / PICTURE)
-            files.write_text(folder / CARD, self.card.text)
+            files.write_text(folder / CARD, self.card.text, remedy)
 
 
 def prepare(
