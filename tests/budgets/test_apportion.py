@@ -2,7 +2,7 @@
 
 import pytest
 
-from wirings.budgets.apportion import round_to_total, share_out
+from wirings.budgets.apportion import round_to_total, share_out, spend
 
 
 def test_share_out() -> None:
@@ -22,3 +22,9 @@ def test_largest_remainders_are_rounded_up() -> None:
 def test_totals_that_do_not_fit_are_rejected() -> None:
     with pytest.raises(ValueError, match="7 cannot be shared out"):
         round_to_total([1.0, 2.0], [2, 3], 7)
+
+
+@pytest.mark.parametrize(("total", "costs"), [(3, (2, 2)), (1, (1, 1)), (100, (1, 1)), (10**30, (1, 1)), (5, (0, 1))])
+def test_totals_out_of_range_raise(total: int, costs: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="is not between that of one edge in every layer and that of all edges"):
+        spend(total, (1.0, 1.0), (10, 10), costs)

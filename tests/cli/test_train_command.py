@@ -411,3 +411,18 @@ def limited_command(limit: int, *words: str) -> None:
         Path("errors.txt").write_text(f"{ended.code}\n")
         sys.stderr = errors
         raise
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("compact", "table1/static-dnw", "--image-size", "9" * 50),
+        ("profile", "digits/static-dnw", "--classes", "9" * 50),
+        ("profile", "digits/static-dnw", "--classes", "0"),
+        ("eval", "table1/static-dnw", "--device", "9" * 5000),
+    ],
+)
+def test_numbers_of_any_size_are_refused_in_a_sentence(words: tuple[str, ...]) -> None:
+    with pytest.raises(WiringError, match="must be") as refused:
+        call(*words)
+    assert len(str(refused.value)) < 300

@@ -277,3 +277,13 @@ def test_what_has_no_values_no_room_or_no_copy(model: nn.Module, example: Any, m
     for function in (compact, engine.compile, ship):
         with pytest.raises(WiringError, match=message):
             function(model, example)
+
+
+@pytest.mark.parametrize("name", ['x", None); print("run', "x\ny", "x\\", "\x1b[2J"])
+@pytest.mark.parametrize("function", [compact, engine.compile, ship])
+def test_names_that_could_become_code(name: str, function: Any) -> None:
+    """PyTorch writes names of layers into code without escaping them."""
+    model = nn.Sequential()
+    model.add_module(name, nn.Linear(2, 2))
+    with pytest.raises(WiringError, match=r"has quotes, backslashes or control characters. Rename that layer"):
+        function(model, torch.randn(1, 2))

@@ -33,6 +33,7 @@ X, LABELS = torch.linspace(-1, 1, 48).view(6, 8), torch.zeros(6, dtype=torch.int
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2, 10**9, 2**63, 10**30, 0.0, 0.5, -0.5, 1.5, 1e-300, 1e308),
     *(float("nan"), float("inf"), -float("inf"), 1j, np.float32(0.5), np.int64(3), np.nan, np.zeros(3)),
+    *("2:4", "4x2", "row", "2:1", "3x3, padded", "9" * 5000 + ":2", "2" + " " * 10**6 + "x2"),
     *("", "x", "é\x1b[31m", "*", "[", "\0", "a" * 1000, "dnw", "int8", b"x", Path("x"), torch.float16, torch.int8),
     *([], [0], ["*"], [None], (), {}, {"x": 1}, {"*": 0.5}, {"0.weight": float("nan")}, {1: 2}, set(), range(3)),
     *(object(), int, len, lambda *_: 1, nn.Linear(2, 2)),
@@ -90,10 +91,10 @@ MODELS: tuple[Callable[[], Any], ...] = (
 # ---- calls -----------------------------------------------------------------------------------------------------------
 
 
-def described() -> tuple[dict[str, Any], dict[str, Tensor]]:
+def described(structure: str = "free") -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The description and the state of a wired model."""
     model = plain()
-    wiring = wirings.wire_(model, "rigl", density=0.5)
+    wiring = wirings.wire_(model, "rigl", density=0.5, structure=structure)
     return wiring.describe(), model.state_dict()
 
 
@@ -120,6 +121,8 @@ def draw_tokens(prompt: Any = (1, 2), length: Any = 3, **given: Any) -> None:
 
 
 def shipped(model: nn.Module, **given: Any) -> None:
+    if type(seconds := given.get("seconds")) in (int, float) and 1 < seconds < float("inf"):
+        given["seconds"] = 0.001  # it would take as long as it says
     wirings.ship(model, **{"example_input": X[:1], "seconds": 0.001, "threads": 1, **given})
 
 
@@ -151,6 +154,10 @@ ON_MODELS: dict[str, Call] = {
     "wire_ start": (
         lambda model, **given: wirings.wire_(model, "rigl", **{"start": "weights", **given}),
         ("start", "density", "k", "share", "params", "scale_weights", "axes", "allowed", "include", "skip", "budget"),
+    ),
+    "wire_ structure": (
+        lambda model, **given: wirings.wire_(model, "rigl", **{"density": 0.5, "structure": "4x2", **given}),
+        ("structure", "structure", "density", "k", "share", "params", "budget", "allowed", "axes", "start"),
     ),
     "wire_ two budgets": (
         lambda model, **given: wirings.wire_(
@@ -196,7 +203,13 @@ OTHERS: dict[str, Call] = {
         ("directory", "batch", "context", "epoch_steps", "holdout", "seed", "workers", "image_size"),
     ),
 }
-CHANGES_NOTHING = ("prune_", "wire_ keep", "wire_ start", "wire_ two budgets", "load_sparse", "rewire_", "rewind_")
+CHANGES_NOTHING = (
+    "prune_",
+    *(name for name in ON_MODELS if name.startswith("wire_")),
+    "load_sparse",
+    "rewire_",
+    "rewind_",
+)
 """Functions that change a model, but not if they raise."""
 
 
@@ -211,9 +224,9 @@ def prepare(folder: Path) -> Path:
     return folder
 
 
-def damaged_description(draw: random.Random) -> dict[str, Any]:
+def damaged_description(draw: random.Random, saved: dict[str, Any]) -> dict[str, Any]:
     """A description of a wiring in which one value is another."""
-    found = copy.deepcopy(described()[0])
+    found = copy.deepcopy(saved)
     inner: Any = found
     while True:
         key = draw.choice(sorted(inner) if isinstance(inner, dict) else range(len(inner)))
@@ -277,7 +290,8 @@ def outcome(seed: int) -> str:
         if parameters and (name in OTHERS or draw.random() < 0.8):
             options = {draw.choice(parameters): draw.choice(ODD)}
         if name == "rewire_" and draw.random() < 0.6:
-            model, options = plain(), {"saved": damaged_description(draw)}
+            saved, state = described(draw.choice(("free", "4x2", "2:4")))
+            model, options = plain(), {"saved": damaged_description(draw, saved), "state": state}
         if name in ON_MODELS:
             function = functools.partial(function, model)
     before = state_of(model) if name in CHANGES_NOTHING else None

@@ -46,7 +46,8 @@ class Mixed(nn.Module):
         return (self.head(y + self.table(y.argmax(1))) + self.wide(y.repeat(1, 100))).softmax(1)
 
 
-KINDS = {"compact": "compact models", "int8": "compact models in int8", "engine": "engines", "sparse": "plain states"}
+ROUNDED = {"compact": None, "int8": "int8", "bfloat16": "bfloat16", "sparse": "int8", "sparse bfloat16": "bfloat16"}
+"""The kinds of files but those of engines, and how their weights are rounded."""
 
 
 def sound(folder: Path, kind: str) -> tuple[Path, Tensor, Tensor]:
@@ -55,19 +56,19 @@ def sound(folder: Path, kind: str) -> tuple[Path, Tensor, Tensor]:
     x = torch.randn(2, 2, 10, 10)
     model = Mixed().eval()
     path = folder / "sound.safetensors"
-    if kind == "sparse":
-        save_sparse(model, path, "int8")
+    if kind.startswith("sparse"):
+        save_sparse(model, path, ROUNDED[kind])
     elif kind == "engine":
         engine.compile(compact(model, x), engine="sparse", threads=2).save(path)
     else:
-        compact(model, x).save(path, None if kind == "compact" else "int8")
+        compact(model, x).save(path, ROUNDED[kind])
     with torch.no_grad():
         return path, x, loaded(kind, path)(x)
 
 
 def loaded(kind: str, path: Path) -> Any:
     """The network in a file."""
-    if kind == "sparse":
+    if kind.startswith("sparse"):
         return load_sparse(Mixed().eval(), path)
     return engine.load(path, max_bytes=MOST) if kind == "engine" else load_compact(path, max_bytes=MOST)
 
@@ -247,5 +248,5 @@ def tried(kind: str) -> Callable[[Any, Path, int], str]:
 
 FUZZERS = {
     kind: Fuzzer(functools.partial(sound, kind=kind), tried(kind), short=short)
-    for kind, short in (("compact", 100), ("int8", 60), ("engine", 60), ("sparse", 100))
+    for kind, short in dict.fromkeys((*ROUNDED, "engine"), 60).items()
 }

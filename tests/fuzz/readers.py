@@ -296,9 +296,40 @@ def write_result(folder: Path) -> None:
     (folder / "result.json").write_bytes(found.read_bytes())
 
 
+def write_structured_hub(folder: Path) -> None:
+    torch.manual_seed(0)
+    options = {"layers": 1, "width": 16, "heads": 2, "context": 8, "classes": 11, "density": 0.5, "structure": "4x4"}
+    wirings.hub.save_pretrained(wirings.models.get("gpt", rule="rigl", **options), folder, card=False)
+
+
 def write_hub(folder: Path) -> None:
     torch.manual_seed(0)
     wirings.hub.save_pretrained(wirings.models.get("digits_static", rule="rigl", edges=500), folder, card=False)
+
+
+def craft_weights(raw: bytes, draw: random.Random) -> bytes:
+    """Other tensors, with a valid checksum."""
+    from wirings.train.run import checkpoint
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.safetensors"
+        path.write_bytes(raw)
+        tensors, about = checkpoint.read(path)
+        name = draw.choice(sorted(tensors))
+        x = tensors.pop(name)
+        others = (
+            x.flatten(),
+            x.flatten()[:0],
+            x.double(),
+            x.bool(),
+            x * float("nan"),
+            torch.ones_like(x),
+            x[None].clone(),
+        )
+        if draw.random() < 0.9:
+            tensors[draw.choice((name, name, name, "x", name + "x"))] = draw.choice(others)
+        checkpoint.write_tensors(path, tensors, about)
+        return path.read_bytes()
 
 
 def craft_config(raw: bytes, draw: random.Random) -> bytes:
@@ -323,6 +354,8 @@ read_shards = read_data("shards", classes=3, image_size=8)
 read_text = read_data("text", context=8, epoch_steps=2)
 KINDS = {
     "hub": of_folder("config.json", write_hub, wirings.hub.from_pretrained, craft_config),
+    "hub structure": of_folder("config.json", write_structured_hub, wirings.hub.from_pretrained, craft_config),
+    "hub weights": of_folder("model.safetensors", write_structured_hub, wirings.hub.from_pretrained, craft_weights),
     "history": Kind("history.wirings", write_history, read_history, craft_history, holds=is_prefix),
     "text.gz": of_folder("train.txt.gz", write_text("gz"), read_text, craft_packed("gz")),
     "text.xz": of_folder("train.txt.xz", write_text("xz"), read_text, craft_packed("xz")),

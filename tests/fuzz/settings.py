@@ -16,6 +16,7 @@ import torch
 from tests.fuzz.runner import MISTAKE, Fuzzer
 from wirings import WiringError, models, rules
 from wirings.train import data, recipes
+from wirings.train.run import loop
 from wirings.train.settings import Settings, from_mapping, to_mapping, with_overrides
 
 VALUES = (
@@ -52,6 +53,7 @@ VALUES = (
         "digits",
     ),
     *("0.1,0.2", "cubic", "{schedule: cubic}", "{steps: 3}", "[1, 8, 8]", "10", "64", "100000", "os:system"),
+    *("2:4", "'2:4'", "'4:2'", "32x32", "'4x4, padded'", "row", "free", "0x0", "{structure: row, density: 0.1}"),
 )
 """Texts as values of settings and options."""
 
@@ -69,7 +71,9 @@ def prepare(folder: Path) -> tuple[list[str], list[str]]:
     found = recipes.names()
     keys = {key for name in found for key in names_of(to_mapping(recipes.get(name).settings))}
     more = {
-        f"{part}.options.{key}" for part in ("model", "rule", "data") for key in ("x", "every", "classes", "density")
+        f"{part}.options.{key}"
+        for part in ("model", "rule", "data")
+        for key in ("x", "every", "classes", "density", "structure")
     }
     return found, sorted(keys | more)
 
@@ -105,6 +109,17 @@ def changed_settings(given: tuple[list[str], list[str]], folder: Path, seed: int
     return "accepted"
 
 
+def prepare_runs(folder: Path) -> tuple[list[str], list[str]]:
+    """The names of recipes and of settings. Two finished runs are written, on images and on text."""
+    (folder / "input.txt").write_text("the quick brown fox jumps over the lazy dog. " * 20)
+    text = [f"data.directory={folder}", "data.options={context: 8, epoch_steps: 2, sha256: null}", "batch=4", "steps=2"]
+    text += [f"model.options.{size}" for size in ("layers=1", "heads=2", "width=32", "context=8")]
+    text += ["schedule.warmup_steps=1"]
+    for name, recipe, changes in (("images", "digits/static-dnw", TINY[:-1]), ("text", "shakespeare/dnw-10", text)):
+        loop.train(recipe, with_overrides(recipes.get(recipe).settings, changes)[0], folder / name, device="cpu")
+    return prepare(folder)
+
+
 TINY = (
     "data.name=synthetic", "data.options={shape: [1, 8, 8], examples: 20, test_examples: 10}", "batch=10", "epochs=1",
     "history_every=0",
@@ -131,14 +146,14 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "table": ("--results", "--markdown", "--no-count", "--json"),
     "profile": ("--trained", "--best", "--image-size", "--classes", "--json"),
     "compact": ("--best", "--image-size"),
-    "ship": ("--best", "--data", "--dtype", "--threads", "--image-size", "--json"),
+    "ship": ("--best", "--data", "--dtype", "--threads", "--image-size", "--json", "--int8"),
     "push": ("--result", "--private", "--best"),
     "show": ("--html", "--pictures", "--svg", "--whole", "--heads"),
     "data": ("--data",),
 }
 FLAGS = {
     "--json", "--overwrite", "--resume", "--best", "--markdown", "--no-count", "--trained", "--html", "--svg",
-    "--whole", "--private",
+    "--whole", "--private", "--int8", "--help", "--version",
 }  # fmt: skip
 
 
@@ -148,14 +163,18 @@ def command_line(draw: random.Random, keys: list[str], folder: Path) -> list[str
     known = {
         "recipes": ("table1", "digits/*", "*"), "train": ("digits/static-dnw",), "sweep": ("digits/static-dnw",),
         "table": ("1", "4", "ste", "text"), "profile": ("digits/static-dnw", "table1/static-dnw"),
-        "data": ("imagenet",),
-    }.get(command, ("table1/static-dnw", "digits/static-dnw", str(folder)))  # fmt: skip
+        "data": ("imagenet",), "generate": (str(folder / "text"), str(folder / "images")),
+    }.get(command, ("table1/static-dnw", str(folder / "images"), str(folder / "text"), str(folder)))  # fmt: skip
     words = [command]
     for _ in range(draw.choice((0, 1, 1, 1, 1, 1, 2))):
         odd = "x" if command == "data" else draw.choice(VALUES)
         words.append(odd if draw.random() < 0.25 else draw.choice(known))
     for _ in range(draw.choice((0, 1, 1, 2, 3))):
-        option = draw.choice((*OPTIONS[command], "--x")) if draw.random() < 0.95 else draw.choice(VALUES)
+        option = (
+            draw.choice((*OPTIONS[command], "--x", "--help", "--version"))
+            if draw.random() < 0.95
+            else draw.choice(VALUES)
+        )
         words.append(option)
         if option not in FLAGS:
             words.append(text_of(draw, keys) if option == "--set" else draw.choice(VALUES))
@@ -203,5 +222,5 @@ def command(given: tuple[list[str], list[str]], folder: Path, seed: int) -> str:
 
 FUZZERS = {
     "setting changes": Fuzzer(prepare, changed_settings, chunk=5000, short=2000),
-    "command lines": Fuzzer(prepare, command, chunk=200, seconds=120.0, short=50),
+    "command lines": Fuzzer(prepare_runs, command, chunk=200, seconds=120.0, short=50),
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.fuzz import programs, runner
+from tests.fuzz import foreign_files, programs, runner
 from tests.fuzz.kinds import FUZZERS
 from tests.fuzz.runner import Fuzzer
 from wirings import engine
@@ -20,6 +20,8 @@ ROOT = Path(__file__).parents[2]
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="it limits the memory of processes as Linux does")
 REFUSED = {
     "compact",
+    "bfloat16",
+    "sparse bfloat16",
     "engine",
     "checkpoint",
     "history",
@@ -31,7 +33,18 @@ REFUSED = {
     "recipe",
     "result",
 }
-REFUSED |= {"hub", "sweep", "benchmark", "pairs", "setting changes", "wire calls", "arguments", "graphs"}
+REFUSED |= {name for name in foreign_files.KINDS if name != "pretrained"}
+REFUSED |= {
+    "hub",
+    "hub structure",
+    "sweep",
+    "benchmark",
+    "pairs",
+    "setting changes",
+    "wire calls",
+    "arguments",
+    "graphs",
+}
 """Kinds of which at least a third is refused."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import random
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -65,6 +66,13 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "double": (lambda: nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2)).double(), (6,)),
 }  # fmt: skip
 RULES = tuple(rules.names())
+STRUCTURES = (
+    *("free", "row", "column", "1:2", "2:4", "1:1", "3:6", "2x2", "1x3", "3x2, padded", "5x5,padded", " 2 × 2 "),
+    *("2:1", "0:4", "4:0", "-1:2", "2:4:8", "2;4", "0x2", "2x", "x", "2x2, Padded", "1e1x2", "²:4", "٣:٤", "2x2\0"),
+    *("9" * 9 + ":" + "9" * 9, "9" * 5000 + "x2", "999999999x999999999, padded", "999999999x1", "row, padded", "FREE"),
+    "2" + " " * 10**6 + "x2",
+)
+"""Structures, of which the first twelve are valid, and fit some models."""
 
 
 def rule_of(draw: random.Random) -> Any:
@@ -104,6 +112,10 @@ def arguments(draw: random.Random, shape: tuple[int, ...]) -> dict[str, Any]:
         given[kind] = draw.choice((draw.uniform(0.1, 1.0), draw.randint(1, 2000)))
     if kind == "mult_adds" and draw.random() < 0.8:
         given["example_input"] = draw.choice((shape, torch.randn(2, *shape)))
+    if draw.random() < 0.25:
+        given["structure"] = structure = draw.choice(STRUCTURES[:12] if draw.random() < 0.8 else STRUCTURES)
+        if ":" in structure and draw.random() < 0.8:  # which fixes the number of edges
+            del given[next(iter(given))]
     usual = {
         "share": ("uniform", "erk", "global", "scaled"), "include": (["*"], ["0*"], ["*weight"]),
         "skip": (["0*"], ["*"]),
@@ -114,7 +126,9 @@ def arguments(draw: random.Random, shape: tuple[int, ...]) -> dict[str, Any]:
         if draw.random() < 0.06:
             given[name] = draw.choice(values)
     for _ in range(draw.choice((0, 0, 0, 0, 1, 2))):
-        name = draw.choice((*usual, "density", "k", "budget", "params", "mult_adds", "example_input", "sparsity"))
+        name = draw.choice(
+            (*usual, "density", "k", "budget", "params", "mult_adds", "example_input", "sparsity", "structure")
+        )
         given[name] = draw.choice(ODD)
     return given
 
@@ -126,7 +140,24 @@ def same_model(model: nn.Module, before: dict[str, Tensor]) -> bool:
     return plain and after.keys() == before.keys() and all(torch.equal(x, before[name]) for name, x in after.items())
 
 
-def trained(model: nn.Module, wiring: Any, shape: tuple[int, ...]) -> str:
+def whole_groups(structure: Any, mask: Tensor) -> bool:
+    """Whether a matrix has whole groups only; True for other weights, and for blocks that may be cut off."""
+    text = str(structure).replace(" ", "").replace("×", "x")
+    if mask.dim() != 2:
+        return True
+    if match := re.fullmatch(r"(\d+):(\d+)", text):
+        counts = mask.unflatten(1, (-1, int(match[2]))).sum(-1)
+        return bool((counts == counts.flatten()[0]).all())
+    sizes = {"row": (1, mask.shape[1]), "column": (mask.shape[0], 1)}.get(text)
+    if match := re.fullmatch(r"(\d+)x(\d+)", text):
+        sizes = int(match[1]), int(match[2])
+    if sizes is None:
+        return True
+    counts = mask.unflatten(1, (-1, sizes[1])).unflatten(0, (-1, sizes[0])).sum((1, 3))
+    return bool(((counts == 0) | (counts == sizes[0] * sizes[1])).all())
+
+
+def trained(model: nn.Module, wiring: Any, shape: tuple[int, ...], structure: Any = "free") -> str:
     """Train a wired model for two steps, and finalize it. Returns what went wrong."""
     dtype = next(model.parameters()).dtype
     parameters = [x for x in model.parameters() if x.requires_grad]
@@ -137,6 +168,8 @@ def trained(model: nn.Module, wiring: Any, shape: tuple[int, ...]) -> str:
         model(torch.randn(2, *shape, dtype=dtype)).square().mean().backward()
         optimizer.step()
         wiring.step(optimizer)
+    if not all(whole_groups(structure, mask) for mask in wiring.masks().values()):
+        return f"parts of groups are real with structure={structure!r}"
     shown, kept = str(wiring), {name: int(mask.sum()) for name, mask in wiring.masks().items()}
     wirings.finalize_(model)
     result = model(torch.randn(2, *shape, dtype=dtype))
@@ -164,7 +197,7 @@ def case(_: None, folder: Path, seed: int) -> str:
             rule, given = rule_of(draw), arguments(draw, shape)
             wiring = wirings.wire_(model, rule, **given)
             wired = True
-            problem = trained(model, wiring, shape)
+            problem = trained(model, wiring, shape, given.get("structure", "free"))
     except WiringError as error:
         said = str(error)
         if len(said) > 1000:

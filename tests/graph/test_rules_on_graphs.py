@@ -43,7 +43,7 @@ OPTIONS = {
 FROM_ZERO = {"rigl", "set", "sparse_momentum"}
 # Models are finalized in the middle of training here.
 pytestmark = pytest.mark.filterwarnings("ignore:.*had not removed the others yet")
-RULES = [name for name in rules.names() if not rules.get(name).layers_only]
+RULES = rules.names()
 every_rule_and_kind = pytest.mark.parametrize(("rule", "kind"), [(rule, kind) for rule in RULES for kind in KINDS])
 
 

@@ -317,3 +317,31 @@ def test_small_files_do_not_stand_for_large_tensors(tmp_path: Path) -> None:
     assert (tmp_path / "a.pt").stat().st_size < 10_000
     with pytest.raises(WiringError, match=r"a\.pt: expected a state dict of dense tensors, got linear\.weight"):
         authors.load(tmp_path / "a.pt")
+
+
+def test_rejects_files_whose_bits_have_flipped(tmp_path: Path) -> None:
+    """PyTorch does not compare the checksums of its archives."""
+    path = tmp_path / "tiny.pt"
+    torch.save(tiny("discrete"), path)
+    assert authors.load(path).layers
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1  # among the weights, which are most of the file
+    path.write_bytes(content)
+    with pytest.raises(WiringError, match=rf"{path} is damaged.*checksum"):
+        authors.load(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("fc.bias", torch.zeros(10, device="meta")),
+        ("downsample.x.weight", torch.zeros(1)),
+        ("downsample.", torch.zeros(1)),
+        ("fc.bias", torch.zeros(3)),
+    ],
+)
+def test_errors_name_the_file(name: str, value: Tensor, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.pt"
+    torch.save({**tiny("discrete"), name: value}, path)
+    with pytest.raises(WiringError, match=str(path)):
+        authors.load(path)

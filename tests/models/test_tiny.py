@@ -9,7 +9,7 @@ from wirings import WiringError, models, rules
 from wirings.graph import StaticGraph
 
 GRAPHS = [name for name in models.names() if name.startswith(("tiny", "digits"))]
-EVERY = [(name, rule) for name in GRAPHS for rule in rules.names() if not rules.get(rule).layers_only]
+EVERY = [(name, rule) for name in GRAPHS for rule in rules.names()]
 
 
 @pytest.mark.parametrize("name", [n for n in models.names() if n.startswith("tiny")])

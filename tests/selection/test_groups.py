@@ -8,6 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from wirings import WiringError
 from wirings.selection.block_groups import BlockGroups
@@ -36,6 +38,14 @@ def test_reads(text: str, nm: Any, block: Any, padded: bool) -> None:
     assert (made.nm, made.block, made.padded) == (nm, block, padded)
     assert Structure.of(made.text) == made, "it can be written and read again"
     assert Structure.of("free") is None
+
+
+@pytest.mark.parametrize("text", ["2" + " " * 10**7 + "2", "2" + " " * 10**7 + "x 2", "9" * 10**7 + ":1"])
+def test_long_texts_are_refused_at_once(text: str) -> None:
+    """A million spaces would take hours: patterns that end in spaces are tried at each of them."""
+    with pytest.raises(WiringError, match="structure= expects") as refused:
+        Structure.of(text)
+    assert len(str(refused.value)) < 500
 
 
 @pytest.mark.parametrize(
@@ -204,3 +214,20 @@ def test_every_group_has_n(n: int, m: int, shape: tuple[int, ...]) -> None:
     weakest = sizes.masked_fill(~groups, float("inf")).amin(1)
     strongest = sizes.masked_fill(groups, 0).amax(1)
     assert (weakest >= strongest).all()
+
+
+@pytest.mark.parametrize("m", [4, 32, 64, 4096])
+def test_nm_groups_of_any_size_take_little_memory(m: int) -> None:
+    """On a GPU, for which a device without values stands in here."""
+    most = []
+
+    class Largest(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            most.extend(x.numel() for x in tree_leaves(result) if isinstance(x, Tensor))
+            return result
+
+    groups = NMGroups(WeightLayout((4, 8192), ("out", "in")), m)
+    with Largest():
+        groups._first(torch.empty(4, 8192, device="meta", dtype=torch.int32), 2, None)
+    assert max(most) <= 32 * 4 * 8192

@@ -642,3 +642,22 @@ def test_the_picture_shows_the_model(runs: list[Path]) -> None:
     picture = _picture(open_run(runs[0], device="cpu").model, None)
     assert picture is not None
     assert picture.what.structure.layers == snapshot_of(open_run(runs[0], device="cpu").model).structure.layers
+
+
+def test_a_full_disk_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(WiringError, match=r"the disk is full\. Free some space, or give another folder\.$"):
+        hub.save_pretrained(models.get("digits_static", rule="dnw", edges=100), tmp_path / "hub", card=False)
+
+
+def test_other_weights_with_a_valid_checksum_are_checked(tmp_path: Path) -> None:
+    hub.save_pretrained(models.get("digits_static", rule="dnw", edges=100), tmp_path, card=False)
+    tensors, about = checkpoint.read(tmp_path / "model.safetensors")
+    name = next(name for name, x in tensors.items() if x.dim())
+    for other in (tensors[name][:1].clone(), tensors[name].bool(), torch.zeros(0)):
+        checkpoint.write_tensors(tmp_path / "model.safetensors", {**tensors, name: other}, about)
+        with pytest.raises(WiringError, match=re.escape(str(tmp_path))):
+            hub.from_pretrained(tmp_path)

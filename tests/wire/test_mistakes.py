@@ -361,16 +361,6 @@ def test_rejects_unknown_schedules() -> None:
         wire_(network(), wirings.rules.get("dnw", schedule={"kind": ["cubic"]}), density=0.1)
 
 
-@pytest.mark.parametrize("edges", [10, None])
-def test_a_rule_for_layers_on_a_graph(edges: int | None) -> None:
-    class Matrices(wirings.rules.DNW):
-        name = "matrices"
-        layers_only = True
-
-    with pytest.raises(WiringError, match="StaticGraph: rule 'matrices' works only on layers"):
-        wirings.StaticGraph(blocks=[4, 4, 2], edges=edges, node=wirings.graph.ConvNode(), rule=Matrices())
-
-
 def test_the_rule_nm_names_what_replaced_it() -> None:
     with pytest.raises(WiringError, match=r"rule 'nm' no longer exists. .*wire_\(model, \"dnw\", structure=\"2:4\"\)"):
         wire_(network(), "nm")

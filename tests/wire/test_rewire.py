@@ -2,11 +2,13 @@
 
 import copy
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from rule_options import OPTIONS
+from safetensors.torch import save_file
 from torch import nn
 
 import wirings
@@ -205,3 +207,52 @@ def test_an_own_rule_is_described_if_it_is_registered() -> None:
 
     with pytest.raises(WiringError, match=r"Slow.* is not one of LinearSchedule, CubicSchedule"):
         wirings.wire_(network(), density=Slow(1.0, 0.5, steps=3)).describe()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("model.safetensors", b""),
+        ("model.safetensors", b"\xff" * 100),
+        ("pytorch_model.bin", b"cos\nsystem\n."),
+        ("model.safetensors.index.json", b"[" * 100_000),
+        ("model.safetensors.index.json", b'{"weight_map": {"0.weight": 3}}'),
+        ("model.safetensors.index.json", b'{"weight_map": {"0.weight": "../elsewhere.safetensors"}}'),
+        ("model.safetensors.index.json", b'{"weight_map": {"0.weight": "%s"}}' % (b"x" * 300)),
+        ("config.json", b"[" * 100_000),
+        ("config.json", b'{"wirings": [{"format": 1, "rule": {}, "layers": 7, "state": {}}]}'),
+    ],
+)
+def test_damaged_folders_are_refused_by_name(name: str, content: bytes, tmp_path: Path) -> None:
+    model = network()
+    save_file(model.state_dict(), tmp_path / "elsewhere.safetensors")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"wirings": [wirings.wire_(network(), "dnw", k=40).describe()]}))
+    (folder / name).write_bytes(content)
+    with pytest.raises(WiringError) as refused:
+        wirings.rewire_(model, folder)
+    assert str(folder) in str(refused.value)
+    assert len(str(refused.value)) < 1000
+    assert not wirings.wire.parametrization.wired(model)
+
+
+@pytest.mark.parametrize("spent", [1, 10**12, 10**30])
+@pytest.mark.parametrize("cost", [1, 0, 10**15])
+def test_impossible_budgets_in_descriptions_are_refused(spent: int, cost: int) -> None:
+    """Sharing them out would not end, or take all memory."""
+    model = network()
+    description, state = saved(model, wirings.wire_(model, "dnw", density=0.25))
+    description["budget"] |= {"density": None, "spent": spent}
+    description["layers"][0]["cost"] = cost
+    with pytest.raises(WiringError, match="cost"):
+        wirings.rewire_(network(), description, state)
+
+
+def test_messages_do_not_repeat_long_texts_of_a_description() -> None:
+    model = network()
+    description, state = saved(model, wirings.wire_(model, "rigl", density=0.25))
+    description["rule"]["settings"]["x" * 10**6] = 1
+    with pytest.raises(WiringError, match="does not take these settings") as refused:
+        wirings.rewire_(network(), description, state)
+    assert len(str(refused.value)) < 2000

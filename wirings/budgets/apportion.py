@@ -72,6 +72,9 @@ def spend(total: int, shares: Sequence[float], most: Sequence[int], costs: Seque
 
 @lru_cache(maxsize=64)  # schedules ask for the same numbers after every step
 def _spend(total: int, shares: tuple[float, ...], most: tuple[int, ...], costs: tuple[int, ...]) -> tuple[int, ...]:
+    least, all_edges = sum(costs), sum(m * cost for m, cost in zip(most, costs, strict=True))
+    if min(costs) < 1 or not least <= total <= all_edges:  # the search below would not end
+        raise ValueError(f"a cost of {total:,} is not between that of one edge in every layer and that of all edges")
     unit = math.gcd(*costs)
     total //= unit
     costs = tuple(cost // unit for cost in costs)

@@ -17,6 +17,7 @@ from wirings.cli.options import (
     OverwriteOption,
     ResultsOption,
     RunArgument,
+    at_least,
     check_path,
     out_option,
 )
@@ -99,7 +100,12 @@ def profile(
     best: BestOption = False,
     image_size: ImageSizeOption = None,
     classes: Annotated[
-        int | None, typer.Option("--classes", help="Number of classes, if the recipe's data set does not fix it.")
+        int | None,
+        typer.Option(
+            "--classes",
+            help="Number of classes, if the recipe's data set does not fix it.",
+            callback=at_least("--classes", 1),
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -11,6 +11,10 @@ import typer
 
 from wirings.errors import WiringError
 from wirings.utils import files
+from wirings.utils.text import brief
+
+LARGEST = 2**31 - 1
+"""The largest number that an option takes."""
 
 
 def check_path(value: Any) -> Any:
@@ -26,7 +30,9 @@ def check_device(device: str | None) -> str | None:
         return None
     match = re.fullmatch(r"cpu|cuda(?::(\d{1,4}))?", device)
     if match is None:
-        raise WiringError(f"--device must be cuda or cpu, got {device!r}. By default a GPU is used if there is one.")
+        raise WiringError(
+            f"--device must be cuda or cpu, got {brief(device)}. By default a GPU is used if there is one."
+        )
     if match[1] is not None:
         import torch
 
@@ -44,11 +50,13 @@ def check_minutes(minutes: float | None) -> float | None:
 
 
 def at_least(option: str, least: int) -> Callable[[int | None], int | None]:
-    """Return a check that a number is None or at least ``least``."""
+    """Return a check that a number is None, or at least ``least`` and not absurdly large."""
 
     def check(number: int | None) -> int | None:
         if number is not None and number < least:
-            raise WiringError(f"{option} must be at least {least}, got {number}.")
+            raise WiringError(f"{option} must be at least {least}, got {brief(number)}.")
+        if number is not None and number > LARGEST:
+            raise WiringError(f"{option} must be at most {LARGEST:,}, got {brief(number)}.")
         return number
 
     return check

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from wirings.errors import WiringError
+from wirings.utils.text import brief
 
 ADVICE = (
     "Compaction supports feed-forward models whose control flow and shapes do not depend on the values of tensors: "
@@ -58,6 +59,7 @@ def export_module(
     Raises:
         WiringError: if it cannot be traced; the message names the line of code.
     """
+    _check_names(module)
     seen = _leaf_shapes(module, example, leaves)
     before = list(_untraced)
     _untraced[:] = [shapes.__getitem__ for shapes in seen]
@@ -74,6 +76,16 @@ def export_module(
         _untraced[:] = before
         for leaf in leaves:
             del leaf.forward
+
+
+def _check_names(module: nn.Module) -> None:
+    """Raise if a name could end a string: PyTorch writes names between quotes into code that it then compiles."""
+    names = (name for part in module.modules() for name in (*part._modules, *part._parameters, *part._buffers))
+    if (odd := next((name for name in names if not name.isprintable() or re.search(r'["\\]', name)), None)) is not None:
+        raise WiringError(
+            f"{type(module).__name__} cannot be traced by torch.export: the name {brief(odd)} has quotes, backslashes "
+            "or control characters. Rename that layer."
+        )
 
 
 def _leaf_shapes(

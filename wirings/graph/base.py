@@ -106,10 +106,6 @@ class Graph(nn.Module):
         if edges is None and rule is None:
             return
         rule = rules.get("dnw" if rule is None else rule)
-        if rule.layers_only:
-            raise WiringError(
-                f"{self._kind}: rule {rule.name!r} works only on layers, whose inputs lie in rows; use another rule."
-            )
         if edges is not None and rule.own_budget:
             raise WiringError(
                 f"{self._kind}: rule {rule.name!r} sets the number of edges itself; remove edges={edges!r}."

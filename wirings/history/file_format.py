@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wirings.errors import WiringError
+from wirings.utils.files import read_regular
 
 VERSION = 1
 MAGIC = b"WIRINGS" + bytes([VERSION])
@@ -161,7 +162,7 @@ def read_chunks(path: Path) -> tuple[list[Chunk], str | None]:
         All complete chunks, and a description of the damage that follows them, or None if the file is intact.
     """
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
         raise WiringError(f"cannot read the history {path}: {error.strerror}.") from error
     if data[:7] != MAGIC[:7]:

@@ -10,6 +10,8 @@ This file is long because the large and the small networks share one format.
 from __future__ import annotations
 
 import math
+import re
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +28,7 @@ from wirings.models.mobilenet import STAGES, MobileNetV1DNW, Stage, edges_of_wid
 from wirings.models.tiny import BLOCK, EDGES, INPUTS, NODES, OUTPUTS, TinyClassifier
 from wirings.selection.functional import choose
 from wirings.utils.tables import text_table
+from wirings.utils.text import shortened
 
 _SOLVED = "odesolve.odefunc."
 _STEPS = 5
@@ -86,7 +89,25 @@ def load(
             trained that way. With False it solves the paper's equation, whose outputs for the same weights are very
             different. Ignored by other networks.
     """
-    state = _State(_read(source))
+    if not isinstance(source, (str, Path)):
+        return _load(_read(source), width, edges, kind, image_size, in_place_relu)
+    try:
+        return _load(_read(source), width, edges, kind, image_size, in_place_relu)
+    except WiringError as error:
+        if str(source) in str(error):
+            raise
+        raise WiringError(f"{source}: {error}") from error
+
+
+def _load(
+    tensors: dict[str, Tensor],
+    width: float | None,
+    edges: int | None,
+    kind: str | None,
+    image_size: int | None,
+    in_place_relu: bool,
+) -> PublishedModel:
+    state = _State(tensors)
     if "conv1.weight" in state.left and any(name.startswith("layers.") for name in state.left):
         published = _large(state, width, image_size)
     elif f"{_SOLVED}graph.weight" in state.left or "graph.weight" in state.left:
@@ -107,6 +128,7 @@ def _read(source: str | Path | Mapping[str, Any]) -> dict[str, Tensor]:
         if not Path(source).is_file():
             raise WiringError(f"there is no file {source}.")
         try:
+            _check_checksums(Path(source))
             found: Any = torch.load(source, map_location="cpu", weights_only=True)
         except Exception as error:  # PyTorch raises exceptions of many types for damaged files
             why = (str(error).splitlines() or [type(error).__name__])[0]
@@ -130,12 +152,25 @@ def _read(source: str | Path | Mapping[str, Any]) -> dict[str, Tensor]:
         raise WiringError(f"{where}expected a state dict of names and tensors, got {type(found).__name__} without any.")
     for name, x in found.items():
         # A file can describe a tensor of any size as a view of a few bytes, or as a sparse one.
-        if isinstance(x, Tensor) and (x.layout != torch.strided or x.nbytes > x.untyped_storage().nbytes()):
+        if isinstance(x, Tensor) and (
+            x.is_meta or x.layout != torch.strided or x.nbytes > x.untyped_storage().nbytes()
+        ):
             raise WiringError(
                 f"{where}expected a state dict of dense tensors, got {str(name)[:60]}, which is not stored in full."
             )
     plain = {str(name).removeprefix("module."): x.detach().cpu() for name, x in found.items() if isinstance(x, Tensor)}
     return {name: x for name, x in plain.items() if not name.endswith("num_batches_tracked")}
+
+
+def _check_checksums(path: Path) -> None:
+    """Raise if a file in a zip archive is not what its checksum says, which PyTorch does not check.
+
+    Files that PyTorch wrote before version 1.6 are no archives, and have no checksums.
+    """
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            if (damaged := archive.testzip()) is not None:
+                raise ValueError(f"the checksum of {shortened(damaged, 100)} in it is wrong.")
 
 
 class _State:
@@ -338,7 +373,8 @@ def _dynamic(kind: str, matrix: Tensor, kernels: Tensor, norms: list[Tensor], in
 
 def _stem(state: _State, stem: nn.Sequential) -> None:
     """Load the layers that have weights, in order, whatever their numbers are."""
-    numbers = sorted({int(name.split(".")[1]) for name in state.left if name.startswith("downsample.")})
+    found = (re.match(r"downsample\.(\d{1,4})\.", name) for name in state.left)
+    numbers = sorted({int(match[1]) for match in found if match})
     ours = [layer for layer in stem if list(layer.parameters())]
     if len(numbers) != len(ours):
         raise WiringError(

@@ -157,8 +157,6 @@ class Rule(ABC):
     """Whether the rule fixes the number of edges itself, by `budget`, and takes none from the caller."""
     moves_budget: bool = False
     """Whether the rule moves edges between layers, by writing ``edges.k``; then only their sum is the budget's."""
-    layers_only: ClassVar[bool] = False
-    """Whether the rule wires layers only, not neural graphs, whose edges form no matrix."""
     free_only: bool = False
     """Whether the rule chooses single edges in a way of its own, so that `wirings.wire_` accepts no ``structure``."""
     removes_permanently: ClassVar[bool] = False

@@ -12,6 +12,10 @@ from wirings.selection.cpu import keys_of
 from wirings.selection.weight_groups import WeightGroups
 from wirings.selection.weight_layout import WeightLayout
 
+MOST_COMPARED = 32
+"""The largest groups whose edges are all compared with each other, which takes as many times the memory of the weight.
+Larger ones are sorted, and so are all on CPUs, where that is faster: ten times for 3:32."""
+
 
 class NMGroups(WeightGroups):
     """Groups of ``m`` neighbouring inputs: m inputs of a linear layer, m channels at one place of a convolution.
@@ -84,7 +88,7 @@ class NMGroups(WeightGroups):
         """A mask of the ``k`` edges with the largest keys in every group, or of all those ``within`` if fewer."""
         grouped = self._grouped(keys if within is None else keys.masked_fill(~within, -1))
         places = torch.arange(self.m, device=keys.device)
-        if keys.device.type == "cpu":  # sorting is faster there than comparing all pairs: ten times for 3:32
+        if keys.device.type == "cpu" or self.m > MOST_COMPARED:
             order = grouped.argsort(dim=-1, descending=True, stable=True)
             real = torch.zeros_like(grouped, dtype=torch.bool).scatter(-1, order, (places < k).expand_as(order))
         else:

@@ -15,6 +15,8 @@ from wirings.selection.weight_layout import WeightLayout
 from wirings.utils.text import brief
 
 FREE = "free"
+LONGEST = 60
+"""The most characters of a structure. Patterns of spaces take quadratic time, and files of others may hold any text."""
 _EXPECTED = (
     'structure= expects "free", an N:M such as "2:4", a block such as "32x32" (outputs x inputs; "32x32, padded" where '
     'it does not divide a layer), "row" or "column"'
@@ -41,7 +43,7 @@ class Structure:
         >>> Structure.of("2:4").nm, Structure.of("32x16").block, Structure.of("free")
         ((2, 4), (32, 16), None)
         """
-        if isinstance(given, str):
+        if isinstance(given, str) and len(given) <= LONGEST:
             text = re.sub(r"\s*[xX×]\s*", "x", given.strip())
             if text == FREE:
                 return None

@@ -7,21 +7,28 @@ from pathlib import Path
 
 from wirings.utils.files import disk_errors, whole_file
 
+RESUME = "The earlier file is unchanged. Free some space or give another --out, then continue with --resume."
+"""What to do if a file of a run cannot be written."""
 
-def write_file(path: Path, write: Callable[[str], object]) -> None:
+
+def write_file(path: Path, write: Callable[[str], object], remedy: str = RESUME) -> None:
     """Call ``write`` with a temporary path, then rename that file to ``path``.
+
+    Args:
+        path: the file.
+        write: writes to the path that it is given.
+        remedy: what to do if that is impossible, for the message.
 
     Raises:
         WiringError: if the file cannot be written, such as on a full disk. An earlier file at ``path`` is kept.
     """
-    remedy = "The earlier file is unchanged. Free some space or give another --out, then continue with --resume."
     with disk_errors(path, remedy), whole_file(path) as part:
         write(str(part))
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, remedy: str = RESUME) -> None:
     """Write a text file, complete or not at all."""
-    write_file(path, lambda part: Path(part).write_text(text, encoding="utf-8"))
+    write_file(path, lambda part: Path(part).write_text(text, encoding="utf-8"), remedy)
 
 
 def remove_partial_files(folder: Path) -> None:

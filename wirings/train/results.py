@@ -22,7 +22,7 @@ from wirings.train.settings import Settings, from_mapping, to_mapping
 from wirings.train.typed_dataclasses import TypedDataclass
 from wirings.train.yaml_io import dump_yaml, parse_yaml
 from wirings.utils.compiler import cpu_name
-from wirings.utils.files import check_path
+from wirings.utils.files import check_path, read_regular_text
 from wirings.utils.text import shortened
 
 SCHEMA = 1
@@ -192,7 +192,7 @@ def read(path: Path) -> Result:
     try:
         if path.stat().st_size > LARGEST:
             raise WiringError(f"it has more than {LARGEST:,} bytes.")
-        mapping = json.loads(path.read_text(encoding="utf-8"))
+        mapping = json.loads(read_regular_text(path))
         if isinstance(mapping, dict) and "schema" not in mapping:
             raise WiringError(f"it has no schema (expected {SCHEMA}).")
         if isinstance(mapping, dict) and mapping["schema"] != SCHEMA:  # before its fields, which may differ
@@ -228,7 +228,7 @@ def save_settings(path: Path, recipe: str, settings: Settings, overrides: dict[s
 def load_settings(path: Path) -> tuple[str, Settings, dict[str, Any]]:
     """Read what `save_settings` wrote: the recipe's name, all settings, and what differs from the recipe."""
     try:
-        mapping = parse_yaml(check_path(path).read_text(encoding="utf-8"), "it")
+        mapping = parse_yaml(read_regular_text(check_path(path)), "it")
         if not isinstance(mapping, dict) or set(mapping) != {"recipe", "overrides", "settings"}:
             raise WiringError("expected the keys recipe, overrides and settings.")
         if not isinstance(mapping["overrides"], dict):

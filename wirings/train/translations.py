@@ -13,6 +13,7 @@ from wirings.train.data.metrics import BLEU
 from wirings.train.data.multi30k import REFERENCES, TRANSLATIONS
 from wirings.train.results import Result
 from wirings.train.run.folder import RESULT
+from wirings.utils.files import read_regular_text
 
 
 def score_translations(folder: Path) -> Result:
@@ -49,7 +50,7 @@ def score_translations(folder: Path) -> Result:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        return read_regular_text(path).removesuffix("\n").split("\n")
     except FileNotFoundError as error:
         raise WiringError(f"there is no {path}. Give the folder of a run that translates.") from error
     except (OSError, UnicodeDecodeError) as error:

@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,6 +66,29 @@ def disk_errors(path: Path, remedy: str = "Free some space, or choose another pa
         if reason is None:
             raise
         raise WiringError(f"{path} could not be written: {reason}. {remedy}") from error
+
+
+def read_regular(path: Path) -> bytes:
+    """The contents of a file; raises an OSError for pipes and devices, whose contents may never come, or never end.
+
+    Folders of others may hold links to them under any name.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    opened = os.open(path, flags)
+    try:
+        mode = os.fstat(opened).st_mode
+        if not stat.S_ISREG(mode):
+            number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+            raise OSError(number, "it is a folder, a pipe or a device, not a file", str(path))
+        with open(opened, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(opened)
+
+
+def read_regular_text(path: Path) -> str:
+    """The text in a file in UTF-8; see `read_regular`."""
+    return read_regular(path).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
 
 
 _LONGEST_NAME = 255

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from pathlib import Path
 
 _TEXTS = (
     "can't allocate memory",
@@ -20,9 +22,40 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or any(text in str(error) for text in _TEXTS)
 
 
+_CGROUPS, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+"""Where Linux shows the limits of containers, and in which ones this process is."""
+
+
 def installed_memory() -> int:
-    """Bytes of this machine's memory. The system kills a process that uses more, instead of refusing the allocation."""
+    """Bytes of memory of this machine, or of the container that this process is in, if it may use less.
+
+    The system kills a process that uses more, instead of refusing the allocation.
+    """
     try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):  # not available on every system
-        return 2**63
+        installed = 2**63
+    return min([installed, *_container_limits()])
+
+
+def _container_limits() -> list[int]:
+    """The limits on this process's memory: those of its control groups, in version 1 and 2, and of those above them."""
+    places = {
+        _CGROUPS / "memory.max",
+        _CGROUPS / "memory" / "memory.limit_in_bytes",
+    }  # what a container sees as its own
+    with suppress(OSError, ValueError):
+        for line in _OWN_CGROUPS.read_text(encoding="utf-8").splitlines():
+            number, controllers, path = line.split(":", 2)
+            parts = [part for part in path.split("/") if part not in ("", "..")]
+            for depth in range(1, len(parts) + 1):
+                inner = "/".join(parts[:depth])
+                if number == "0":
+                    places.add(_CGROUPS / inner / "memory.max")
+                elif "memory" in controllers.split(","):
+                    places.add(_CGROUPS / "memory" / inner / "memory.limit_in_bytes")
+    found = []
+    for place in places:
+        with suppress(OSError, ValueError):  # there is none, or it says "max"
+            found.append(int(place.read_text(encoding="utf-8")))
+    return [limit for limit in found if limit > 0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -16,12 +16,15 @@ from wirings.errors import WiringError, unknown
 from wirings.rules.rule import Rule
 from wirings.selection.structure import Structure
 from wirings.utils.checks import is_int
+from wirings.utils.text import brief
 from wirings.version import __version__
 from wirings.wire.layer import Layer
 from wirings.wire.parametrization import wired
 
 FORMAT = 2
 """The latest format of descriptions. A change that earlier versions would misread gets the next number."""
+MOST_COST = 2**28
+"""The most multiply-adds of one edge, as many as on an image of 16,384 pixels a side."""
 FREE_FORMAT = 1
 """The format of wirings without a structure, which earlier versions can read."""
 
@@ -90,6 +93,16 @@ def check_format(description: Any) -> None:
             f"the wiring was saved by wirings {description.get('version', '?')} in format {description['format']!r}, "
             f"but this is wirings {__version__}, which reads formats up to {FORMAT}: upgrade wirings."
         )
+
+
+def check_costs(layers: Sequence[Mapping[str, Any]]) -> None:
+    """Raise if an edge costs nothing, or so much that sharing out a budget would take all memory."""
+    for layer in layers:
+        if not is_int(layer["cost"]) or not 1 <= layer["cost"] <= MOST_COST:
+            raise WiringError(
+                f"'cost' in the description of a layer must be an integer from 1 to {MOST_COST:,}, got "
+                f"{brief(layer['cost'])}."
+            )
 
 
 def describe_part(description: Mapping[str, Any]) -> dict[str, Any]:

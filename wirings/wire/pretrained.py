@@ -18,6 +18,7 @@ import re
 import sys
 import warnings
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +26,8 @@ from torch import Tensor, nn
 
 from wirings.errors import WiringError
 from wirings.selection.sharded import is_sharded, same_memory
-from wirings.utils.files import check_path
+from wirings.utils.files import check_path, read_regular_text
+from wirings.utils.text import shortened
 from wirings.wire.finalize import final_weight
 from wirings.wire.handle import Wiring
 from wirings.wire.layer import Layer
@@ -140,13 +142,13 @@ def read_descriptions(folder: str | PathLike[str]) -> list[dict[str, Any]]:
     """The descriptions of the wirings of a model that ``save_pretrained`` has written."""
     path = check_path(folder, "a folder")
     try:
-        config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+        config = json.loads(read_regular_text(path / CONFIG))
     except OSError as error:
         raise WiringError(
             f"expected a local folder that save_pretrained has written, with a {CONFIG}, got {str(folder)!r}. Download "
             "models of the Hub first (huggingface_hub.snapshot_download)."
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WiringError(f"{path / CONFIG} is not valid JSON: {error}.") from error
     found = config.get(KEY) if isinstance(config, dict) else None
     if not isinstance(found, list) or not found:
@@ -162,18 +164,37 @@ def read_tensors(folder: str | PathLike[str]) -> dict[str, Tensor]:
     path = check_path(folder, "a folder")
     kinds = ("model.safetensors", "pytorch_model.bin")
     index = next((path / f"{kind}.index.json" for kind in kinds if (path / f"{kind}.index.json").is_file()), None)
-    if index is not None:
-        files = {path / name for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
-    else:
-        files = {next((path / kind for kind in kinds if (path / kind).is_file()), path / kinds[0])}
+    files = [path / name for name in _files_in(index)] if index is not None else []
+    if index is None:
+        files = [next((path / kind for kind in kinds if (path / kind).is_file()), path / kinds[0])]
     state: dict[str, Tensor] = {}
-    for file in sorted(files):
+    for file in files:
         if not file.is_file():
             raise WiringError(f"{str(folder)!r} has no weights: {file.name} is missing.")
-        if file.suffix == ".safetensors":
-            from safetensors.torch import load_file
+        try:
+            if file.suffix == ".safetensors":
+                from safetensors.torch import load_file
 
-            state |= load_file(file)
-        else:
-            state |= torch.load(file, map_location="cpu", weights_only=True)
+                state |= load_file(file)
+            else:
+                state |= torch.load(file, map_location="cpu", weights_only=True)
+        except ModuleNotFoundError:
+            raise
+        except Exception as error:  # both raise exceptions of many types for damaged files
+            raise WiringError(
+                f"{file} is damaged, or not a file of weights ({shortened(str(error), 200)}). Save the model again."
+            ) from error
     return state
+
+
+def _files_in(index: Path) -> list[str]:
+    """The names of the files that an index lists."""
+    try:
+        names = sorted(set(json.loads(read_regular_text(index))["weight_map"].values()))
+        if not names or any(
+            Path(name).name != name or len(name) > 255 for name in names
+        ):  # files elsewhere are not the model's
+            raise ValueError("weight_map must map tensors to names of files beside it")
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise WiringError(f"{index} is damaged ({shortened(str(error), 200)}). Save the model again.") from error
+    return names

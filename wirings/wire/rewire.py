@@ -14,7 +14,7 @@ from wirings.selection.structure import FREE, Structure
 from wirings.utils.layers import check_module
 from wirings.utils.text import shortened
 from wirings.wire.checks import allowed_masks, check_by_pattern, check_not_wrapped, check_wirable, first_names, set_axes
-from wirings.wire.describe import check_format, describe_part, make_budget, make_rule
+from wirings.wire.describe import check_costs, check_format, describe_part, make_budget, make_rule
 from wirings.wire.handle import Wiring
 from wirings.wire.parametrization import detach
 from wirings.wire.pretrained import KEY, handles_of, read_descriptions, read_tensors
@@ -61,14 +61,19 @@ def rewire_(
     check_module("rewire_()", model)
     check_not_wrapped(model)
     masks = check_by_pattern("allowed", allowed)
+    folder = next((str(place) for place in (saved, state) if isinstance(place, (str, PathLike))), "")
+    where = f"{folder}: " if folder else ""
     try:
         return _rewire(model, saved, state, masks)
-    except WiringError:
-        raise
+    except WiringError as error:
+        said = shortened(str(error), 1000)  # it may quote any text in a description
+        if folder in said and said == str(error):
+            raise
+        raise WiringError(said if folder in said else f"{where}{said}") from error
     except _OF_DAMAGE as error:
         raise WiringError(
-            f"the wiring of this {type(model).__name__} cannot be restored: its description or its state is damaged, "
-            f"or they do not belong together ({type(error).__name__}: {shortened(str(error), 200)})."
+            f"{where}the wiring of this {type(model).__name__} cannot be restored: its description or its state is "
+            f"damaged, or they do not belong together ({type(error).__name__}: {shortened(str(error), 200)})."
         ) from error
 
 
@@ -89,6 +94,7 @@ def _rewire(model: nn.Module, saved: Any, state: Any, allowed: Mapping[str, Tens
         _check_saved_wired(state, targets, tensors)
     masks = _masks(targets, layers, tensors, allowed)
     set_axes(targets, {layer["names"][0]: layer["axes"] for layer in layers if layer["axes"] is not None})
+    check_costs(layers)
     structure = Structure.of(description.get("structure", FREE))
     groups = groups_of(structure, targets, masks)
     sizes = [

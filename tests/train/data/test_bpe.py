@@ -47,7 +47,7 @@ def test_a_vocabulary_depends_on_the_lines_and_its_size_and_is_cached(cache: Pat
 
 
 def test_rejects_a_vocabulary_without_all_bytes() -> None:
-    with pytest.raises(WiringError, match=f"vocabulary must be an integer of at least {SMALLEST}, got 200"):
+    with pytest.raises(WiringError, match=f"vocabulary must be an integer from {SMALLEST} to 1,048,576, got 200"):
         BytePairs.train(LINES, 200)
 
 
@@ -66,3 +66,10 @@ def test_bleu_of_a_translation() -> None:
     assert bleu([text.lower() for text in references], references) < 80  # case matters
     with pytest.raises(WiringError, match="expected one translation for each of 2 sentences, got 1"):
         bleu(references[:1], references)
+
+
+@pytest.mark.parametrize("vocabulary", [10**12, 2**63, 10**30, 2**20 + 1, 258, -1, 300.0, True])
+def test_vocabularies_of_any_size_are_refused(vocabulary: object) -> None:
+    """The library ends the process if there is no memory for a vocabulary."""
+    with pytest.raises(WiringError, match="vocabulary must be an integer from 259 to 1,048,576"):
+        BytePairs.train(["a b"], vocabulary)  # type: ignore[arg-type]

@@ -414,3 +414,41 @@ def test_real_data() -> None:
     part = load("cifar10", holdout=5000)
     assert part.train.examples == 45_000
     assert torch.bincount(torch.cat([y for _, y in part.test.epoch(0)])).tolist() == [500] * 10
+
+
+def doubled(levels: int) -> bytes:
+    """A list of two equal lists, of two equal lists, and so on: a few bytes a level, but 2 ** levels to print."""
+    return b"]q\x00" + b"](h\x00h\x00eq\x00" * levels
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x02}r\xff\xff\xff\x7f.",  # the memo's entry 2 ** 31: Python would reserve 32 GiB
+        b"\x80\x02})" + b"q\x00h\x00\x86" * 64 + b"K\x01s.",  # a key that takes 2 ** 64 steps to hash
+        b"\x80\x02})" + b"2\x86" * 64 + b"K\x01s.",
+        b"\x80\x02c_codecs\nencode\n" + doubled(28) + b"U\x01x\x86R.",
+        b"\x80\x02cnumpy\ndtype\n" + doubled(28) + b"\x85R.",
+    ],
+)
+def test_small_pickles_take_little_time_and_memory(content: bytes) -> None:
+    with pytest.raises(WiringError, match=r"^here ") as refused:
+        unpickle(content, "here")
+    assert len(str(refused.value)) < 500
+
+
+@pytest.mark.parametrize("labels", ["[" * 100_000, "7", "{}", "null", '"1234567890"'])
+def test_rejects_damaged_labels(labels: str, tmp_path: Path) -> None:
+    folder = png(tmp_path / "p")
+    (folder / "train_lables.json").write_text(labels)
+    with pytest.raises(WiringError, match=r"labels|one label"):
+        read_folder(folder, "png")
+
+
+@pytest.mark.parametrize("shape", ["(10000000000, 3073)", "(" * 100, "(2**70,)"])
+def test_rejects_prepared_files_with_damaged_headers(shape: str, tmp_path: Path) -> None:
+    header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".ljust(118).encode() + b"\n"
+    path = tmp_path / cifar10.PREPARED
+    path.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    with pytest.raises(WiringError, match="is truncated or damaged"):
+        cifar10.read(path)

@@ -137,3 +137,11 @@ def test_mistakes_in_options(load_sample: Load) -> None:
         load_sample(lengths=[4])
     with pytest.raises(WiringError, match="image_size"):
         load_sample(image_size=32)
+
+
+def test_sentences_of_any_length_are_refused(sample: Path, load_sample: Load) -> None:
+    """Learning the tokens of one word of ten million letters would take hours."""
+    lines = (sample / "train.de").read_text().splitlines()
+    (sample / "train.de").write_text("\n".join([lines[0], "a" * 10**7, *lines[2:]]) + "\n")
+    with pytest.raises(WiringError, match=r"line 2 of .*train\.de has 10,000,000 characters.* at most 20,000"):
+        load_sample()

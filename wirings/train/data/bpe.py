@@ -11,10 +11,13 @@ from wirings.errors import WiringError
 from wirings.models.seq2seq import END, PAD, START
 from wirings.utils.cache import cache_folder, write_whole
 from wirings.utils.checks import is_int
+from wirings.utils.text import brief
 
 SPECIAL = {PAD: "<pad>", START: "<s>", END: "</s>"}
 SMALLEST = 256 + len(SPECIAL)
 """Size of a vocabulary of all bytes and nothing else."""
+LARGEST = 2**20
+"""The largest vocabulary. The library reserves memory for all of it, and ends the process if there is none."""
 
 
 class BytePairs:
@@ -36,8 +39,10 @@ class BytePairs:
             vocabulary: Number of tokens. It may become smaller if there is little text.
         """
         library = _library()
-        if not is_int(vocabulary) or vocabulary < SMALLEST:
-            raise WiringError(f"data.options.vocabulary must be an integer of at least {SMALLEST}, got {vocabulary!r}.")
+        if not is_int(vocabulary) or not SMALLEST <= vocabulary <= LARGEST:
+            raise WiringError(
+                f"data.options.vocabulary must be an integer from {SMALLEST} to {LARGEST:,}, got {brief(vocabulary)}."
+            )
         digest = hashlib.md5("\n".join([library.__version__, str(vocabulary), *lines]).encode())
         cached = cache_folder() / "tokenizers" / f"{digest.hexdigest()}.json"
         if cached.exists():

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,6 +28,8 @@ from wirings.train.data.download import UnreachableError, download_chunks
 from wirings.train.data.sampling import hold_out
 from wirings.utils.cache import cache_folder, disk_error, write_whole
 from wirings.utils.checks import is_int
+from wirings.utils.files import read_regular
+from wirings.utils.text import shortened
 
 PREPARED = "cifar10.npy"
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
@@ -114,9 +117,9 @@ def read(path: Path, checksums: Sequence[str] = CHECKSUMS) -> np.ndarray:
 
 def _batches(path: Path) -> list[np.ndarray]:
     try:
-        records = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise WiringError(f"{path} is truncated or damaged ({error}). Remove it.") from error
+        records = np.load(BytesIO(read_regular(path)), allow_pickle=False)
+    except Exception as error:  # NumPy raises exceptions of many types for damaged headers
+        raise WiringError(f"{path} is truncated or damaged ({shortened(str(error), 200)}). Remove it.") from error
     if records.dtype != np.uint8 or records.ndim != 2 or records.shape[1] != RECORD or len(records) % len(BATCHES):
         raise WiringError(f"{path} must hold uint8 (60000, {RECORD}), got {records.dtype} {records.shape}. Remove it.")
     return np.split(records, len(BATCHES))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import pickletools
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -21,6 +22,8 @@ import numpy as np
 from wirings.errors import WiringError
 from wirings.train.data.augment import decode, need_pillow
 from wirings.train.data.unpack import MOST_BYTES, gunzip
+from wirings.utils.files import read_regular
+from wirings.utils.text import brief, shortened
 
 RECORD = 1 + 3 * 32 * 32
 BATCHES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
@@ -67,7 +70,7 @@ def read_folder(folder: Path, layout: str) -> list[np.ndarray]:
 
     def read(file: str) -> bytes:
         try:
-            return (folder / file).read_bytes()
+            return read_regular(folder / file)
         except OSError as error:
             raise WiringError(f"{folder / file} cannot be read: {error.strerror}.") from error
 
@@ -79,8 +82,7 @@ def read_archive(archive: Path) -> list[np.ndarray]:
     wanted = {file for files in LAYOUTS.values() for file in files}
     found: dict[str, bytes] = {}
     try:
-        with archive.open("rb") as packed:
-            contents = gunzip(packed, MOST_BYTES)
+        contents = gunzip(BytesIO(read_regular(archive)), MOST_BYTES)
         if len(contents) > MOST_BYTES:
             raise tarfile.ReadError(f"it unpacks to more than {MOST_BYTES:,} bytes")
         with tarfile.open(fileobj=BytesIO(contents), mode="r:") as tar:
@@ -119,7 +121,7 @@ def _from_python(read: Read, where: str) -> list[np.ndarray]:
         pixels, labels = fields.get("data"), fields.get("labels")
         if not isinstance(pixels, np.ndarray) or not isinstance(labels, list):
             raise WiringError(
-                f"{file} in {where} must have the keys 'data' and 'labels', got {sorted(map(str, fields))}."
+                f"{file} in {where} must have the keys 'data' and 'labels', got {brief(sorted(map(str, fields)))}."
             )
         batches.append(_records(labels, pixels, f"{file} in {where}"))
     return batches
@@ -136,7 +138,9 @@ def _from_png(read: Read, where: str) -> list[np.ndarray]:
         pixels.append(rows.transpose(0, 2, 1).reshape(len(rows), -1))
     try:
         train, test = (json.loads(read(file)) for file in LABELS)
-    except ValueError as error:
+        if not isinstance(train, list) or not isinstance(test, list):
+            raise ValueError("expected lists of numbers")
+    except (ValueError, RecursionError) as error:
         raise WiringError(f"the labels in {where} are damaged ({error}). Download them again.") from error
     cuts = np.cumsum([len(p) for p in pixels[:-1]]).tolist()
     labels = [train[start:stop] for start, stop in zip([0, *cuts[:-1]], [*cuts[:-1], None], strict=True)]
@@ -159,6 +163,25 @@ def _records(labels: list[int], pixels: np.ndarray, where: str) -> np.ndarray:
     return np.concatenate([np.array(labels, dtype=np.uint8)[:, None], pixels], axis=1)
 
 
+MOST_TUPLES = 16
+"""Tuples in a pickle of CIFAR-10, which has seven. Each may double the time that hashing the next one takes."""
+_NOT_USED = {"INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "FROZENSET", "EMPTY_SET", "NEXT_BUFFER", "DUP"}
+
+
+def _check_opcodes(content: bytes) -> None:
+    """Raise if a small pickle would take much memory or time.
+
+    Python reserves all entries of the memo up to the last one that a pickle names.
+    """
+    tuples = 0
+    for opcode, argument, _ in pickletools.genops(content):
+        tuples += "TUPLE" in opcode.name
+        if opcode.name in _NOT_USED or tuples > MOST_TUPLES:
+            raise ValueError(f"CIFAR-10 has not as many {opcode.name} opcodes")
+        if "PUT" in opcode.name and not 0 <= int(str(argument)) <= len(content):
+            raise ValueError(f"{opcode.name} {argument}")
+
+
 def unpickle(content: bytes, where: str) -> dict[Any, Any]:
     """Read a dictionary of plain values and uint8 arrays from an untrusted pickle.
 
@@ -174,7 +197,8 @@ def unpickle(content: bytes, where: str) -> dict[Any, Any]:
     class Dtype:
         def __init__(self, name: Any, *_: Any) -> None:
             if name not in ("u1", b"u1"):
-                raise WiringError(f"{where} holds an array of {name!r} instead of bytes (u1). This is not CIFAR-10.")
+                got = repr(name[:20]) if isinstance(name, str | bytes) else type(name).__name__
+                raise WiringError(f"{where} holds an array of {got} instead of bytes (u1). This is not CIFAR-10.")
 
         def __setstate__(self, _: Any) -> None: ...
 
@@ -195,7 +219,9 @@ def unpickle(content: bytes, where: str) -> dict[Any, Any]:
         return array
 
     def encode(text: Any, encoding: Any) -> bytes:
-        return str(text).encode("latin1")  # how Python 3 writes bytes for Python 2, always in this encoding
+        if not isinstance(text, str):  # a list of lists may take exponential time to print
+            raise ValueError("bytes that are no text")
+        return text.encode("latin1")  # how Python 3 writes bytes for Python 2, always in this encoding
 
     allowed: dict[tuple[str, str], Any] = {("numpy", "ndarray"): Array, ("numpy", "dtype"): Dtype}
     allowed |= {(f"numpy.{core}.multiarray", "_reconstruct"): Array for core in ("core", "_core")}
@@ -205,16 +231,19 @@ def unpickle(content: bytes, where: str) -> dict[Any, Any]:
     class Restricted(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
             if (module, name) not in allowed:
+                what = shortened(f"{module}.{name}", 100)
                 raise WiringError(
-                    f"{where} wants to run {module}.{name}, which CIFAR-10's own files never do. It was not run. "
+                    f"{where} wants to run {what}, which CIFAR-10's own files never do. It was not run. "
                     "Remove the file and download CIFAR-10 again."
                 )
             return allowed[module, name]
 
     try:
+        _check_opcodes(content)
         fields = Restricted(BytesIO(content), encoding="bytes").load()
         return {key: value.value if isinstance(value, Array) else value for key, value in fields.items()}
     except WiringError:
         raise
     except Exception as error:  # a damaged pickle can fail in any way
-        raise WiringError(f"{where} is truncated or damaged ({error}). Download it again.") from error
+        why = shortened(str(error), 200)
+        raise WiringError(f"{where} is truncated or damaged ({why}). Download it again.") from error

@@ -32,6 +32,8 @@ TRANSLATIONS, REFERENCES, TOKENIZER = "translations.txt", "references.txt", "tok
 """Files of a run: its translations of the test sentences, what they should be, and the vocabulary."""
 AT_ONCE = 256
 """Number of sentences that are translated at the same time."""
+LONGEST = 20_000
+"""The most characters of a sentence. Learning tokens takes quadratic time in the length of a word."""
 
 
 @register_dataset("multi30k")
@@ -154,7 +156,14 @@ def _read(folder: Path, name: str) -> list[str]:
     except UnicodeDecodeError as error:
         raise WiringError(f"{found} is not UTF-8: {error.reason} at byte {error.start:,}. Convert it.") from error
     # Not splitlines: sentences may contain other characters that it takes for the end of a line.
-    return [line.strip() for line in text.removesuffix("\n").split("\n")] if text else []
+    lines = [line.strip() for line in text.removesuffix("\n").split("\n")] if text else []
+    for number, line in enumerate(lines, 1):
+        if len(line) > LONGEST:
+            raise WiringError(
+                f"line {number:,} of {found} has {len(line):,} characters, but a sentence has at most {LONGEST:,}. "
+                "Split it, or leave it out."
+            )
+    return lines
 
 
 def _lines(sentences: Sequence[str]) -> str:

@@ -31,6 +31,7 @@ from wirings.train.data.base import Data, ImageDataset, LoadOptions, register_da
 from wirings.train.data.decode import DecodedBatch, DecodingLoader, EncodedExample, assemble
 from wirings.train.data.folder import IMAGE_SUFFIXES
 from wirings.train.data.sampling import BUFFER, EXAMPLE, random_stream, rank_slices
+from wirings.utils.files import read_regular_text
 from wirings.utils.text import brief
 
 BUFFER_SIZE = 1000
@@ -272,7 +273,7 @@ def find_shards(folder: Path, *parts: str) -> list[Shard]:
         )
     noted = folder / "sizes.json"
     try:
-        sizes = dict(json.loads(noted.read_text(encoding="utf-8"))) if noted.is_file() else {}
+        sizes = dict(json.loads(read_regular_text(noted))) if noted.is_file() else {}
     except (ValueError, TypeError, RecursionError) as error:
         raise WiringError(f"{noted} is damaged ({error}). Fix or remove it.") from error
     shards, first = [], 0

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gzip
 import lzma
 import zlib
+from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
 from wirings.errors import WiringError
+from wirings.utils.files import read_regular
 
 MOST_BYTES, MAX_RATIO = 2**28, 64
 """What any compressed file may unpack to, and a large one as a multiple of its size."""
@@ -27,9 +29,9 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
     """
     try:
         if path.suffix not in (".gz", ".xz"):
-            return path.read_bytes()
+            return read_regular(path)
         limit = max(MOST_BYTES, MAX_RATIO * path.stat().st_size) if most is None else most
-        with path.open("rb") as file:
+        with BytesIO(read_regular(path)) as file:
             contents = gunzip(file, limit) if path.suffix == ".gz" else _unxz(file, limit)
     except (lzma.LZMAError, zlib.error, EOFError, gzip.BadGzipFile) as error:
         raise WiringError(f"{path} cannot be decompressed ({error}). Get it again.") from error

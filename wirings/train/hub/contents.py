@@ -24,7 +24,7 @@ from wirings.train.run.folder import RESULT, SETTINGS
 from wirings.train.run_history import load_run_history
 from wirings.train.saved_runs import open_with_header
 from wirings.utils.checks import check_bool
-from wirings.utils.files import check_folder, check_path, disk_errors
+from wirings.utils.files import check_folder, check_path, disk_errors, read_regular_text
 from wirings.utils.text import brief, printable, shortened
 from wirings.version import __version__
 from wirings.wire.finalize import finalize_, unwire_
@@ -52,17 +52,18 @@ class HubFiles:
     def write(self, folder: Path) -> None:
         """Write the files to a folder, which is made if it does not exist."""
         check_folder(folder, "save_pretrained()")
-        with disk_errors(folder, "Give another folder."):
+        remedy = "Free some space, or give another folder."
+        with disk_errors(folder, remedy):
             folder.mkdir(parents=True, exist_ok=True)
         if isinstance(self.model, CompactModel):
             self.model.save(folder / MODEL)
         else:
-            checkpoint.save_model(folder / MODEL, self.model, {"wirings": __version__})
-        files.write_text(folder / CONFIG, json.dumps(self.config, indent=1) + "\n")
+            checkpoint.save_model(folder / MODEL, self.model, {"wirings": __version__}, remedy)
+        files.write_text(folder / CONFIG, json.dumps(self.config, indent=1) + "\n", remedy)
         if self.card is not None:
             if self.card.picture is not None:
                 self.card.picture.save(folder / PICTURE)
-            files.write_text(folder / CARD, self.card.text)
+            files.write_text(folder / CARD, self.card.text, remedy)
 
 
 def prepare(
@@ -213,7 +214,7 @@ def _read_config(folder: Path, shown: str) -> dict[str, Any]:
     try:
         if (folder / CONFIG).stat().st_size > CONFIG_BYTES:
             raise ValueError("too large")
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        config = json.loads(read_regular_text(folder / CONFIG))
     except (OSError, ValueError, RecursionError) as error:
         raise WiringError(f"{shown} does not hold a network of wirings: {expected}") from error
     if not isinstance(config, dict) or config.get("library_name") != "wirings":

@@ -24,6 +24,7 @@ from wirings.train import typed_dataclasses as typed
 from wirings.train.settings import Settings, from_mapping
 from wirings.train.yaml_io import parse_yaml
 from wirings.utils.checks import is_number
+from wirings.utils.files import read_regular_text
 from wirings.utils.text import shortened
 
 PAPER_KEYS = ("accuracy", "std", "top5", "params", "mult_adds", "published")
@@ -184,7 +185,7 @@ def _unknown_recipe(kind: str, name: str) -> WiringError:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular_text(path)
     except UnicodeDecodeError as error:
         raise WiringError(f"{path} cannot be read as a recipe: it is not UTF-8 text.") from error
     except (OSError, ValueError) as error:  # ValueError: a null character in the path

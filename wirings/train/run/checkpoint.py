@@ -61,19 +61,19 @@ def _fixed(step: TrainingStep) -> dict[str, Tensor]:
     return tensors
 
 
-def save_model(path: Path, model: nn.Module, about: dict[str, Any]) -> None:
+def save_model(path: Path, model: nn.Module, about: dict[str, Any], remedy: str = files.RESUME) -> None:
     """Write a model without the state of its training: a run can start from it, but not resume."""
-    write_tensors(path, {f"model.{name}": value.clone() for name, value in model.state_dict().items()}, about)
+    write_tensors(path, {f"model.{name}": value.clone() for name, value in model.state_dict().items()}, about, remedy)
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
+def write_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, Any], remedy: str = files.RESUME) -> None:
     """Write a checkpoint. The tensors must not share memory."""
     from safetensors.torch import save_file
 
     plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     text = json.dumps(about)
     header = {"schema": SCHEMA, "crc32": _checksum(plain, text), "about": text}
-    files.write_file(path, lambda part: save_file(plain, part, header))
+    files.write_file(path, lambda part: save_file(plain, part, header), remedy)
 
 
 def _checksum(tensors: Mapping[str, Tensor], about: str) -> str:

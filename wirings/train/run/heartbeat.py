@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from wirings.train.run.folder import PROGRESS
+from wirings.utils.files import read_regular_text
 
 VARIABLE = "WIRINGS_SHARING"
 """Environment variable with the path of a file that says how many runs of a sweep are on this run's device."""
@@ -99,8 +100,8 @@ def _is_sharing(found: Any) -> bool:
 def _read(path: Path) -> dict[str, Any]:
     """The mapping in a JSON file; empty if there is none, or if it is damaged."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = json.loads(read_regular_text(path))
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

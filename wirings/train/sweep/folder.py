@@ -14,7 +14,7 @@ from wirings.train.run.folder import LAST, RESULT
 from wirings.train.settings import first_difference
 from wirings.train.sweep.plan import SweepRun
 from wirings.train.yaml_io import dump_yaml, parse_yaml
-from wirings.utils.files import check_folder, whole_file
+from wirings.utils.files import check_folder, read_regular_text, whole_file
 from wirings.utils.locks import LOCK
 from wirings.utils.text import printable
 
@@ -73,7 +73,7 @@ def claim_sweep_folder(folder: Path, runs: Sequence[SweepRun]) -> None:
 def _listed(plan: Path) -> list[str]:
     """The paths of the runs that a sweep's folder lists."""
     try:
-        mapping = parse_yaml(plan.read_text(encoding="utf-8"), str(plan))
+        mapping = parse_yaml(read_regular_text(plan), str(plan))
         return [str(run["place"]) for run in mapping["runs"]]
     except (OSError, TypeError, KeyError, UnicodeDecodeError) as error:
         raise WiringError(f"{plan} does not describe a sweep: {error!r}. Restore it, or give another --out.") from error

@@ -22,6 +22,7 @@ from wirings.train import recipes
 from wirings.train.phases import first_settings
 from wirings.train.settings import Settings, with_overrides
 from wirings.train.yaml_io import parse_yaml
+from wirings.utils.files import read_regular_text
 from wirings.utils.text import brief
 
 KEYS = ("recipes", "seeds", "settings", "variants")
@@ -223,7 +224,7 @@ _MOST_SEEDS = 10_000
 def is_sweep_file(path: Path) -> bool:
     """Whether a YAML file describes a sweep rather than a recipe."""
     try:
-        mapping = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+        mapping = parse_yaml(read_regular_text(path), str(path))
     except (OSError, ValueError):  # reading it as a recipe gives the better message
         return False
     return isinstance(mapping, dict) and "recipes" in mapping
@@ -237,7 +238,7 @@ def read_sweep_file(path: Path) -> SweepPlan:
 
 def _read_sweep_file(path: Path) -> SweepPlan:
     try:
-        mapping = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+        mapping = parse_yaml(read_regular_text(path), str(path))
     except UnicodeDecodeError as error:
         raise WiringError(f"{path} cannot be read as a sweep: it is not UTF-8 text.") from error
     except OSError as error:

@@ -17,6 +17,7 @@ from wirings.train.recipes import Recipe
 from wirings.train.tables.agreement import FEW_NOTE, seeds_cell
 from wirings.train.tables.format import time_cell, with_commas, with_std
 from wirings.train.tables.paper import TableRow, braced, in_columns, in_markdown, links, row_of
+from wirings.utils.files import read_regular_text
 from wirings.utils.text import brief
 from wirings.wire.finalize import finalize_
 from wirings.wire.wire import wire_
@@ -87,7 +88,7 @@ def step_costs(folder: Path) -> dict[str, float]:
     dated: list[tuple[str, dict[str, float]]] = []
     for path in (folder / "benchmarks").glob("rules-*.json"):
         try:
-            record = json.loads(path.read_text(encoding="utf-8"))
+            record = json.loads(read_regular_text(path))
             rows = [row for network in record["networks"] for row in network["rows"]]
             dated.append((str(record["date"]), {str(row["recipe"]): float(row["ratio"]) for row in rows}))
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

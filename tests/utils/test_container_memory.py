@@ -1,0 +1,58 @@
+"""The memory of this machine, and the limits of containers, which Linux shows in files."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from wirings.utils import memory
+
+GIB = 2**30
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with 64 GiB, without containers."""
+    monkeypatch.setattr(memory, "_CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(memory, "_OWN_CGROUPS", tmp_path / "own")
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 64 * GIB // 4096, "SC_PAGE_SIZE": 4096}.__getitem__)
+    return tmp_path
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_without_containers(root: Path) -> None:
+    assert memory.installed_memory() == 64 * GIB
+
+
+@pytest.mark.parametrize(
+    ("own", "limits", "expected"),
+    [
+        ("0::/\n", {"memory.max": f"{4 * GIB}\n"}, 4),
+        ("0::/\n", {"memory.max": "max\n"}, 64),
+        ("0::/a/b\n", {"a/memory.max": f"{3 * GIB}\n", "a/b/memory.max": "max\n"}, 3),
+        ("0::/a/b\n", {"a/memory.max": f"{3 * GIB}\n", "a/b/memory.max": f"{2 * GIB}\n"}, 2),
+        ("0::/a\n", {"b/memory.max": f"{2 * GIB}\n"}, 64),
+        ("4:cpu:/\n3:memory:/\n", {"memory/memory.limit_in_bytes": f"{5 * GIB}\n"}, 5),
+        ("3:memory:/\n", {"memory/memory.limit_in_bytes": "9223372036854771712\n"}, 64),
+        ("3:cpu,memory:/docker/x\n0::/\n", {"memory/docker/x/memory.limit_in_bytes": f"{6 * GIB}\n"}, 6),
+        ("3:memory:/docker/x\n", {"memory/memory.limit_in_bytes": f"{7 * GIB}\n"}, 7),
+        ("nonsense", {"memory.max": f"{8 * GIB}\n"}, 8),
+        ("0::/../../a\n", {"a/memory.max": f"{9 * GIB}\n"}, 9),
+        ("0::/\n", {"memory.max": "\n"}, 64),
+        ("0::/\n", {"memory.max": "0\n"}, 64),
+        ("0::/\n", {"memory.max": f"{640 * GIB}\n"}, 64),
+    ],
+)
+def test_limits_of_containers(root: Path, own: str, limits: dict[str, str], expected: int) -> None:
+    write(root / "own", own)
+    for name, text in limits.items():
+        write(root / "cgroup" / name, text)
+    assert memory.installed_memory() == expected * GIB
+
+
+def test_this_machine() -> None:
+    assert 2**20 < memory.installed_memory() < 2**50
