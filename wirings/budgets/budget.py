@@ -72,6 +72,8 @@ class LayerSize:
     """The multiply-adds of one edge, if they were counted."""
     stacked: bool = False
     """Whether dimension 0 counts matrices (experts), each of which is a layer of the remaining shape."""
+    nodes: tuple[int, ...] | None = None
+    """For a graph, the multiply-adds of each node that an edge leaves, if a bound counts only nodes in use."""
 
     @property
     def name(self) -> str:
@@ -244,7 +246,8 @@ class Budget:
         assert edges is not None
         replace(self, mult_adds=None, share="uniform", ramp=None)._counts(sizes, 0, None)  # raises if k is out of range
         given = f"k = {edges:,} and mult_adds = {number:,}"
-        check_feasible(given, allowed, [size.cost for size in sizes], edges, number - rest, rest)
+        every = rest + sum(sum(size.nodes or ()) for size in sizes)  # if all nodes are in use
+        check_feasible(given, allowed, [size.cost for size in sizes], edges, number - every, every)
         return replace(self, mult_adds=None, density=None, k=edges, spent=number - rest)
 
     def amount_for(self, names: Sequence[str]) -> Amount | None:
