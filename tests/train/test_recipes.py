@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from wirings import WiringError, models, rules
-from wirings.train import recipes
+from wirings.train import recipes, results
 from wirings.train import typed_dataclasses as typed
 from wirings.train.build import build
 from wirings.train.distributed import ProcessContext
@@ -49,7 +49,7 @@ def test_finds_every_recipe() -> None:
         listed += [row for row in rows if row.startswith(f"{table}/")]
         listed += [f"{table}/{name}" for name in mapping.get("unlisted", {})]
     assert recipes.names() == sorted(listed)
-    assert len(recipes.names()) == 275
+    assert len(recipes.names()) == 326
     unlisted = {name for table in TABLES for name in recipes.names() if name.startswith(f"{table}/")} - {
         recipe.name for table in TABLES for recipe in recipes.table(table)
     }
@@ -227,6 +227,24 @@ def test_resnet_rows_differ_in_rule_and_density_only() -> None:
         assert replace(row.settings, rule=base.rule, model=base.model) == base, "trained alike"
 
 
+BOUNDS: dict[str, dict[str, Any]] = {
+    "mobilenet": {"mult_adds": 3_232_842},
+    "5": {"density": None, "k": 139_587, "mult_adds": 7_801_536},
+    "2": {"density": None, "k": 55_831, "mult_adds": 3_650_947},
+}
+"""The edges and multiply-adds of `dnw`, which rows called priced have at most."""
+
+
+def test_bounds_are_what_dnw_was_measured_with() -> None:
+    folder = Path(__file__).parents[2] / "results"
+    for name, recipe in (("mobilenet", "table2/dnw"), ("5", "resnet/dnw-5"), ("2", "resnet/dnw-2")):
+        found = [results.read(path) for path in sorted((folder / recipe).glob("seed*.json"))]
+        counted = "live_mult_adds" if name == "mobilenet" else "mult_adds"
+        mean = sum(getattr(one, counted) for one in found[:5]) / len(found[:5])
+        assert BOUNDS[name]["mult_adds"] == int(mean)
+        assert all(one.edges == BOUNDS[name].get("k", 158_939) for one in found)
+
+
 def test_rules_at_one_budget_share_their_training_settings() -> None:
     rows = [row for row in recipes.table("ste") if row.name.startswith("ste/")]
     assert {row.name for row in rows} == {name for name in recipes.names() if name.startswith("ste/")}
@@ -238,16 +256,22 @@ def test_rules_at_one_budget_share_their_training_settings() -> None:
             row.settings,
             recipes.get("table2/dnw" if network == "mobilenet" else f"resnet/dnw-{percent[0]}").settings,
         )
-        kinds = ("_global", "_k", "_stages")
+        bounded, ham = what.endswith("_priced"), what.startswith("ham_")
+        what = what.removeprefix("ham_").removesuffix("_priced")
+        kinds = ("_global", "_k", "_stages", "_scaled", "_uniform", "_erk")
         rule = next((what.removesuffix(kind) for kind in kinds if what.endswith(kind)), what)
         assert s.rule.name == ("dnw" if what.startswith("dnw") or what == "nm" else rule)
         own = ("share", "eps") if what == "dnw_eps" else ("share", "structure")
         assert s.model.options.get("structure") == ("3:32" if what == "nm" else None)
         options = {key: value for key, value in s.model.options.items() if key not in own}
         expected = {key: value for key, value in twin.model.options.items() if what != "nm" or key != "density"}
+        if bounded:
+            assert s.model.options["share"] in ("global", "scaled", "erk")
+            expected |= BOUNDS[percent[0] if percent else "mobilenet"]
         assert (s.model.name, options) == (twin.model.name, expected)
         decay = 0.0 if what == "top_kast" else None
-        assert s.optimizer == replace(twin.optimizer, weight_decay_edges=decay)
+        multiplied = {"ham_alpha": 200.0, "ham_beta": 1e-3} if ham else {}
+        assert s.optimizer == replace(twin.optimizer, weight_decay_edges=decay, **multiplied)
         if what == "top_kast":  # as strong as weight decay, which momentum multiplies
             same = s.optimizer.weight_decay / (1 - s.optimizer.momentum)
             assert s.rule.options["exploration"] == pytest.approx(same, rel=1e-6)

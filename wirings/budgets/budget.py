@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from wirings.budgets.apportion import round_to_total, spend
-from wirings.budgets.prices import check_feasible, priced_counts, proportional_scores
+from wirings.budgets.prices import bounded_counts, check_feasible
 from wirings.budgets.schedules import (
     ConstantSchedule,
     CubicSchedule,
@@ -321,8 +321,7 @@ class Budget:
         if sum(count * cost for count, cost in zip(counts, costs, strict=True)) <= (self.spent or 0):
             return counts
         shares = allowed if self.share == "uniform" else _erk_shares(sizes)
-        scores = [proportional_scores(share, most) for share, most in zip(shares, allowed, strict=True)]
-        return priced_counts(scores, costs, sum(counts), self.spent or 0)
+        return bounded_counts(shares, allowed, costs, sum(counts), self.spent or 0)
 
 
 def matches(name: str, pattern: str) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from wirings.budgets.budget import LayerSize
-from wirings.budgets.prices import priced_counts
+from wirings.budgets.prices import bounded_counts
 from wirings.selection.functional import rank_scores
 
 _MOST = torch.finfo(torch.float32).max
@@ -53,11 +53,11 @@ def rank_layers(
         each = zip(weights, allowed, factors, strict=True)
         found = [_strongest(weight.detach(), mask, factor, edges) for weight, mask, factor in each]
         nodes = [
-            None if size.nodes is None else _first_of_nodes(one[positions], size.nodes)  # type: ignore[index]
+            None if size.nodes is None else _running_costs(one[positions], size.nodes)  # type: ignore[index]
             for (_, positions), one, size in zip(found, senders or [None] * len(sizes), sizes, strict=True)
         ]
-        scores = [scores.cpu().numpy() for scores, _ in found]
-        return priced_counts(scores, [size.cost for size in sizes], edges, spent, nodes)
+        free, allowed_edges = _free_counts([one for one, _ in found], edges), [size.allowed for size in sizes]
+        return bounded_counts(free, allowed_edges, [size.cost for size in sizes], edges, spent, nodes)
     device = weights[0].device
     rows = [
         rank_scores(w.detach(), f).reshape(-1).to(device).abs().float() for w, f in zip(weights, factors, strict=True)
@@ -80,31 +80,41 @@ def _strongest(weight: Tensor, allowed: Tensor | None, factor: Tensor | None, mo
     row = row.to(torch.promote_types(row.dtype, torch.float32)).nan_to_num(nan=_MOST, posinf=_MOST)
     if allowed is not None:
         row = torch.where(allowed.reshape(-1), row, -1.0)
-    if row.is_cuda:
-        values, order = row.sort(descending=True, stable=True)
-        values, order = values[:most], order[:most]
-    else:  # several times faster than sorting all
-        order = torch.from_numpy(_order_of_largest(row.numpy(), most))
-        values = row[order]
+    order = _order_of_best(row, most)
+    values = row[order]
     if allowed is not None:
         values, order = values[values >= 0], order[values >= 0]
     return (values if factor is None else values * factor).float().clamp(max=_MOST), order
 
 
-def _order_of_largest(row: np.ndarray, most: int) -> np.ndarray:
+def _order_of_best(row: Tensor, most: int) -> Tensor:
     """The positions of the ``most`` largest numbers, in descending order; of equal ones the first."""
-    places = np.arange(len(row))
-    if len(row) > most:
-        cut = np.partition(row, len(row) - most)[len(row) - most]
-        above = np.flatnonzero(row > cut)
-        places = np.sort(np.concatenate([above, np.flatnonzero(row == cut)[: most - len(above)]]))
-    return places[np.argsort(-row[places], kind="stable")]
+    if row.is_cuda:
+        return row.sort(descending=True, stable=True).indices[:most]
+    values = row.numpy()
+    places = np.arange(len(values))
+    if len(values) > most:  # several times faster than sorting all
+        cut = np.partition(values, len(values) - most)[len(values) - most]
+        above = np.flatnonzero(values > cut)
+        places = np.sort(np.concatenate([above, np.flatnonzero(values == cut)[: most - len(above)]]))
+    return torch.from_numpy(places[np.argsort(-values[places], kind="stable")])
 
 
-def _first_of_nodes(senders: Tensor, costs: Sequence[int]) -> np.ndarray:
-    """What each edge adds for the node that it leaves: the node's cost if it is the first that does, otherwise 0."""
+def _free_counts(scores: Sequence[Tensor], edges: int) -> list[int]:
+    """The number of edges of each layer among the ``edges`` best of all layers, but at least one."""
+    device = scores[0].device
+    layer = torch.cat([torch.full((len(row),), i, device=device) for i, row in enumerate(scores)])
+    best = _order_of_best(torch.cat([row.to(device) for row in scores]), edges)
+    counts = torch.bincount(layer[best], minlength=len(scores)).tolist()
+    for i in (i for i, count in enumerate(counts) if not count):
+        counts[i], counts[counts.index(max(counts))] = 1, max(counts) - 1
+    return counts
+
+
+def _running_costs(senders: Tensor, costs: Sequence[int]) -> np.ndarray:
+    """What the nodes that the first n edges leave cost, for every n from 0 on."""
     nodes = senders.cpu().numpy()
-    added = np.zeros(len(nodes), np.int64)
+    added = np.zeros(len(nodes) + 1, np.int64)
     found, first = np.unique(nodes, return_index=True)
-    added[first] = np.asarray(costs)[found]
-    return added
+    added[first + 1] = np.asarray(costs)[found]
+    return np.cumsum(added)

@@ -107,7 +107,7 @@ def _title(recipe: Recipe) -> str:
 def _ranked(rows: Sequence[Recipe], folder: Path, costs: Mapping[str, float]) -> tuple[Standing, ...]:
     found = {recipe.name: row_of(recipe, folder) for recipe in rows}
     dnw = next(found[recipe.name] for recipe in rows if recipe.name.split("/")[1].split("-")[0] == "dnw")
-    density = next((r.settings.model.options["density"] for r in rows if "density" in r.settings.model.options), 0.02)
+    density = next((d for r in rows if (d := r.settings.model.options.get("density")) is not None), 0.02)
     standings = [_standing(recipe, found[recipe.name], dnw, folder, density, costs.get(recipe.name)) for recipe in rows]
     return tuple(sorted(standings, key=lambda one: -(one.row.mean or 0)))
 
