@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from wirings import WiringError, models, rules
+from wirings.profiling import profile
 from wirings.train import recipes, results
 from wirings.train import typed_dataclasses as typed
 from wirings.train.build import build
@@ -49,7 +50,7 @@ def test_finds_every_recipe() -> None:
         listed += [row for row in rows if row.startswith(f"{table}/")]
         listed += [f"{table}/{name}" for name in mapping.get("unlisted", {})]
     assert recipes.names() == sorted(listed)
-    assert len(recipes.names()) == 326
+    assert len(recipes.names()) == 353
     unlisted = {name for table in TABLES for name in recipes.names() if name.startswith(f"{table}/")} - {
         recipe.name for table in TABLES for recipe in recipes.table(table)
     }
@@ -243,6 +244,21 @@ def test_bounds_are_what_dnw_was_measured_with() -> None:
         mean = sum(getattr(one, counted) for one in found[:5]) / len(found[:5])
         assert BOUNDS[name]["mult_adds"] == int(mean)
         assert all(one.edges == BOUNDS[name].get("k", 158_939) for one in found)
+
+
+@pytest.mark.parametrize(("percent", "density"), [("5", 0.05), ("2", 0.02)])
+def test_cifar100_is_trained_as_cifar10_with_the_budgets_of_dnw(percent: str, density: float) -> None:
+    base, place = recipes.get("resnet/dense").settings, ProcessContext(0, 1, torch.device("cpu"))
+    model, wiring = build(recipes.get(f"cifar100/dnw-{percent}").settings, 100, place)
+    assert wiring is not None
+    budget = {"k": sum(report.edges for report in wiring.report()), "mult_adds": profile(model).mult_adds}
+    for row in recipes.table("cifar100"):
+        s = row.settings
+        alike = replace(s, rule=base.rule, model=base.model, data=base.data, optimizer=base.optimizer)
+        assert (alike, s.data.name) == (base, "cifar100")
+        if row.name.endswith(f"-{percent}"):
+            options = {key: v for key, v in s.model.options.items() if key not in ("width", "first_dense", "share")}
+            assert options == (budget if "priced" in row.name else {"density": density})
 
 
 def test_rules_at_one_budget_share_their_training_settings() -> None:
