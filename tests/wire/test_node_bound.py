@@ -93,6 +93,21 @@ def test_edges_spend_what_unused_nodes_free() -> None:
     assert spent > 3_232_842 - 2_314_240, "if all nodes counted, edges could not spend as much"
 
 
+def test_weak_nodes_give_way_before_edges_do() -> None:
+    """Two nodes send; the second one's edges are weaker, and without it the ranking fits."""
+    graph = wirings.StaticGraph(Blocks([2, 4]), node=[ConvNode(), PlainNode()])
+    model = nn.Sequential(graph, nn.Flatten(), nn.Linear(4 * 16, 2, bias=False))
+    with torch.no_grad():
+        graph.weight.copy_(torch.tensor([[9.0, 3.0], [9.0, 1.0], [9.0, 1.0], [9.0, 1.0]]).flatten())
+        model[2].weight.copy_(torch.linspace(0.1, 2.9, 128).view(2, 64))
+    nodes, settings = 2 * 9 * 16, {"example_input": (2, 4, 4), "share": "global"}
+    free = wire_(copy.deepcopy(model), k=15, mult_adds=5000, **settings)
+    assert [report.edges for report in free.report()] == [5, 10]
+    wiring = wire_(model, k=15, mult_adds=5 * 16 + nodes + 10 - 1, **settings)
+    assert [report.edges for report in wiring.report()] == [4, 11], "only the first node's edges"
+    assert wiring.layers[0].edges.left.tolist() == [True, False] * 4
+
+
 def test_nodes_are_closed_until_the_next_ranking() -> None:
     model = Network(3)
     settings: dict[str, Any] = {"k": 12, "example_input": SHAPE, "share": "global", "include": ["stages"]}

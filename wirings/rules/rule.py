@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from wirings.selection.kept_edges import KeptEdges
 from wirings.selection.service import Selection
 
-RANKED_EVERY = 100
-"""Optimizer steps from one ranking of all layers to the next, if a budget of multiply-adds is shared out globally.
+RANKED_EVERY, RANKINGS = 100, 200
+"""If a budget of multiply-adds is shared out globally: the fewest optimizer steps from one ranking of all layers to the
+next, and about how often they are ranked in a longer training.
 
 In between every layer keeps its number. See `Rule.takes_ranking`.
 """
@@ -264,7 +265,8 @@ class Rule(ABC):
 
     def takes_ranking(self, training: Training) -> bool:
         """Whether layers are ranked again after this step, to share out a global budget of multiply-adds anew."""
-        return not self.keeps_wiring and training.step % RANKED_EVERY == 0
+        every = max(RANKED_EVERY, (training.steps or 0) // RANKINGS)
+        return not self.keeps_wiring and training.step % every == 0
 
     def idle(self, steps: int | None) -> str | None:
         """Why a training of ``steps`` optimizer steps ends before the rule's first change; None if it does not.

@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from wirings.budgets.bounded_ranking import BoundedRanking
 from wirings.budgets.budget import Budget, LayerSize
 from wirings.errors import WiringError
 from wirings.rules.rule import Rule, Training
@@ -63,15 +64,17 @@ class Wiring:
         layers: list[Layer],
         budget: Budget | None,
         sizes: list[LayerSize],
-        ranked: list[int] | None = None,
+        ranked: list[int] | BoundedRanking | None = None,
         structure: Structure | None = None,
     ) -> None:
         self.structure = structure
         """Which edges are real together (``wire_(…, structure=…)``); None if every edge is chosen for itself."""
         self.model, self.rule, self.layers, self.budget, self._sizes = model, rule, layers, budget, sizes
         self._given = budget  # before a plan turned fractions of training into steps
-        self._ranked = ranked  # each layer's edges in the last ranking of all, if the budget is shared out by it
-        self._ranking = None if ranked is None else LayerRanking(rule, layers, sizes)
+        first = ranked if isinstance(ranked, BoundedRanking) else None
+        ranked = first.counts if first is not None else ranked
+        self._ranked: list[int] | None = ranked  # type: ignore[assignment]  # each layer's edges in the last ranking
+        self._ranking = None if ranked is None else LayerRanking(rule, layers, sizes, first)
         self.planned: int | None = None
         """The planned number of optimizer steps (`plan`), or None if it is unknown."""
         self._planned_before: int | None = None  # at the last update
@@ -84,8 +87,8 @@ class Wiring:
         self._managed: list[bool] = []  # the layers that FSDP managed when it was last looked at,
         self._fsdp: list[Any] = []  # and the modules that it was called on
         self._note_ends()
-        if self._ranking is not None and ranked is not None:
-            self._ranking.close(self._counts, ranked)
+        if self._ranking is not None and self._ranked is not None:
+            self._ranking.close(self._counts, self._ranked)
 
     def _note_ends(self) -> None:
         """Store the final number of edges of a schedule, so that `finalize_` can warn if it was not reached."""

@@ -1,8 +1,9 @@
-"""A bound on multiply-adds that counts only those nodes of neural graphs that edges leave.
+"""A global budget of multiply-adds, shared out by ranking the edges of all layers; which nodes it pays for.
 
-When layers are ranked, the nodes that the strongest edges leave are paid for, and all others are closed until the next
-ranking: no edge that leaves them can be chosen, though their weights are trained like those of all hallucinated edges.
-So the bound holds in between as well, whichever edges are swapped. What is open is remembered as ``edges.left``.
+When layers are ranked, the nodes of neural graphs that the strongest edges leave are paid for, and all others are
+closed until the next ranking: no edge that leaves them can be chosen, though their weights are trained like those of
+all hallucinated edges. So a bound holds in between as well, whichever edges are swapped. What is open is remembered as
+``edges.left``.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from wirings.budgets.bounded_ranking import FEWEST, BoundedRanking, rank_bounded
 from wirings.budgets.budget import Budget, LayerSize
 from wirings.budgets.ranking import rank_layers
 from wirings.rules.rule import Rule
@@ -19,30 +21,42 @@ from wirings.selection import functional
 from wirings.wire.layer import Layer
 
 
+def fewest_nodes(rule: Rule) -> float:
+    """The smallest fraction of nodes in use that are left: all of them if the rule does not look at what is open."""
+    return 1.0 if rule.keeps_wiring else FEWEST
+
+
 class LayerRanking:
-    """Shares out a global budget of multiply-adds by ranking the edges of all layers, and closes nodes.
+    """Shares out a global budget of multiply-adds, and closes nodes.
 
     Args:
-        rule: the rule. One that keeps its wiring chooses it when layers are ranked, and has to close nothing.
+        rule: the rule. One that keeps its wiring chooses it when layers are ranked, from all nodes.
         layers: the wired layers.
         sizes: their sizes.
+        first: the first ranking; None if nodes are open that were saved with the model.
     """
 
-    def __init__(self, rule: Rule, layers: Sequence[Layer], sizes: Sequence[LayerSize]) -> None:
-        self.layers, self.sizes = layers, sizes
+    def __init__(
+        self, rule: Rule, layers: Sequence[Layer], sizes: Sequence[LayerSize], first: BoundedRanking | None
+    ) -> None:
+        self.layers, self.sizes, self._fewest = layers, sizes, fewest_nodes(rule)
         self._senders: list[Tensor | None] = [None] * len(layers)
-        self._closed = [] if rule.keeps_wiring else [i for i, size in enumerate(sizes) if size.nodes is not None]
-        for i in self._closed:
-            edges, weight = layers[i].edges, layers[i].weight
-            everything = torch.ones_like(weight, dtype=torch.bool) if edges.allowed is None else edges.allowed.clone()
-            edges.remember("left", everything)
+        self._open = [None] * len(layers) if first is None else first.open
+        self._graphs = [] if rule.keeps_wiring else [i for i, size in enumerate(sizes) if size.nodes is not None]
+        for i in self._graphs:
+            layers[i].edges.remember("left", self._every(i))
 
     def rank(self, budget: Budget) -> list[int]:
         """The number of edges of every layer in a ranking of all of them, as their weights are now."""
         edges = [layer.edges for layer in self.layers]
         weights, allowed = [layer.weight for layer in self.layers], [one.allowed for one in edges]
-        factors, senders = [one.rank_factor for one in edges], [self._sent(i) for i in range(len(edges))]
-        return rank_layers(weights, allowed, self.sizes, budget.spent or 0, budget.k, factors, senders)
+        factors, spent = [one.rank_factor for one in edges], budget.spent or 0
+        if budget.k is None:
+            return rank_layers(weights, allowed, self.sizes, spent, factors)
+        senders = [self._sent(i) for i in range(len(edges))]
+        found = rank_bounded(weights, allowed, self.sizes, spent, budget.k, factors, senders, self._fewest)
+        self._open = found.open
+        return found.counts
 
     @torch.no_grad()
     def close(self, counts: Sequence[int], ranked: Sequence[int]) -> None:
@@ -52,17 +66,21 @@ class LayerRanking:
             counts: the number of edges of each layer.
             ranked: their numbers in the last ranking, which counts approach if there is a schedule.
         """
-        for i in self._closed:
-            edges, weight, sent = self.layers[i].edges, self.layers[i].weight, self._sent(i)
-            assert sent is not None
-            if list(counts) != list(ranked):
-                open_ = torch.ones_like(weight, dtype=torch.bool)
-            else:
-                real = functional.choose(weight.detach(), torch.tensor(counts[i]), edges.allowed)
-                used = torch.zeros(len(self.sizes[i].nodes or ()), dtype=torch.bool, device=weight.device)
+        for i in self._graphs:
+            edges, weight, sent, paid = self.layers[i].edges, self.layers[i].weight, self._sent(i), self._open[i]
+            open_ = self._every(i)
+            if sent is not None and paid is not None and list(counts) == list(ranked):
+                open_ &= torch.from_numpy(paid).to(weight.device)[sent.long()]
+                real = functional.choose(weight.detach(), torch.tensor(counts[i]), open_)
+                used = torch.zeros(len(paid), dtype=torch.bool, device=weight.device)
                 used[sent[real].long()] = True
-                open_ = used[sent.long()]
-            edges.remember("left", open_ if edges.allowed is None else open_ & edges.allowed)
+                open_ &= used[sent.long()]
+            edges.remember("left", open_)
+
+    def _every(self, place: int) -> Tensor:
+        """A mask of all allowed edges of a layer."""
+        edges, weight = self.layers[place].edges, self.layers[place].weight
+        return torch.ones_like(weight, dtype=torch.bool) if edges.allowed is None else edges.allowed.clone()
 
     def _sent(self, place: int) -> Tensor | None:
         """The node that each edge of a layer leaves, if its nodes cost something."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from wirings import rules
 from wirings.budgets import edge_costs
+from wirings.budgets.bounded_ranking import BoundedRanking, rank_bounded
 from wirings.budgets.budget import Amount, Budget, Density, LayerSize, Ramp
 from wirings.budgets.mult_adds import FREE
 from wirings.budgets.ranking import rank_factor, rank_layers
@@ -39,6 +40,7 @@ from wirings.wire.checks import (
 from wirings.wire.edges import Edges
 from wirings.wire.handle import Wiring
 from wirings.wire.layer import Layer
+from wirings.wire.node_bound import fewest_nodes
 from wirings.wire.parametrization import attach, check_before_loading, detach, wired
 from wirings.wire.pretrained import describe_when_saved
 from wirings.wire.report import LayerReport
@@ -170,12 +172,12 @@ def wire_(
         starts = complete(groups, starts, masks, 0 if made.nm is None else made.nm[0])
     if counted and starts is not None:
         plan = _budget(rule, {**given, "budget": numbers_of(share, targets, starts, groups)}, share, example_input)
-    ranked = None
+    ranked: list[int] | BoundedRanking | None = None
     if plan is not None:
         plan, sizes = _of_network(plan, rule, model, targets, sizes, example_input)
         plan, sizes = in_groups(plan, sizes, groups)
         if plan.ranks_layers:
-            ranked = _first_ranking(plan, targets, masks, sizes)
+            ranked = _first_ranking(plan, rule, targets, masks, sizes)
     wiring, reports = put_edges(model, rule, plan, targets, masks, sizes, ranked, scale_weights, starts, made)
     if wiring.layers[0].edges.shared and not rule.starts_with_all:
         _warn_if_cut_off(reports, share)
@@ -187,18 +189,20 @@ def wire_(
 
 
 def _first_ranking(
-    plan: Budget, targets: Sequence[Target], masks: Sequence[Tensor | None], sizes: Sequence[LayerSize]
-) -> list[int]:
+    plan: Budget, rule: Rule, targets: Sequence[Target], masks: Sequence[Tensor | None], sizes: Sequence[LayerSize]
+) -> list[int] | BoundedRanking:
     """The number of edges of each layer in a ranking of all of them."""
-    weights = [target.weight for target in targets]
+    weights, spent = [target.weight for target in targets], plan.spent or 0
     factors: list[Tensor | None] = [None] * len(weights)
     if plan.share == "scaled":
         factors = [rank_factor(w, m, size.allowed) for w, m, size in zip(weights, masks, sizes, strict=True)]
+    if plan.k is None:
+        return rank_layers(weights, masks, sizes, spent, factors)
     sent = [
         None if size.nodes is None else senders(target.places[0][1]).to(target.weight.device)
         for target, size in zip(targets, sizes, strict=True)
     ]
-    return rank_layers(weights, masks, sizes, plan.spent or 0, plan.k, factors, sent)
+    return rank_bounded(weights, masks, sizes, spent, plan.k, factors, sent, fewest_nodes(rule))
 
 
 def put_edges(
@@ -208,7 +212,7 @@ def put_edges(
     targets: list[Target],
     masks: list[Tensor | None],
     sizes: list[LayerSize],
-    ranked: list[int] | None,
+    ranked: list[int] | BoundedRanking | None,
     scale_weights: bool | float = False,
     starts: Sequence[Tensor] | None = None,
     structure: Structure | None = None,
@@ -231,7 +235,7 @@ def put_edges(
         The handle, and its first report.
     """
     if plan is not None:
-        counts = plan.counts(sizes, 0, ranked)
+        counts = plan.counts(sizes, 0, ranked.counts if isinstance(ranked, BoundedRanking) else ranked)
     else:
         counts = [rule.budget(size.allowed, size.shape) for size in sizes]
     counts = counts * len(sizes) if len(counts) == 1 else counts  # a shared budget
