@@ -141,20 +141,25 @@ class Wiring:
     def _update(self, step: int, optimizer: torch.optim.Optimizer | None) -> None:
         ranked, counts = self._ranked, self._counts
         budget, now = self.budget, Training(step, self.planned, False, self._planned_before)
-        if budget is not None and self._ranking is not None and self.rule.takes_ranking(now):
-            ranked = self._ranking.rank(budget)
+        ranking = self._ranking
+        if (
+            budget is not None
+            and ranking is not None
+            and (self.rule.takes_ranking(now) or (step == 1 and ranking.may_differ(budget)))
+        ):
+            ranked = ranking.rank(budget)
         if budget is not None and budget.changes:
             counts = self._budgeted(budget, step, ranked)
-            if self._ranking is not None and counts == ranked == self._ranked != self._counts:
-                ranked = counts = self._ranking.rank(budget)  # a schedule ends, and the bound begins to hold
+            if ranking is not None and counts == ranked == self._ranked != self._counts:
+                ranked = counts = ranking.rank(budget)  # a schedule ends, and the bound begins to hold
         changed = counts != self._counts
         if changed or self.rule.acts_between_steps or ranked is not self._ranked:
             now = replace(now, budget_changed=changed)
             with undone_on_error(self.rule, self.layers, optimizer, (self._counts, counts) if changed else None):
                 if changed or self.rule.acts_between_steps:
                     self.rule.update(self.layers, now, optimizer)
-                if self._ranking is not None and ranked is not None and (changed or ranked is not self._ranked):
-                    self._ranking.close(counts, ranked)
+                if ranking is not None and ranked is not None and (changed or ranked is not self._ranked):
+                    ranking.close(counts, ranked)
         self._ranked, self._counts, self._planned_before = ranked, counts, self.planned
 
     def _budgeted(self, budget: Budget, step: int, ranked: list[int] | None) -> list[int]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch import distributed as dist
 
 from wirings.budgets.bounded_ranking import FEWEST, BoundedRanking, rank_bounded
 from wirings.budgets.budget import Budget, LayerSize
@@ -39,7 +40,7 @@ class LayerRanking:
     def __init__(
         self, rule: Rule, layers: Sequence[Layer], sizes: Sequence[LayerSize], first: BoundedRanking | None
     ) -> None:
-        self.layers, self.sizes, self._fewest = layers, sizes, fewest_nodes(rule)
+        self.layers, self.sizes, self._fewest, self._keeps = layers, sizes, fewest_nodes(rule), rule.keeps_wiring
         self._senders: list[Tensor | None] = [None] * len(layers)
         self._open = [None] * len(layers) if first is None else first.open
         self._graphs = [] if rule.keeps_wiring else [i for i, size in enumerate(sizes) if size.nodes is not None]
@@ -57,6 +58,11 @@ class LayerRanking:
         found = rank_bounded(weights, allowed, self.sizes, spent, budget.k, factors, senders, self._fewest)
         self._open = found.open
         return found.counts
+
+    def may_differ(self, budget: Budget) -> bool:
+        """Whether the first ranking may differ between processes, whose weights DDP made equal only after wiring."""
+        several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        return several and (not self._keeps or budget.ramp is not None)
 
     @torch.no_grad()
     def close(self, counts: Sequence[int], ranked: Sequence[int]) -> None:
