@@ -72,8 +72,7 @@ class Wiring:
         self.model, self.rule, self.layers, self.budget, self._sizes = model, rule, layers, budget, sizes
         self._given = budget  # before a plan turned fractions of training into steps
         first = ranked if isinstance(ranked, BoundedRanking) else None
-        ranked = first.counts if first is not None else ranked
-        self._ranked: list[int] | None = ranked  # type: ignore[assignment]  # each layer's edges in the last ranking
+        self._ranked = ranked.counts if isinstance(ranked, BoundedRanking) else ranked  # in the last ranking, by layer
         self._ranking = None if ranked is None else LayerRanking(rule, layers, sizes, first)
         self.planned: int | None = None
         """The planned number of optimizer steps (`plan`), or None if it is unknown."""
@@ -142,11 +141,7 @@ class Wiring:
         ranked, counts = self._ranked, self._counts
         budget, now = self.budget, Training(step, self.planned, False, self._planned_before)
         ranking = self._ranking
-        if (
-            budget is not None
-            and ranking is not None
-            and (self.rule.takes_ranking(now) or (step == 1 and ranking.may_differ(budget)))
-        ):
+        if budget is not None and ranking is not None and ranking.is_due(budget, now):
             ranked = ranking.rank(budget)
         if budget is not None and budget.changes:
             counts = self._budgeted(budget, step, ranked)

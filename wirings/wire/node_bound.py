@@ -17,7 +17,7 @@ from torch import distributed as dist
 from wirings.budgets.bounded_ranking import FEWEST, BoundedRanking, rank_bounded
 from wirings.budgets.budget import Budget, LayerSize
 from wirings.budgets.ranking import rank_layers
-from wirings.rules.rule import Rule
+from wirings.rules.rule import Rule, Training
 from wirings.selection import functional
 from wirings.wire.layer import Layer
 
@@ -40,7 +40,7 @@ class LayerRanking:
     def __init__(
         self, rule: Rule, layers: Sequence[Layer], sizes: Sequence[LayerSize], first: BoundedRanking | None
     ) -> None:
-        self.layers, self.sizes, self._fewest, self._keeps = layers, sizes, fewest_nodes(rule), rule.keeps_wiring
+        self.rule, self.layers, self.sizes, self._fewest = rule, layers, sizes, fewest_nodes(rule)
         self._senders: list[Tensor | None] = [None] * len(layers)
         self._open = [None] * len(layers) if first is None else first.open
         self._graphs = [] if rule.keeps_wiring else [i for i, size in enumerate(sizes) if size.nodes is not None]
@@ -59,10 +59,14 @@ class LayerRanking:
         self._open = found.open
         return found.counts
 
-    def may_differ(self, budget: Budget) -> bool:
-        """Whether the first ranking may differ between processes, whose weights DDP made equal only after wiring."""
+    def is_due(self, budget: Budget, now: Training) -> bool:
+        """Whether layers are ranked again after this step.
+
+        After the first step on several processes they are: DDP made their weights equal only after they were wired.
+        """
         several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-        return several and (not self._keeps or budget.ramp is not None)
+        differ = now.step == 1 and several and (not self.rule.keeps_wiring or budget.ramp is not None)
+        return differ or self.rule.takes_ranking(now)
 
     @torch.no_grad()
     def close(self, counts: Sequence[int], ranked: Sequence[int]) -> None:
