@@ -7,7 +7,7 @@ from pathlib import Path
 from wirings import rules
 from wirings.budgets.schedules import RAMP
 from wirings.train import recipes
-from wirings.train.tables import leaderboard
+from wirings.train.tables import equal_cost, leaderboard
 from wirings.train.tables import paper as tables
 from wirings.train.tables.agreement import FEW_NOTE, seeds_cell
 from wirings.train.tables.leaderboard import Leaderboard, Standing
@@ -133,4 +133,4 @@ def _with_cost(one: Standing) -> str:
 
 def ste(folder: Path = ROOT / "results") -> str:
     """The leaderboard."""
-    return leaderboard.markdown(leaderboard.boards(folder)).replace(f"{ROOT}/", "../").rstrip()
+    return leaderboard.markdown(equal_cost.boards(folder)).replace(f"{ROOT}/", "../").rstrip()

@@ -20,7 +20,7 @@ def test_plain_models_are_wired_by_the_registry() -> None:
     def mine(hidden: int = 8, classes: int = 10) -> nn.Module:
         return nn.Sequential(nn.Linear(4, hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
-    wiring = {"rule": None, "density": None, "share": "uniform", "mult_adds": None, "scale_weights": False}
+    wiring = {"rule": None, "density": None, "k": None, "share": "uniform", "mult_adds": None, "scale_weights": False}
     assert models.options("mine") == {**wiring, "structure": "free", "hidden": 8, "classes": 10}
     assert models.get("mine").wiring is None
     grouped: Any = models.get("mine", rule="random", structure="2:4")
@@ -28,6 +28,8 @@ def test_plain_models_are_wired_by_the_registry() -> None:
     model: Any = models.get("mine", rule="dnw", density=0.25, share="global", classes=2)
     assert model[2].out_features == 2
     assert sum(report.edges for report in model.wiring.look()) == (4 * 8 + 8 * 2) // 4
+    counted: Any = models.get("mine", rule="dnw", k=13)
+    assert sum(report.edges for report in counted.wiring.look()) == 13
     with pytest.raises(WiringError, match="rule 'dnw' needs a budget"):
         models.get("mine", rule="dnw")
 

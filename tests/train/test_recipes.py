@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from wirings import WiringError, models, rules
-from wirings.train import recipes
+from wirings.profiling import profile
+from wirings.train import recipes, results
 from wirings.train import typed_dataclasses as typed
 from wirings.train.build import build
 from wirings.train.distributed import ProcessContext
@@ -49,11 +50,12 @@ def test_finds_every_recipe() -> None:
         listed += [row for row in rows if row.startswith(f"{table}/")]
         listed += [f"{table}/{name}" for name in mapping.get("unlisted", {})]
     assert recipes.names() == sorted(listed)
-    assert len(recipes.names()) == 278
+    assert len(recipes.names()) == 358
     unlisted = {name for table in TABLES for name in recipes.names() if name.startswith(f"{table}/")} - {
         recipe.name for table in TABLES for recipe in recipes.table(table)
     }
-    assert unlisted == {"table2/complete", "table2/dnw-no_decay", "table2/random-no_decay"}
+    others = {"complete", "dnw-no_decay", "random-no_decay", "mobilenetv1-0.375", "mobilenetv1-0.5"}
+    assert unlisted == {f"table2/{name}" for name in others}
     assert all(recipes.get(name).paper is None for name in unlisted)
 
 
@@ -227,6 +229,39 @@ def test_resnet_rows_differ_in_rule_and_density_only() -> None:
         assert replace(row.settings, rule=base.rule, model=base.model) == base, "trained alike"
 
 
+BOUNDS: dict[str, dict[str, Any]] = {
+    "mobilenet": {"mult_adds": 3_232_842},
+    "5": {"density": None, "k": 139_587, "mult_adds": 7_801_536},
+    "2": {"density": None, "k": 55_831, "mult_adds": 3_650_947},
+}
+"""The edges and multiply-adds of `dnw`, which rows called priced have at most."""
+
+
+def test_bounds_are_what_dnw_was_measured_with() -> None:
+    folder = Path(__file__).parents[2] / "results"
+    for name, recipe in (("mobilenet", "table2/dnw"), ("5", "resnet/dnw-5"), ("2", "resnet/dnw-2")):
+        found = [results.read(path) for path in sorted((folder / recipe).glob("seed*.json"))]
+        counted = "live_mult_adds" if name == "mobilenet" else "mult_adds"
+        mean = sum(getattr(one, counted) for one in found[:5]) / len(found[:5])
+        assert BOUNDS[name]["mult_adds"] == int(mean)
+        assert all(one.edges == BOUNDS[name].get("k", 158_939) for one in found)
+
+
+@pytest.mark.parametrize(("percent", "density"), [("5", 0.05), ("2", 0.02)])
+def test_cifar100_is_trained_as_cifar10_with_the_budgets_of_dnw(percent: str, density: float) -> None:
+    base, place = recipes.get("resnet/dense").settings, ProcessContext(0, 1, torch.device("cpu"))
+    model, wiring = build(recipes.get(f"cifar100/dnw-{percent}").settings, 100, place)
+    assert wiring is not None
+    budget = {"k": sum(report.edges for report in wiring.report()), "mult_adds": profile(model).mult_adds}
+    for row in recipes.table("cifar100"):
+        s = row.settings
+        alike = replace(s, rule=base.rule, model=base.model, data=base.data, optimizer=base.optimizer)
+        assert (alike, s.data.name) == (base, "cifar100")
+        if row.name.endswith(f"-{percent}"):
+            options = {key: v for key, v in s.model.options.items() if key not in ("width", "first_dense", "share")}
+            assert options == (budget if "priced" in row.name else {"density": density})
+
+
 def test_rules_at_one_budget_share_their_training_settings() -> None:
     rows = [row for row in recipes.table("ste") if row.name.startswith("ste/")]
     assert {row.name for row in rows} == {name for name in recipes.names() if name.startswith("ste/")}
@@ -238,16 +273,22 @@ def test_rules_at_one_budget_share_their_training_settings() -> None:
             row.settings,
             recipes.get("table2/dnw" if network == "mobilenet" else f"resnet/dnw-{percent[0]}").settings,
         )
-        kinds = ("_global", "_k", "_stages")
+        bounded, ham = what.endswith("_priced"), what.startswith("ham_")
+        what = what.removeprefix("ham_").removesuffix("_priced")
+        kinds = ("_global", "_k", "_stages", "_scaled", "_uniform", "_erk")
         rule = next((what.removesuffix(kind) for kind in kinds if what.endswith(kind)), what)
         assert s.rule.name == ("dnw" if what.startswith("dnw") or what == "nm" else rule)
         own = ("share", "eps") if what == "dnw_eps" else ("share", "structure")
         assert s.model.options.get("structure") == ("3:32" if what == "nm" else None)
         options = {key: value for key, value in s.model.options.items() if key not in own}
         expected = {key: value for key, value in twin.model.options.items() if what != "nm" or key != "density"}
+        if bounded:
+            assert s.model.options["share"] in ("global", "scaled", "erk")
+            expected |= BOUNDS[percent[0] if percent else "mobilenet"]
         assert (s.model.name, options) == (twin.model.name, expected)
         decay = 0.0 if what == "top_kast" else None
-        assert s.optimizer == replace(twin.optimizer, weight_decay_edges=decay)
+        multiplied = {"ham_alpha": 200.0, "ham_beta": 1e-3} if ham else {}
+        assert s.optimizer == replace(twin.optimizer, weight_decay_edges=decay, **multiplied)
         if what == "top_kast":  # as strong as weight decay, which momentum multiplies
             same = s.optimizer.weight_decay / (1 - s.optimizer.momentum)
             assert s.rule.options["exploration"] == pytest.approx(same, rel=1e-6)
@@ -341,7 +382,8 @@ def test_rejects_unknown_recipes_and_unreadable_files(tmp_path: Path) -> None:
         "To train a file of your own, give its path, which ends in .yaml."
     )
     with pytest.raises(
-        WiringError, match=r"unknown recipe 'mine'. Choose from: appendix_b/…, digits/…, growth/…, pruned/…, resnet/…, "
+        WiringError,
+        match=r"unknown recipe 'mine'. Choose from: appendix_b/…, cifar100/…, digits/…, growth/…, pruned/…, resnet/…, ",
     ):
         recipes.get("mine")
     with pytest.raises(WiringError, match=r"unknown table 'table11'\. Did you mean 'table1'\?"):

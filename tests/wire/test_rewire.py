@@ -158,7 +158,7 @@ def test_rejects_what_does_not_match() -> None:
             assert torch.equal(value, before[name])
 
     rejects(r"expected the description of a wiring \(Wiring\.describe\(\)\), got dict", {"steps": 3})
-    rejects(r"in format 3, .* reads formats up to 2: upgrade wirings", {**description, "format": 3})
+    rejects(r"in format 4, .* reads formats up to 3: upgrade wirings", {**description, "format": 4})
     rejects(
         "unknown rule 'randon'.*random", {**description, "rule": {"name": "randon", "settings": {}, "schedule": None}}
     )

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from wirings.budgets.apportion import round_to_total, spend
-from wirings.budgets.prices import check_feasible, priced_counts, proportional_scores
+from wirings.budgets.prices import bounded_counts, check_feasible
 from wirings.budgets.schedules import (
     ConstantSchedule,
     CubicSchedule,
@@ -72,6 +72,8 @@ class LayerSize:
     """The multiply-adds of one edge, if they were counted."""
     stacked: bool = False
     """Whether dimension 0 counts matrices (experts), each of which is a layer of the remaining shape."""
+    nodes: tuple[int, ...] | None = None
+    """For a graph, the multiply-adds of each node that an edge leaves, if a bound counts only nodes in use."""
 
     @property
     def name(self) -> str:
@@ -244,7 +246,8 @@ class Budget:
         assert edges is not None
         replace(self, mult_adds=None, share="uniform", ramp=None)._counts(sizes, 0, None)  # raises if k is out of range
         given = f"k = {edges:,} and mult_adds = {number:,}"
-        check_feasible(given, allowed, [size.cost for size in sizes], edges, number - rest, rest)
+        every = rest + sum(sum(size.nodes or ()) for size in sizes)  # if all nodes are in use
+        check_feasible(given, allowed, [size.cost for size in sizes], edges, number - every, every)
         return replace(self, mult_adds=None, density=None, k=edges, spent=number - rest)
 
     def amount_for(self, names: Sequence[str]) -> Amount | None:
@@ -318,8 +321,7 @@ class Budget:
         if sum(count * cost for count, cost in zip(counts, costs, strict=True)) <= (self.spent or 0):
             return counts
         shares = allowed if self.share == "uniform" else _erk_shares(sizes)
-        scores = [proportional_scores(share, most) for share, most in zip(shares, allowed, strict=True)]
-        return priced_counts(scores, costs, sum(counts), self.spent or 0)
+        return bounded_counts(shares, allowed, costs, sum(counts), self.spent or 0)
 
 
 def matches(name: str, pattern: str) -> bool:

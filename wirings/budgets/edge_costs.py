@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 from torch import nn
 
 from wirings.budgets.mult_adds import Call, Use, evaluating, extra, loads, shapes, uses
@@ -29,29 +30,54 @@ class WeightToWire(Protocol):
     def name(self) -> str: ...
 
 
+class Costs(NamedTuple):
+    """What edges, nodes and the rest of a model cost, in multiply-adds."""
+
+    edges: list[int]
+    """One edge of each weight to wire."""
+    nodes: list[tuple[int, ...] | None]
+    """For weights of graphs, each node that an edge leaves, if nodes in use were asked for; otherwise None."""
+    rest: int
+    """Everything else."""
+
+
 def costs(
-    model: nn.Module, targets: Sequence[WeightToWire], example_input: ExampleInput | None, bound: bool = False
-) -> tuple[list[int], int]:
+    model: nn.Module,
+    targets: Sequence[WeightToWire],
+    example_input: ExampleInput | None,
+    bound: bool = False,
+    in_use: bool = False,
+) -> Costs:
     """Count the multiply-adds of one edge of each target, and those of everything else in the model.
 
     The model runs once on ``example_input``, in evaluation mode, and is left unchanged.
+
+    A model may tell which graph alone reads the channels of a dense layer, as a mapping between their names under
+    ``sole_readers``. A channel then belongs to the node that it feeds.
 
     Args:
         model: the model.
         targets: the weights to wire.
         example_input: what it is called with.
-        bound: whether the budget is a bound. Only then can edges of neural graphs be counted, since what nodes without
-            edges would compute is counted too.
+        bound: whether the budget is a bound. Only then can edges of neural graphs be counted: what nodes without edges
+            would compute is counted too, or else found when edges are chosen.
+        in_use: whether nodes of graphs are counted one by one, for a bound on those that edges leave.
     """
     times: dict[int, dict[int, float]] = {}  # for every weight: how often it is used, and which fraction of its rows
     numel: dict[int, int] = {}
+    sends: dict[int, np.ndarray] = {}  # for every weight of a graph, what its nodes cost
     found, graphs, rest = _uses(model, example_input)
     wired = {id(target.weight) for target in targets}
     for graph, call in graphs:
         weight = original_weight(graph, "weight")
-        each, edges, nodes = graph.edge_cost(call)
+        each, edges, before, after = graph.edge_cost(call)
+        rest += after
+        if id(weight) not in wired or not in_use:
+            rest += int(before.sum())
+        else:
+            sends[id(weight)] = sends.get(id(weight), 0) + before
         if id(weight) not in wired:
-            nodes += edges
+            rest += edges
         elif (
             not bound or each is None or hasattr(graph, "effort")
         ):  # a continuous graph makes as many steps as it needs
@@ -59,18 +85,31 @@ def costs(
         else:
             parts = times.setdefault(id(weight), {})
             parts[each] = parts.get(each, 0.0) + 1.0
-        rest += nodes
     for use in found:
         weight = original_weight(use.holder, use.attribute)
         parts, rows = times.setdefault(id(weight), {}), len(weight)
         parts[use.times] = parts.get(use.times, 0.0) + len(range(rows)[use.rows]) / max(rows, 1)
         numel[id(weight)] = weight.numel()
-    rest += sum(
-        round(sum(often * part for often, part in parts.items()) * numel[key])
+    dense = {
+        key: round(sum(often * part for often, part in parts.items()) * numel[key])
         for key, parts in times.items()
         if key in numel and key not in wired
+    }
+    for layer, reader in getattr(model, "sole_readers", {}).items():
+        weight, fed = original_weight(model.get_submodule(layer), "weight"), _inputs(model, reader)
+        key, read = id(weight), id(original_weight(model.get_submodule(reader), "weight"))
+        if key in dense and read in sends and len(weight) == len(fed):
+            sends[read][fed] += dense.pop(key) // len(weight)
+    return Costs(
+        [_cost(target, times.get(id(target.weight), {})) for target in targets],
+        [tuple(sends[id(t.weight)].tolist()) if id(t.weight) in sends else None for t in targets],
+        rest + sum(dense.values()),
     )
-    return [_cost(target, times.get(id(target.weight), {})) for target in targets], rest
+
+
+def _inputs(model: Any, graph: str) -> np.ndarray:
+    """The input nodes of a graph."""
+    return np.asarray(model.get_submodule(graph).inputs)
 
 
 def _cost(target: WeightToWire, parts: dict[int, float]) -> int:

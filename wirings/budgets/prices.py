@@ -1,83 +1,136 @@
 """Two budgets at once: exactly so many edges that together cost at most so many multiply-adds.
 
-An edge is worth its score, such as its magnitude, less a price for every multiply-add that it costs. The edges that are
-worth most are taken, and the price is the lowest at which they cost no more than they may. At a price of zero this is a
-plain ranking. Layers whose edges cost the same differ only in scores, so the search looks at a few sorted rows.
+Shares say how many edges each layer should have: those of a density, of ERK, or the numbers in a ranking of all edges.
+If these cost too much, a layer's number is divided by a power of what its edges cost, the same power for all layers,
+and the numbers are scaled to the same total. The power is the lowest at which the bound is met. So all layers whose
+edges are expensive give some up, and none is cut off, as it is if magnitudes compete less a price: the magnitudes of a
+layer lie close together, and a little too high a price takes all its edges.
+
+Nodes may cost something too, once the first of their edges is taken. That counts against the bound.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from wirings.budgets.apportion import round_to_total
 from wirings.errors import WiringError
 
-_HALVINGS = 64
-"""Steps of a bisection: more than a double has digits."""
+_HALVINGS = 48
+"""Steps of a bisection: to less than an edge of any number of them that fits into memory."""
+_HIGHEST = 2.0**14
+"""The highest power. The cheapest edges then come first, whatever the shares."""
 
 
-@dataclass(frozen=True)
-class _Row:
-    """All edges of one cost, strongest first."""
-
-    cost: int
-    negated: np.ndarray
-    """Their scores times -1, which ascend; -inf for those that are taken in any case."""
-    layer: np.ndarray
-    """The layer that each belongs to."""
-    first: int
-    """How many are taken in any case: one for each layer."""
-
-    def worths(self, price: float) -> list[float]:
-        """What the best and the worst of the others are worth at a price; nothing if there are no others."""
-        return [-float(v) - price * self.cost for v in self.negated[self.first :][[0, -1]]] if self.others else []
-
-    @property
-    def others(self) -> int:
-        return len(self.negated) - self.first
-
-
-def priced_counts(scores: Sequence[np.ndarray], costs: Sequence[int], edges: int, spent: int) -> list[int]:
+def bounded_counts(
+    shares: Sequence[float],
+    allowed: Sequence[int],
+    costs: Sequence[int],
+    edges: int,
+    spent: int,
+    nodes: Sequence[np.ndarray | None] | None = None,
+) -> list[int]:
     """The number of edges of each layer: ``edges`` in total, at least one each, that cost at most ``spent``.
 
-    Where edges without a price would cost more, the result costs as much as it may, up to less than one edge.
+    They are in proportion to the shares if that costs no more. Otherwise the result costs as much as it may, up to less
+    than one edge and the node that it would add.
 
     Args:
-        scores: the scores of the edges of each layer, in any order; the larger, the better.
-        costs: what one edge of each layer costs.
+        shares: the share of each layer, in any unit.
+        allowed: the number of allowed edges of each layer.
+        costs: what one edge of each layer costs, at least 1.
         edges: the number of edges, from one for each layer to all of them.
-        spent: what they may cost together, at least as much as `least_cost`.
+        spent: what they may cost together, at least as much as `least_cost` and all nodes.
+        nodes: for layers whose nodes cost something, what the nodes of their first n edges cost, for every n from 0 up
+            to ``edges`` or all of them. None for other layers.
 
-    >>> priced_counts([np.array([9.0, 8.0, 7.0]), np.array([3.0, 2.0, 1.0])], [4, 1], 4, 16)
+    >>> bounded_counts([3, 1], [3, 3], [4, 1], 4, 16)
     [3, 1]
-    >>> priced_counts([np.array([9.0, 8.0, 7.0]), np.array([3.0, 2.0, 1.0])], [4, 1], 4, 12)
+    >>> bounded_counts([3, 1], [3, 3], [4, 1], 4, 12)
     [2, 2]
     """
-    rows, distinct = _rows(scores, costs, edges), sorted(set(costs))
-    counts = _take(rows, 0.0, edges)
-    if _cost(rows, counts) > spent:
-        ends = [worth for row in rows for worth in row.worths(0.0)]
-        closest = min((b - a for a, b in itertools.pairwise(distinct)), default=1)
-        low, high = (
-            0.0,
-            2 * (max(ends) - min(ends)) / closest + 1e-12,
-        )  # at which the cheapest edges come first, whatever their scores
-        more, counts = counts, _take(rows, high, edges)
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            found = _take(rows, middle, edges)
-            if _cost(rows, found) > spent:
-                low, more = middle, found
-            else:
-                high, counts = middle, found
-        _fill(rows, counts, more, spent)
-    total = np.zeros(len(scores), np.int64)
-    for row, count in zip(rows, counts, strict=True):
-        total += np.bincount(row.layer[:count], minlength=len(scores))
-    return [int(count) for count in total]
+    steps = nodes or [None] * len(costs)
+
+    def cost(counts: Sequence[int]) -> int:
+        return sum(_cost(*one) for one in zip(costs, steps, counts, strict=True))
+
+    def at(power: float) -> list[int]:
+        return _in_proportion(shares, allowed, costs, edges, power)
+
+    more = at(0.0)
+    if cost(more) <= spent:
+        return more
+    low, high = 0.0, 1.0
+    while cost(counts := at(high)) > spent and high < _HIGHEST:
+        low, high, more = high, 2 * high, counts
+    if cost(counts) > spent:
+        counts = _cheapest(allowed, costs, edges)
+    for _ in range(_HALVINGS):
+        if counts == more or sum(abs(a - b) for a, b in zip(counts, more, strict=True)) <= 2:
+            break  # one edge is exchanged
+        middle = (low + high) / 2
+        found = at(middle)
+        if cost(found) > spent:
+            low, more = middle, found
+        else:
+            high, counts = middle, found
+    _fill(counts, more, costs, steps, spent - cost(counts))
+    return counts
+
+
+def _cost(cost: int, nodes: np.ndarray | None, count: int) -> int:
+    """What the first ``count`` edges of a layer and their nodes cost."""
+    return cost * count + (0 if nodes is None else int(nodes[count]))
+
+
+def _in_proportion(
+    shares: Sequence[float], allowed: Sequence[int], costs: Sequence[int], edges: int, power: float
+) -> list[int]:
+    """Whole numbers from 1 to ``allowed``, ``edges`` in total, in proportion to shares over costs to a power."""
+    logs = np.log(np.maximum(shares, 1e-9)) - power * np.log(costs)
+    most = np.log(allowed)
+    low, high = float((-logs).min()), float((most - logs).max())  # of the logarithm of a factor: one each, or all
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        total = np.exp(np.clip(logs + middle, 0.0, most)).sum()
+        low, high = (middle, high) if total <= edges else (low, middle)
+    return round_to_total(np.exp(np.clip(logs + low, 0.0, most)).tolist(), allowed, edges)
+
+
+def _cheapest(allowed: Sequence[int], costs: Sequence[int], edges: int) -> list[int]:
+    """The numbers of edges that cost least, with at least one in each layer."""
+    counts, left = [1] * len(costs), edges - len(costs)
+    for i in sorted(range(len(costs)), key=costs.__getitem__):
+        counts[i] += min(allowed[i] - 1, left)
+        left -= counts[i] - 1
+    return counts
+
+
+def _fill(
+    counts: list[int], more: Sequence[int], costs: Sequence[int], nodes: Sequence[np.ndarray | None], left: int
+) -> None:
+    """Exchange cheap edges for expensive ones, in place, towards numbers that cost too much, while that fits."""
+    order = sorted(range(len(costs)), key=costs.__getitem__, reverse=True)
+    for gains in order:
+        for loses in reversed(order):
+            most = min(more[gains] - counts[gains], counts[loses] - more[loses])
+            if most <= 0:
+                continue
+
+            def difference(moved: int, gains: int = gains, loses: int = loses) -> int:
+                pairs = ((gains, moved), (loses, -moved))
+                after = sum(_cost(costs[i], nodes[i], counts[i] + by) for i, by in pairs)
+                return after - sum(_cost(costs[i], nodes[i], counts[i]) for i, _ in pairs)
+
+            low, high = 0, most + 1  # the largest number that fits, by bisection
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (middle, high) if difference(middle) <= left else (low, middle)
+            left -= difference(low)
+            counts[gains] += low
+            counts[loses] -= low
 
 
 def least_cost(allowed: Sequence[int], costs: Sequence[int], edges: int) -> int:
@@ -86,11 +139,7 @@ def least_cost(allowed: Sequence[int], costs: Sequence[int], edges: int) -> int:
     >>> least_cost([3, 3], [4, 1], 5)
     11
     """
-    left, cost = edges - len(allowed), sum(costs)
-    for most, price in sorted(zip(allowed, costs, strict=True), key=lambda pair: pair[1]):
-        taken = min(most - 1, left)
-        cost, left = cost + taken * price, left - taken
-    return cost
+    return sum(n * cost for n, cost in zip(_cheapest(allowed, costs, edges), costs, strict=True))
 
 
 def check_feasible(names: str, allowed: Sequence[int], costs: Sequence[int], edges: int, spent: int, rest: int) -> None:
@@ -119,71 +168,3 @@ def check_feasible(names: str, allowed: Sequence[int], costs: Sequence[int], edg
         f"{len(allowed)} wired layers and the others where they cost least, and the rest of the network has {rest:,}. "
         f"The nearest that can be met with {edges:,} edges is mult_adds = {least + rest:,}{fewer}."
     )
-
-
-def proportional_scores(share: float, allowed: int) -> np.ndarray:
-    """Scores by which layers are ranked in proportion to their shares: the best n of all layers are n divided so.
-
-    A price p per multiply-add then multiplies a layer's number by exp(-p · cost).
-    """
-    return np.log(share) - np.log(np.arange(allowed) + 0.5)
-
-
-def _rows(scores: Sequence[np.ndarray], costs: Sequence[int], most: int) -> list[_Row]:
-    """One row for every cost, from the cheapest on, of its ``most`` best edges: no more are ever taken."""
-    made = []
-    for cost in sorted(set(costs)):
-        layers = [i for i, one in enumerate(costs) if one == cost]
-        negated = []
-        for i in layers:
-            row = np.negative(scores[i])
-            row[np.argmin(row)] = -np.inf  # every layer keeps its strongest edge
-            negated.append(row)
-        numbers = np.repeat(layers, [len(row) for row in negated])
-        values = np.concatenate(negated)
-        if len(values) > most:  # several times faster than sorting all
-            best = np.sort(np.argpartition(values, most - 1)[:most])
-            values, numbers = values[best], numbers[best]
-        order = np.argsort(values, kind="stable")
-        made.append(_Row(cost, values[order].astype(np.float64), numbers[order], len(layers)))
-    return made
-
-
-def _cost(rows: Sequence[_Row], counts: Sequence[int]) -> int:
-    return sum(row.cost * count for row, count in zip(rows, counts, strict=True))
-
-
-def _take(rows: Sequence[_Row], price: float, edges: int) -> list[int]:
-    """How many edges of each row are among the ``edges`` best at a price; of equally good ones the cheapest."""
-
-    def at_least(worth: float) -> list[int]:
-        return [int(np.searchsorted(row.negated, -(worth + price * row.cost), side="right")) for row in rows]
-
-    ends = [worth for row in rows for worth in row.worths(price)] or [0.0]
-    low, high = (end + side * 1e-9 * (1 + abs(end)) for side, end in ((-1, min(ends)), (1, max(ends))))
-    counts, more = at_least(high), at_least(low)
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        found = at_least(middle)
-        if sum(found) <= edges:
-            high, counts = middle, found
-        else:
-            low, more = middle, found
-        if sum(counts) == edges:
-            return counts
-    for i in range(len(rows)):
-        counts[i] += min(more[i] - counts[i], edges - sum(counts))
-    return counts
-
-
-def _fill(rows: Sequence[_Row], counts: list[int], more: Sequence[int], spent: int) -> None:
-    """Exchange cheap edges for expensive ones, in place, towards numbers that cost too much, while that fits."""
-    left = spent - _cost(rows, counts)
-    for dear in reversed(range(len(rows))):
-        for cheap in range(dear):
-            difference = rows[dear].cost - rows[cheap].cost
-            moved = min(more[dear] - counts[dear], counts[cheap] - more[cheap], left // difference)
-            if moved > 0:
-                counts[dear] += moved
-                counts[cheap] -= moved
-                left -= moved * difference

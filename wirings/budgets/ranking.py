@@ -7,10 +7,7 @@ import torch
 from torch import Tensor
 
 from wirings.budgets.budget import LayerSize
-from wirings.budgets.prices import priced_counts
 from wirings.selection.functional import rank_scores
-
-_MOST = torch.finfo(torch.float32).max
 
 
 @torch.no_grad()
@@ -31,19 +28,17 @@ def rank_layers(
     allowed: Sequence[Tensor | None],
     sizes: Sequence[LayerSize],
     spent: int,
-    edges: int | None,
     factors: Sequence[Tensor | None],
 ) -> list[int]:
     """The number of edges of each layer among the strongest of all layers that together cost ``spent`` multiply-adds.
 
-    With a number of ``edges``, they are exactly so many and cost at most ``spent``; see `wirings.budgets.prices`.
+    With a number of edges as well, see `wirings.budgets.bounded_ranking`.
 
     Args:
         weights: the weights of the layers.
         allowed: their masks of allowed edges, None for all.
         sizes: their sizes, with the cost of an edge.
         spent: the multiply-adds that all edges together may cost.
-        edges: the number of edges, if it is given too.
         factors: what the magnitudes of each layer are multiplied by, None for 1.
     """
     device = weights[0].device
@@ -54,9 +49,6 @@ def rank_layers(
         row if mask is None else torch.where(mask.reshape(-1).to(device), row, -1.0)
         for row, mask in zip(rows, allowed, strict=True)
     ]
-    if edges is not None:
-        scores = [row[row != -1].nan_to_num(nan=_MOST, posinf=_MOST).cpu().numpy() for row in rows]
-        return priced_counts(scores, [size.cost for size in sizes], edges, spent)
     strongest, order = torch.cat(rows).sort(descending=True, stable=True)
     lengths = torch.tensor([len(row) for row in rows], device=device)
     layer = torch.arange(len(rows), device=device).repeat_interleave(lengths)

@@ -119,8 +119,8 @@ def table(
         str,
         typer.Argument(
             metavar="TABLE",
-            help="Number of a table in the paper, appendix_b, resnet or growth; or, to compare rules, ste, text, "
-            "shakespeare, translate, vit or pruned.",
+            help="Number of a table in the paper, appendix_b, resnet, cifar100 or growth; or, to compare rules, ste, "
+            "text, shakespeare, translate, vit or pruned.",
         ),
     ],
     results: Annotated[
@@ -130,17 +130,27 @@ def table(
     count: Annotated[
         bool, typer.Option(help="Count the parameters and multiply-adds of networks that have no result.")
     ] = True,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", help="With ste, also draw accuracy against multiply-adds: FILE-1.png and so on."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print a table of the paper with its figures beside the measured ones, or a comparison of rules."""
-    from wirings.train.tables import by_rule, leaderboard
+    from wirings.train.tables import by_rule, equal_cost, leaderboard
     from wirings.train.tables import paper as tables
 
     if as_json and markdown:
         raise WiringError("--json and --markdown exclude each other. Give one of them.")
+    if plot is not None and number != leaderboard.TABLE:
+        raise WiringError(f"--plot draws the rules of table ste, got table {number}.")
     if number == leaderboard.TABLE:
-        boards = leaderboard.boards(results)
+        boards = equal_cost.boards(results)
         echo(_as_json(boards) if as_json else leaderboard.markdown(boards) if markdown else leaderboard.render(boards))
+        if plot is not None:
+            of_rules = [*leaderboard.boards(results), *leaderboard.boards(results, equal_cost.ON_CIFAR_100)]
+            for path in equal_cost.figure(results, of_rules, plot):
+                echo(f"saved {path}", err=True)
     elif number in by_rule.TABLES:
         compared = by_rule.table(number, results)
         echo(_as_json(compared) if as_json else by_rule.markdown(compared) if markdown else by_rule.render(compared))

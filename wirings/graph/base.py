@@ -83,7 +83,7 @@ class Graph(nn.Module):
             raise WiringError(f"{self._kind}: {what}={short_list(numbers)} contains duplicate nodes.")
         return numbers
 
-    def edge_cost(self, call: Call) -> tuple[int | None, int, int]:
+    def edge_cost(self, call: Call) -> tuple[int | None, int, np.ndarray, int]:
         """What a budget of multiply-adds has to know about a call: see `wirings.graph.work.edge_cost`."""
         from wirings.graph.work import edge_cost  # which imports the kinds of graphs, and so this module
 

@@ -74,9 +74,14 @@ def node_work(graph: Graph, call: Call) -> NodeWork:
     return NodeWork(sent, before, after, params_before, params_after, state)
 
 
-def edge_cost(graph: Graph, call: Call) -> tuple[int | None, int, int]:
-    """What the edges of a graph cost in a call: one edge, None if they differ; all allowed edges; all nodes."""
+def edge_cost(graph: Graph, call: Call) -> tuple[int | None, int, np.ndarray, int]:
+    """What the edges of a graph cost in a call.
+
+    Returns:
+        One edge, None if they differ; all allowed edges; each node that an edge leaves, (nodes,); and nodes in any
+        case.
+    """
     work, (often, _) = node_work(graph, call), passes(graph, call)
     carried = work.sent[graph.edge_list()[1]]
     each = often * int(carried[0]) if len(carried) and (carried == carried[0]).all() else None
-    return each, often * int(carried.sum()), often * int(work.before.sum() + work.after.sum())
+    return each, often * int(carried.sum()), often * work.before, often * int(work.after.sum())

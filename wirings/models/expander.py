@@ -32,6 +32,8 @@ def mobilenetv1_x(size: NetworkSize = SIZE, wiring: LayerWiring = WIRING) -> nn.
     model.wiring = None  # type: ignore[assignment]
     if wiring.rule is not None:
         rule = get_rule(wiring.rule)
-        budget: dict[str, Any] = {} if rule.own_budget else {"density": wiring.density, "share": wiring.share}
+        budget: dict[str, Any] = {} if rule.own_budget else {"share": wiring.share, "mult_adds": wiring.mult_adds}
+        if not rule.own_budget:
+            budget |= {"density": wiring.density} if wiring.k is None else {"k": wiring.k}
         model.wiring = wire_(model, rule, include=names, **budget)  # type: ignore[assignment]
     return model

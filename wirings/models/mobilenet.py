@@ -90,6 +90,8 @@ class MobileNetV1DNW(nn.Module):
         self.activation = nn.ReLU()
         self.head = nn.Linear(last, classes)
         self.wiring: Wiring | None = None
+        self.sole_readers = {"stem": "stages.0"}
+        """By the name of a dense layer, the graph that alone reads its channels: those no edge leaves cost nothing."""
 
     def forward(self, images: Tensor) -> Tensor:
         check_images(images, self.smallest)

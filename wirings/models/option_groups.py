@@ -37,8 +37,10 @@ class LayerWiring:
     """A rule or its name; None leaves the network dense."""
     density: float | None = None
     """Fraction of the weights to keep. For the rule ``keep``, the new network is pruned to it by magnitude first."""
+    k: int | None = None
+    """Number of weights to keep, instead of the density."""
     mult_adds: float | None = None
-    """At most so many multiply-adds of the whole network for one example, beside the density; see `wirings.wire_`."""
+    """At most so many multiply-adds of the whole network for one example, beside density or k; see `wirings.wire_`."""
     share: str = "uniform"
     """How the edges are shared among the layers; see `wirings.wire_`."""
     structure: str = FREE
@@ -54,23 +56,25 @@ class LayerWiring:
             skip: Patterns of layers that stay dense.
         """
         rule, made = None if self.rule is None else get_rule(self.rule), Structure.of(self.structure)
-        if rule is None or (isinstance(rule, Dense) and self.density is None):
+        unlimited = self.density is None and self.k is None
+        if rule is None or (isinstance(rule, Dense) and unlimited):
             if made is not None:
                 raise WiringError(f"structure={self.structure!r} needs a rule that chooses edges, such as 'dnw'.")
             model.wiring = None  # type: ignore[assignment]
             return model
-        if self.density is None and not rule.own_budget and (made is None or made.fixed is None):
+        if unlimited and not rule.own_budget and (made is None or made.fixed is None):
             raise WiringError(
                 f"rule {rule.name!r} needs a budget: give the model a density, the fraction of its weights to keep, or "
                 "use the rule 'dense'."
             )
         budget = {
             "density": self.density,
+            "k": self.k,
             "mult_adds": self.mult_adds,
             "share": self.share,
             "structure": self.structure,
         }
-        if rule.keeps_zeros and self.density is not None:
+        if rule.keeps_zeros and not unlimited:
             finalize_(wire_(model, "fine_tune", skip=skip, **budget).model)  # type: ignore[arg-type]
             budget = {"structure": self.structure}
         model.wiring = wire_(model, rule, skip=skip, scale_weights=self.scale_weights, **budget)  # type: ignore

@@ -27,8 +27,9 @@ class ACDC(Planned):
 
     The phases are those of the paper's ResNet50, as fractions of training: 10 of 100 epochs with all edges, then 5
     epochs each, sparse first, up to a last dense phase of 10 epochs and a last sparse one of 15. There, all layers are
-    ranked together (``share="global"``). With ``wiring.step(optimizer)`` the optimizer's state of edges that are set to
-    zero is cleared, and when a sparse phase ends, so is the momentum of all edges, as in the authors' runs.
+    ranked together (``share="global"``). If multiply-adds are bounded too, the layers' numbers of edges are those of a
+    ranking at the beginning of each sparse phase. With ``wiring.step(optimizer)`` the optimizer's state of edges that
+    are set to zero is cleared, and when a sparse phase ends, so is the momentum of all edges, as in the authors' runs.
 
     Args:
         warmup: how long the first dense phase lasts: a float is a fraction of training, an int optimizer steps.
@@ -46,6 +47,7 @@ class ACDC(Planned):
     reaches = "some"
     starts_with_all = True
     keeps_wiring = True
+    chooses_when_ranked = True
     atomic = True
 
     def __init__(
@@ -103,9 +105,7 @@ class ACDC(Planned):
 
     @torch.no_grad()
     def update(self, layers: Sequence[LayerLike], training: Training, optimizer: torch.optim.Optimizer | None) -> None:
-        steps, before = self.length(training), self.length_before(training)
-        now = self.is_sparse(training.step, steps)
-        was = before is not None and training.step > 1 and self.is_sparse(training.step - 1, before)
+        was, now = self._phases(training)
         if now and (not was or training.budget_changed):
             weights, within = [layer.weight for layer in layers], [layer.edges.allowed for layer in layers]
             chosen = [sharded.whole(real) for real in choose_by(layers, weights, within=within, magnitudes=True)]
@@ -119,6 +119,16 @@ class ACDC(Planned):
                 everything = _all_of(layer)
                 layer.edges.remember("left", everything)
                 bring_to_rest(layer.weight, everything, optimizer)
+
+    def takes_ranking(self, training: Training) -> bool:
+        was, now = self._phases(training)
+        return now and not was
+
+    def _phases(self, training: Training) -> tuple[bool, bool]:
+        """Whether training was in a sparse phase before this step, and whether it is in one now."""
+        steps, before = self.length(training), self.length_before(training)
+        was = before is not None and training.step > 1 and self.is_sparse(training.step - 1, before)
+        return was, self.is_sparse(training.step, steps)
 
     def idle(self, steps: int | None) -> str | None:
         steps = steps if self.steps is None else self.steps

@@ -13,6 +13,13 @@ from torch import Tensor, nn
 from wirings.selection.kept_edges import KeptEdges
 from wirings.selection.service import Selection
 
+RANKED_EVERY, RANKINGS = 100, 200
+"""If a budget of multiply-adds is shared out globally: the fewest optimizer steps from one ranking of all layers to the
+next, and about how often they are ranked in a longer training.
+
+In between every layer keeps its number. See `Rule.takes_ranking`.
+"""
+
 
 class EdgesLike(Protocol):
     """The edges of one weight, as a rule sees them. `wirings.wire.edges.Edges` implements it.
@@ -166,8 +173,10 @@ class Rule(ABC):
     acts_between_steps: ClassVar[bool] = True
     """Whether `update` may do something after any step. Otherwise it is called only when the budget has changed."""
     keeps_wiring: ClassVar[bool] = False
-    """Whether the rule remembers its wiring. Then a global budget of multiply-adds is shared out over layers once;
-    otherwise the layers' numbers of edges follow the weights."""
+    """Whether the rule remembers its wiring. Then a global budget of multiply-adds is shared out over layers once,
+    unless it defines `takes_ranking`; otherwise the layers' numbers of edges follow the weights."""
+    chooses_when_ranked: ClassVar[bool] = False
+    """For a rule that keeps its wiring: whether it chooses one only after steps for which `takes_ranking` is true."""
     keeps_zeros: ClassVar[bool] = False
     """Whether the wiring that `setup` remembers, as ``edges.wiring``, is final, so that a state with other edges is
     rejected when it is loaded."""
@@ -202,6 +211,17 @@ class Rule(ABC):
     def kept_at_once(self) -> KeptEdges | None:
         """What all layers keep, if their weights can be made at once; None if `forward` has to be asked for each."""
         return self.kept if self._follows_kept else None
+
+    @property
+    def follows_ranking(self) -> bool:
+        """Whether the wiring never uses other nodes than those that were in use when all layers were last ranked.
+
+        Then a bound on multiply-adds can count nodes in use. It holds for rules that rank magnitudes, if nodes that
+        were not in use are closed, and for those that choose a wiring only when layers are ranked.
+        """
+        kept = self.kept_at_once
+        ranks = kept is not None and kept.mask is None and kept.more is None and kept.own is None
+        return self.chooses_when_ranked or (ranks and not self.keeps_wiring)
 
     def budget(self, allowed: int, shape: tuple[int, ...]) -> int:
         """The number of edges of a weight, for rules with ``own_budget``.
@@ -240,6 +260,11 @@ class Rule(ABC):
     def used(self, weight: Tensor, edges: EdgesLike) -> Tensor | None:
         """The edges used in training, over whose gradients a norm is clipped; None for all that have one."""
         return self.real(weight, edges)
+
+    def takes_ranking(self, training: Training) -> bool:
+        """Whether layers are ranked again after this step, to share out a global budget of multiply-adds anew."""
+        every = max(RANKED_EVERY, (training.steps or 0) // RANKINGS)
+        return not self.keeps_wiring and training.step % every == 0
 
     def idle(self, steps: int | None) -> str | None:
         """Why a training of ``steps`` optimizer steps ends before the rule's first change; None if it does not.

@@ -180,7 +180,8 @@ def predict(
         raise WiringError(f"{run} was trained on {dataset.title}, not on images. Use `wirings generate`.")
     names = dataset.class_names or about.get("names")
     for path in images:
-        x = dataset.prepare_image(read_image(path), settings.data.image_size)
+        prepared = dataset.with_options(settings.data.options)
+        x = prepared.prepare_image(read_image(path), settings.data.image_size)
         with autocast(settings.precision, context.device):
             scores = model(x[None].to(context.device)).float().softmax(1)[0]
         top = scores.topk(min(3, len(scores)))

@@ -162,6 +162,11 @@ def receivers(module: nn.Module, attribute: str, weight: Tensor) -> Tensor:
     return nodes if units is None else nodes % units
 
 
+def senders(module: nn.Module) -> Tensor:
+    """The node that each edge of a neural graph leaves: int32 numbers of the graph's nodes."""
+    return torch.cat([torch.from_numpy(tile.edge_list()[1]) for tile in module.tiles]).int()  # type: ignore[union-attr]
+
+
 def node_matrix(module: nn.Module, attribute: str, real: Tensor) -> Tensor:
     """Which nodes of a layer (not a graph) are joined: a boolean matrix of shape (receiving nodes, sending nodes).
 

@@ -21,12 +21,13 @@ from wirings.version import __version__
 from wirings.wire.layer import Layer
 from wirings.wire.parametrization import wired
 
-FORMAT = 2
+FORMAT = 3
 """The latest format of descriptions. A change that earlier versions would misread gets the next number."""
+FREE_FORMAT, STRUCTURE_FORMAT = 1, 2
+"""The formats of wirings without a structure and with one, which earlier versions can read. The latest is that of a
+bound on multiply-adds that counts nodes."""
 MOST_COST = 2**28
 """The most multiply-adds of one edge, as many as on an image of 16,384 pixels a side."""
-FREE_FORMAT = 1
-"""The format of wirings without a structure, which earlier versions can read."""
 
 
 def describe(
@@ -59,8 +60,9 @@ def describe(
         names.setdefault(id(edges), []).append(name)
     if missing := [layer.name for layer in layers if id(layer.edges) not in names]:
         raise WiringError(f"{missing[0]} is not a wired layer of this {type(model).__name__}.")
+    counts_nodes = any(size.nodes is not None for size in sizes)
     return {
-        "format": FREE_FORMAT if structure is None else FORMAT,
+        "format": FORMAT if counts_nodes else FREE_FORMAT if structure is None else STRUCTURE_FORMAT,
         "version": __version__,
         "model": type(model).__name__,
         "part": part,
@@ -74,6 +76,7 @@ def describe(
                 "allowed": layer.edges.possible_edges,
                 "masked": layer.edges.allowed is not None,
                 "cost": size.cost,
+                **({} if size.nodes is None else {"nodes": list(size.nodes)}),
             }
             for layer, size in zip(layers, sizes, strict=True)
         ],

@@ -24,14 +24,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from wirings.budgets.bounded_ranking import BoundedRanking
 from wirings.budgets.budget import Budget, LayerSize
-from wirings.budgets.ranking import rank_layers
 from wirings.errors import WiringError
 from wirings.rules.rule import Rule, Training
 from wirings.selection import sharded
@@ -44,15 +45,10 @@ from wirings.wire.checks import check_total
 from wirings.wire.clipping import clip_by_used
 from wirings.wire.describe import describe
 from wirings.wire.layer import Layer
+from wirings.wire.node_bound import LayerRanking
 from wirings.wire.parametrization import wired
 from wirings.wire.report import LayerReport, Packed, report_layers, table
 from wirings.wire.transaction import undone_on_error
-
-RANKED_EVERY = 100
-"""Optimizer steps from one ranking of all layers to the next, if a budget of multiply-adds is shared out globally.
-
-In between every layer keeps its number. A rule that remembers its wiring keeps the numbers of the first ranking.
-"""
 
 _AT_LAST = 2**62
 """A step that no training reaches."""
@@ -68,14 +64,16 @@ class Wiring:
         layers: list[Layer],
         budget: Budget | None,
         sizes: list[LayerSize],
-        ranked: list[int] | None = None,
+        ranked: list[int] | BoundedRanking | None = None,
         structure: Structure | None = None,
     ) -> None:
         self.structure = structure
         """Which edges are real together (``wire_(…, structure=…)``); None if every edge is chosen for itself."""
         self.model, self.rule, self.layers, self.budget, self._sizes = model, rule, layers, budget, sizes
         self._given = budget  # before a plan turned fractions of training into steps
-        self._ranked = ranked  # each layer's edges in the last ranking of all, if the budget is shared out by it
+        first = ranked if isinstance(ranked, BoundedRanking) else None
+        self._ranked = ranked.counts if isinstance(ranked, BoundedRanking) else ranked  # in the last ranking, by layer
+        self._ranking = None if ranked is None else LayerRanking(rule, layers, sizes, first)
         self.planned: int | None = None
         """The planned number of optimizer steps (`plan`), or None if it is unknown."""
         self._planned_before: int | None = None  # at the last update
@@ -88,6 +86,8 @@ class Wiring:
         self._managed: list[bool] = []  # the layers that FSDP managed when it was last looked at,
         self._fsdp: list[Any] = []  # and the modules that it was called on
         self._note_ends()
+        if self._ranking is not None and self._ranked is not None:
+            self._ranking.close(self._counts, self._ranked)
 
     def _note_ends(self) -> None:
         """Store the final number of edges of a schedule, so that `finalize_` can warn if it was not reached."""
@@ -139,24 +139,23 @@ class Wiring:
 
     def _update(self, step: int, optimizer: torch.optim.Optimizer | None) -> None:
         ranked, counts = self._ranked, self._counts
-        if ranked is not None and step % RANKED_EVERY == 0 and not self.rule.keeps_wiring:
-            ranked = self._rank()
-        if self.budget is not None and self.budget.changes:
-            counts = self._budgeted(self.budget, step, ranked)
+        budget, now = self.budget, Training(step, self.planned, False, self._planned_before)
+        ranking = self._ranking
+        if budget is not None and ranking is not None and ranking.is_due(budget, now):
+            ranked = ranking.rank(budget)
+        if budget is not None and budget.changes:
+            counts = self._budgeted(budget, step, ranked)
+            if ranking is not None and counts == ranked == self._ranked != self._counts:
+                ranked = counts = ranking.rank(budget)  # a schedule ends, and the bound begins to hold
         changed = counts != self._counts
-        if changed or self.rule.acts_between_steps:
-            training = Training(step, self.planned, changed, self._planned_before)
+        if changed or self.rule.acts_between_steps or ranked is not self._ranked:
+            now = replace(now, budget_changed=changed)
             with undone_on_error(self.rule, self.layers, optimizer, (self._counts, counts) if changed else None):
-                self.rule.update(self.layers, training, optimizer)
+                if changed or self.rule.acts_between_steps:
+                    self.rule.update(self.layers, now, optimizer)
+                if ranking is not None and ranked is not None and (changed or ranked is not self._ranked):
+                    ranking.close(counts, ranked)
         self._ranked, self._counts, self._planned_before = ranked, counts, self.planned
-
-    def _rank(self) -> list[int]:
-        """The number of edges of every layer in a ranking of all of them, as their weights are now."""
-        assert self.budget is not None
-        edges = [layer.edges for layer in self.layers]
-        weights, allowed = [layer.weight for layer in self.layers], [one.allowed for one in edges]
-        factors = [one.rank_factor for one in edges]
-        return rank_layers(weights, allowed, self._sizes, self.budget.spent or 0, self.budget.k, factors)
 
     def _budgeted(self, budget: Budget, step: int, ranked: list[int] | None) -> list[int]:
         """The number of edges of every layer after a step; that of all layers together for each, if they share one."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from wirings.selection.shared import SelectedWeight
-from wirings.utils.layers import receivers
+from wirings.utils.layers import receivers, senders
 from wirings.wire.edges import Edges
 
 
@@ -18,3 +18,7 @@ class Layer(SelectedWeight):
     def receivers(self) -> Tensor:
         """The node that each edge leads to: int32 numbers from 0, of a shape that broadcasts to the weight's."""
         return receivers(self.module, self.attribute, self.weight).to(self.weight.device)
+
+    def senders(self) -> Tensor:
+        """The node of a neural graph that each edge leaves: int32 numbers of the weight's shape."""
+        return senders(self.module).to(self.weight.device)

@@ -98,7 +98,7 @@ def _rewire(model: nn.Module, saved: Any, state: Any, allowed: Mapping[str, Tens
     structure = Structure.of(description.get("structure", FREE))
     groups = groups_of(structure, targets, masks)
     sizes = [
-        size_of(target, layer["allowed"] if one is None else one.possible, layer["cost"])
+        size_of(target, layer["allowed"] if one is None else one.possible, layer["cost"], _node_costs(layer))
         for target, layer, one in zip(targets, layers, groups, strict=True)
     ]
     before = {name: x.clone() for name, x in model.state_dict().items() if isinstance(x, Tensor)}
@@ -118,6 +118,11 @@ def _rewire(model: nn.Module, saved: Any, state: Any, allowed: Mapping[str, Tens
     wiring.restored = given
     _drop_restored(model)
     return wiring
+
+
+def _node_costs(layer: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """What each node of a graph costs, if a bound on multiply-adds counts nodes."""
+    return None if layer.get("nodes") is None else tuple(int(cost) for cost in layer["nodes"])
 
 
 def _within(model: nn.Module, description: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from wirings import rules
 from wirings.budgets import edge_costs
+from wirings.budgets.bounded_ranking import BoundedRanking, rank_bounded
 from wirings.budgets.budget import Amount, Budget, Density, LayerSize, Ramp
 from wirings.budgets.mult_adds import FREE
 from wirings.budgets.ranking import rank_factor, rank_layers
@@ -22,7 +23,7 @@ from wirings.selection.grouped import GroupedSelection
 from wirings.selection.service import Selection
 from wirings.selection.sharded import is_sharded, on_shards
 from wirings.selection.structure import Structure
-from wirings.utils.layers import check_module, edge_shape, wired_by_default
+from wirings.utils.layers import check_module, edge_shape, senders, wired_by_default
 from wirings.utils.text import brief
 from wirings.wire.checks import (
     allowed_masks,
@@ -39,6 +40,7 @@ from wirings.wire.checks import (
 from wirings.wire.edges import Edges
 from wirings.wire.handle import Wiring
 from wirings.wire.layer import Layer
+from wirings.wire.node_bound import fewest_nodes
 from wirings.wire.parametrization import attach, check_before_loading, detach, wired
 from wirings.wire.pretrained import describe_when_saved
 from wirings.wire.report import LayerReport
@@ -170,12 +172,12 @@ def wire_(
         starts = complete(groups, starts, masks, 0 if made.nm is None else made.nm[0])
     if counted and starts is not None:
         plan = _budget(rule, {**given, "budget": numbers_of(share, targets, starts, groups)}, share, example_input)
-    ranked = None
+    ranked: list[int] | BoundedRanking | None = None
     if plan is not None:
-        plan, sizes = _of_network(plan, model, targets, sizes, example_input)
+        plan, sizes = _of_network(plan, rule, model, targets, sizes, example_input)
         plan, sizes = in_groups(plan, sizes, groups)
         if plan.ranks_layers:
-            ranked = _first_ranking(plan, [target.weight for target in targets], masks, sizes)
+            ranked = _first_ranking(plan, rule, targets, masks, sizes)
     wiring, reports = put_edges(model, rule, plan, targets, masks, sizes, ranked, scale_weights, starts, made)
     if wiring.layers[0].edges.shared and not rule.starts_with_all:
         _warn_if_cut_off(reports, share)
@@ -187,13 +189,20 @@ def wire_(
 
 
 def _first_ranking(
-    plan: Budget, weights: Sequence[Tensor], masks: Sequence[Tensor | None], sizes: Sequence[LayerSize]
-) -> list[int]:
+    plan: Budget, rule: Rule, targets: Sequence[Target], masks: Sequence[Tensor | None], sizes: Sequence[LayerSize]
+) -> list[int] | BoundedRanking:
     """The number of edges of each layer in a ranking of all of them."""
+    weights, spent = [target.weight for target in targets], plan.spent or 0
     factors: list[Tensor | None] = [None] * len(weights)
     if plan.share == "scaled":
         factors = [rank_factor(w, m, size.allowed) for w, m, size in zip(weights, masks, sizes, strict=True)]
-    return rank_layers(weights, masks, sizes, plan.spent or 0, plan.k, factors)
+    if plan.k is None:
+        return rank_layers(weights, masks, sizes, spent, factors)
+    sent = [
+        None if size.nodes is None else senders(target.places[0][1]).to(target.weight.device)
+        for target, size in zip(targets, sizes, strict=True)
+    ]
+    return rank_bounded(weights, masks, sizes, spent, plan.k, factors, sent, fewest_nodes(rule))
 
 
 def put_edges(
@@ -203,7 +212,7 @@ def put_edges(
     targets: list[Target],
     masks: list[Tensor | None],
     sizes: list[LayerSize],
-    ranked: list[int] | None,
+    ranked: list[int] | BoundedRanking | None,
     scale_weights: bool | float = False,
     starts: Sequence[Tensor] | None = None,
     structure: Structure | None = None,
@@ -226,7 +235,7 @@ def put_edges(
         The handle, and its first report.
     """
     if plan is not None:
-        counts = plan.counts(sizes, 0, ranked)
+        counts = plan.counts(sizes, 0, ranked.counts if isinstance(ranked, BoundedRanking) else ranked)
     else:
         counts = [rule.budget(size.allowed, size.shape) for size in sizes]
     counts = counts * len(sizes) if len(counts) == 1 else counts  # a shared budget
@@ -345,19 +354,22 @@ def _budget(rule: Rule, given: dict[str, Any], share: str, example_input: Any) -
 
 
 def _of_network(
-    plan: Budget, model: nn.Module, targets: list[Target], sizes: list[LayerSize], example_input: Any
+    plan: Budget, rule: Rule, model: nn.Module, targets: list[Target], sizes: list[LayerSize], example_input: Any
 ) -> tuple[Budget, list[LayerSize]]:
-    """Turn a budget of the whole network into one of these layers; sizes get what their edges cost."""
+    """Turn a budget of the whole network into one of these layers; sizes get what their edges and nodes cost."""
     if plan.params is not None:
         wired_here = {id(target.weight) for target in targets}
         rest = sum(p.numel() for p in model.parameters() if id(p) not in wired_here)
         plan = plan.of_network(sizes, rest)
     if plan.mult_adds is not None:
-        costs, rest = edge_costs.costs(
-            model, targets, example_input, bound=plan.k is not None or plan.density is not None
-        )
-        sizes = [replace(size, cost=cost) for size, cost in zip(sizes, costs, strict=True)]
-        return plan.of_network(sizes, rest), sizes
+        bound = plan.k is not None or plan.density is not None
+        in_use = bound and plan.ranks_together and rule.follows_ranking
+        costs = edge_costs.costs(model, targets, example_input, bound, in_use)
+        sizes = [
+            replace(size, cost=cost, nodes=nodes)
+            for size, cost, nodes in zip(sizes, costs.edges, costs.nodes, strict=True)
+        ]
+        return plan.of_network(sizes, costs.rest), sizes
     return plan, sizes
 
 
@@ -365,7 +377,7 @@ def _size(target: Target, mask: Tensor | None) -> LayerSize:
     return size_of(target, target.weight.numel() if mask is None else int(torch.count_nonzero(mask)))
 
 
-def size_of(target: Target, allowed: int, cost: int = 1) -> LayerSize:
-    """The size of a weight, with its number of allowed edges and the multiply-adds of one."""
+def size_of(target: Target, allowed: int, cost: int = 1, nodes: tuple[int, ...] | None = None) -> LayerSize:
+    """The size of a weight, with its number of allowed edges and the multiply-adds of one, and of its nodes."""
     shape = edge_shape(*target.places[0][1:], target.weight)
-    return LayerSize(target.names, shape, allowed, cost, target.axes is not None and target.axes[0] == "experts")
+    return LayerSize(target.names, shape, allowed, cost, target.axes is not None and target.axes[0] == "experts", nodes)

@@ -9,7 +9,8 @@ import torch
 from PIL import Image
 
 from wirings.errors import WiringError
-from wirings.train.data import ImageNet
+from wirings.train.data import ImageNet, get
+from wirings.train.data import folder as folder_data
 from wirings.train.data.augment import (
     FORMATS,
     IMAGENET_MEAN,
@@ -272,3 +273,67 @@ def test_gpu_matches_cpu(root: Path) -> None:
     assert x2.is_cuda
     assert torch.allclose(x, x2.cpu(), atol=1e-5)
     assert torch.equal(y, y2.cpu())
+
+
+def test_small_images_are_padded_and_kept_on_the_device(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    images = random.integers(1, 256, (2, 2, 3, 8, 8, 3), dtype=np.uint8)  # split, class, number, …
+    for split, part in enumerate(("train", "test")):
+        for label in range(2):
+            for number in range(3):
+                folder = tmp_path / part / f"class{label}"
+                folder.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(images[split, label, number]).save(folder / f"{number}.png")
+    settings = {"crop": "padded", "padding": 2, "mean": (0.5, 0.25, 0.0), "std": (0.5, 0.25, 1.0)}
+    kept = data(tmp_path, **settings)
+    assert hasattr(kept.train, "begin"), "a captured step fetches its own batches"
+    x, y = whole(kept.test.epoch(0))
+    back = (x * torch.tensor([0.5, 0.25, 1.0]).view(3, 1, 1) + torch.tensor([0.5, 0.25, 0.0]).view(3, 1, 1)) * 255
+    expected = torch.from_numpy(images[1].reshape(6, 8, 8, 3)).permute(0, 3, 1, 2)
+    assert torch.allclose(back, expected.float(), atol=1e-3), "not resized"
+    assert y.tolist() == [0, 0, 0, 1, 1, 1]
+    crops = {tuple(one.flatten().tolist()) for epoch in range(30) for one in whole(kept.train.epoch(epoch))[0]}
+    assert 100 < len(crops) <= 6 * 25 * 2, "25 places, flipped or not"
+    streamed = data(tmp_path, **settings | {"augment": False})
+    assert torch.equal(whole(streamed.test.epoch(0))[0], x)
+
+
+def test_large_folders_are_padded_in_workers(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_data, "ON_DEVICE", 10)
+    padded = data(root, crop="padded", padding=3)
+    assert not hasattr(padded.train, "begin")
+    x, y = whole(padded.train.epoch(0))
+    red = pixels(x)[:, 0].round()
+    assert set(red[y == 1].flatten().tolist()) == {0.0, 80.0}, "the class, and black padding"
+    assert torch.equal(whole(padded.train.epoch(0))[0], x)
+
+
+def test_crops_of_another_scale(root: Path) -> None:
+    whole_images = whole(data(root, scale=[1.0, 1.0]).train.epoch(0))[0]
+    parts = whole(data(root, scale=[0.05, 0.1]).train.epoch(0))[0]
+    spread = [(pixels(x)[:, 2].amax((1, 2)) - pixels(x)[:, 2].amin((1, 2))).mean() for x in (whole_images, parts)]
+    assert spread[0] > 2 * spread[1], "the gradient from left to right"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"crop": "cut"}, "unknown data.options.crop 'cut'"),
+        ({"padding": -1}, "padding must be an integer from 0 to 1,024, got -1"),
+        ({"scale": [0.5, 0.1]}, "scale must be the smallest and the largest area"),
+        ({"scale": 0.5}, "scale must be"),
+        ({"mean": [0.5, 0.5]}, "mean must be a number for each of three channels"),
+        ({"std": [0.5, 0.5, 0.0]}, "std must be"),
+    ],
+)
+def test_rejects_invalid_options(root: Path, options: dict[str, object], says: str) -> None:
+    with pytest.raises(WiringError, match=says):
+        data(root, **options)
+
+
+def test_predictions_are_normalised_as_training_was() -> None:
+    image = Image.new("RGB", (8, 8), (255, 0, 0))
+    options = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+    prepared = get("folder").with_options(options).prepare_image(image, 8)
+    assert prepared[:, 0, 0].tolist() == [1.0, -1.0, -1.0]
+    assert get("folder").mean == IMAGENET_MEAN, "the registered one is unchanged"

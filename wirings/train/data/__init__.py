@@ -16,6 +16,7 @@ from wirings.train.data.base import (
     register_dataset,
 )
 from wirings.train.data.cifar10 import CIFAR10
+from wirings.train.data.cifar100 import CIFAR100
 from wirings.train.data.device import DeviceLoader, device_loaders
 from wirings.train.data.digits import Digits
 from wirings.train.data.folder import ImageFolder
@@ -31,6 +32,7 @@ from wirings.train.data.text_loader import TextLoader, text_loaders
 
 __all__ = [
     "CIFAR10",
+    "CIFAR100",
     "Data",
     "Dataset",
     "DeviceLoader",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wirings.errors import WiringError
+from wirings.errors import WiringError, unknown
+from wirings.utils.checks import is_int, is_number
+from wirings.utils.text import brief
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -21,6 +24,7 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 DEFAULT_IMAGE_SIZE = 224
 """Height and width in pixels of images that are resized, unless the user chooses another size."""
+CROPS = ("resized", "padded")
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF")
 """What images are decoded from, whatever their names say. Pillow starts other programs for some others, such as EPS."""
 MOST_PIXELS = 2**26
@@ -123,6 +127,46 @@ def random_resized_crop(
     left, top, width, height = crop_box(image.size, random, scale, ratio)
     image = image.crop((left, top, left + width, top + height)).resize((size, size), Resampling.BILINEAR)
     return image.transpose(Transpose.FLIP_LEFT_RIGHT) if random.random() < 0.5 else image
+
+
+@dataclass(frozen=True)
+class ImageCrop:
+    """How an image becomes a square: at random for training, always in the same way for testing."""
+
+    kind: str = "resized"
+    """``"resized"``: a random part of the image, resized, as is usual for ImageNet. ``"padded"``: the image with black
+    pixels around it, cropped to its own size, as is usual for small images; those of the right size are not resized."""
+    padding: int = 4
+    """Black pixels on each side, for ``"padded"``."""
+    scale: tuple[float, float] = (0.08, 1.0)
+    """The range of the part's area relative to the image's, for ``"resized"``."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in CROPS:
+            raise unknown("data.options.crop", str(self.kind), CROPS)
+        if not is_int(self.padding) or not 0 <= self.padding <= 2**10:
+            raise WiringError(f"data.options.padding must be an integer from 0 to 1,024, got {brief(self.padding)}.")
+        scale = self.scale
+        two = isinstance(scale, Sequence) and len(scale) == 2 and all(map(is_number, scale))
+        if not two or not 0 < scale[0] <= scale[1] <= 1:
+            raise WiringError(
+                "data.options.scale must be the smallest and the largest area of a crop, two numbers above 0 and up to "
+                f"1, got {brief(scale)}."
+            )
+
+    def square(self, image: Image, size: int) -> Image:
+        """The image as it is tested."""
+        return image if self.kind == "padded" and image.size == (size, size) else centre_crop(image, size)
+
+    def draw(self, image: Image, size: int, random: np.random.Generator) -> Image:
+        """The image as it is trained on: cropped and flipped at random."""
+        if self.kind == "resized":
+            return random_resized_crop(image, size, random, (self.scale[0], self.scale[1]))
+        from PIL.Image import Transpose
+
+        left, top = (int(n) - self.padding for n in random.integers(0, 2 * self.padding + 1, 2))
+        image = self.square(image, size).crop((left, top, left + size, top + size))  # black outside of the image
+        return image.transpose(Transpose.FLIP_LEFT_RIGHT) if random.random() < 0.5 else image
 
 
 def crop_box(

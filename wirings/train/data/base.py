@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -204,6 +204,14 @@ class ImageDataset(Dataset):
     std: tuple[float, ...]
     """Standard deviation of each channel that images are normalised with."""
 
+    def with_options(self, options: Mapping[str, Any]) -> ImageDataset:
+        """This data set as it is with options of `load`, for those that change how images are prepared."""
+        return self
+
+    def square(self, image: Image, side: int) -> Image:
+        """A user's image of any size as a square of ``side`` pixels."""
+        return image if image.size == (side, side) else centre_crop(image, side)
+
     def prepare_image(self, image: Image, image_size: int | None = None) -> Tensor:
         """Prepare a user's image for prediction: crop the centre and normalise it as the test images are.
 
@@ -216,8 +224,7 @@ class ImageDataset(Dataset):
         """
         side = self.image_size or image_size or DEFAULT_IMAGE_SIZE
         image = image.convert("L" if len(self.mean) == 1 else "RGB")
-        if image.size != (side, side):
-            image = centre_crop(image, side)
+        image = self.square(image, side)
         pixels = torch.from_numpy(np.array(image)).view(side, side, len(self.mean)).permute(2, 0, 1)
         return Normalise(self.mean, self.std)(pixels[None])[0]
 

@@ -17,14 +17,15 @@ from wirings.train.data.augment import (
     DEFAULT_IMAGE_SIZE,
     IMAGENET_MEAN,
     IMAGENET_STD,
+    ImageCrop,
     Normalise,
-    centre_crop,
     decode,
     need_pillow,
-    random_resized_crop,
 )
 from wirings.train.data.base import Loader, LoadOptions
 from wirings.utils.signals import outlast_signals
+
+DEFAULT_CROP = ImageCrop()
 
 
 class EncodedExample(NamedTuple):
@@ -51,7 +52,9 @@ class DecodedBatch(NamedTuple):
     """An image whose label is out of range, and the label."""
 
 
-def assemble(examples: Iterable[EncodedExample], size: int, classes: int) -> DecodedBatch:
+def assemble(
+    examples: Iterable[EncodedExample], size: int, classes: int, crop: ImageCrop = DEFAULT_CROP
+) -> DecodedBatch:
     """Decode a batch into uint8 images (n, 3, size, size) and labels (n,), without the images that are corrupt."""
     images: list[Tensor] = []
     labels: list[int] = []
@@ -63,7 +66,7 @@ def assemble(examples: Iterable[EncodedExample], size: int, classes: int) -> Dec
             continue
         try:
             image = decode(source)
-            image = centre_crop(image, size) if random is None else random_resized_crop(image, size, random)
+            image = crop.square(image, size) if random is None else crop.draw(image, size, random)
         except Exception as error:  # Pillow raises exceptions of many types for damaged images
             corrupt.append((name, str(error).rstrip(".") or type(error).__name__))
             continue
@@ -93,6 +96,7 @@ class DecodingLoader(Loader):
         options: What `wirings.train.data.load` was called with.
         mean: Mean of each channel, where pixels range from 0 to 1.
         std: Standard deviation of each channel.
+        crop: How images are cropped.
     """
 
     def __init__(
@@ -103,12 +107,13 @@ class DecodingLoader(Loader):
         options: LoadOptions,
         mean: Sequence[float] = IMAGENET_MEAN,
         std: Sequence[float] = IMAGENET_STD,
+        crop: ImageCrop = DEFAULT_CROP,
     ) -> None:
         super().__init__(examples, options.batch, options.rank, options.world)
         need_pillow()
         self.classes, self.train, self.options, self.mean, self.std = classes, train, options, mean, std
         self.size = options.image_size or DEFAULT_IMAGE_SIZE
-        self.augment = train and options.augment
+        self.augment, self.crop = train and options.augment, crop
         self.skipped: list[str] = []
 
     def _deliver(self, **source: Any) -> Iterator[tuple[Tensor, Tensor]]:
@@ -116,6 +121,12 @@ class DecodingLoader(Loader):
         device, on_gpu = self.options.device, self.options.device.type == "cuda"
         # Not an attribute: the loader may be sent to workers, which must not hold tensors of the device.
         normalise = Normalise(self.mean, self.std, device)
+        for images, labels in self.decoded(**source):
+            images = images.to(device, non_blocking=on_gpu)
+            yield normalise(images), labels.to(device, non_blocking=on_gpu)
+
+    def decoded(self, **source: Any) -> Iterator[tuple[Tensor, Tensor]]:
+        """Run a `DataLoader` that is created with these arguments and ours: uint8 images and their labels."""
         with warnings.catch_warnings():
             # Four workers are our default, even on machines with fewer cores, so that is not the user's mistake. And
             # Python warns of forks in general; the children that PyTorch starts here start no threads.
@@ -124,7 +135,7 @@ class DecodingLoader(Loader):
             loader = DataLoader(
                 num_workers=self.options.workers,
                 collate_fn=identity,
-                pin_memory=on_gpu,
+                pin_memory=self.options.device.type == "cuda",
                 worker_init_fn=outlast_signals,
                 generator=torch.Generator(),  # so that the global generator is not advanced
                 **source,
@@ -132,8 +143,7 @@ class DecodingLoader(Loader):
             batches = iter(loader)
         for images, labels, corrupt, bad_label in batches:
             self._report(corrupt, bad_label)
-            images = images.to(device, non_blocking=on_gpu)
-            yield normalise(images), labels.to(device, non_blocking=on_gpu)
+            yield images, labels
 
     def _report(self, corrupt: list[tuple[str, str]], bad_label: tuple[str, int] | None) -> None:
         if bad_label is not None:

@@ -5,20 +5,25 @@
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from wirings.errors import WiringError
-from wirings.train.data.augment import IMAGENET_MEAN, IMAGENET_STD
+from wirings.train.data.augment import IMAGENET_MEAN, IMAGENET_STD, ImageCrop
 from wirings.train.data.base import Data, ImageDataset, LoadOptions, register_dataset
-from wirings.train.data.decode import DecodedBatch, DecodingLoader, EncodedExample, assemble
+from wirings.train.data.decode import DEFAULT_CROP, DecodedBatch, DecodingLoader, EncodedExample, assemble
+from wirings.train.data.device import Split, device_loaders
 from wirings.train.data.sampling import EXAMPLE, random_stream, rank_slices
+from wirings.utils.checks import is_number
+from wirings.utils.text import brief
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
@@ -29,10 +34,10 @@ class _Files(Dataset[DecodedBatch]):
     def __init__(self, loader: FolderLoader, epoch: int) -> None:
         self.files, self.labels = loader.files, loader.labels
         self.seed, self.epoch = loader.options.seed, epoch
-        self.size, self.classes, self.augment = loader.size, loader.classes, loader.augment
+        self.size, self.classes, self.augment, self.crop = loader.size, loader.classes, loader.augment, loader.crop
 
     def __getitems__(self, indices: Sequence[int]) -> DecodedBatch:
-        return assemble((self.example(int(index)) for index in indices), self.size, self.classes)
+        return assemble((self.example(int(index)) for index in indices), self.size, self.classes, self.crop)
 
     def example(self, index: int) -> EncodedExample:
         # Its random numbers depend on the seed, the epoch and the example, but not on its batch, rank or worker.
@@ -64,20 +69,63 @@ class FolderLoader(DecodingLoader):
             dataset=_Files(self, number), batch_sampler=[order[part.start : part.stop] for part in mine]
         )
 
+    def read(self) -> Split:
+        """Decode all images once, without augmentation."""
+        parts = [range(start, min(start + 256, self.examples)) for start in range(0, self.examples, 256)]
+        plain = _Files(self, 0)
+        plain.augment = False
+        images, labels = zip(*self.decoded(dataset=plain, batch_sampler=[list(part) for part in parts]), strict=True)
+        return torch.cat(images), torch.cat(labels)
+
+
+ON_DEVICE = 2**32
+"""The most bytes of images that are kept on the device."""
+
 
 @register_dataset("folder")
 class ImageFolder(ImageDataset):
     """Your own images, of any size, in one folder for each class.
 
     They are cropped to ``image_size`` (224 pixels by default), for training at random, and normalised as ImageNet's.
+    Small images that are cropped by padding are decoded once and kept on the device, up to 4 GiB.
     """
 
     title = "a folder of images"
     mean, std = IMAGENET_MEAN, IMAGENET_STD
+    crop = ImageCrop()
 
-    def load(self, options: LoadOptions) -> Data:
-        """Find the classes and their images."""
-        return load_folder(self, options)
+    def load(
+        self,
+        options: LoadOptions,
+        *,
+        crop: str = "resized",
+        padding: int = 4,
+        scale: Sequence[float] = (0.08, 1.0),
+        mean: Sequence[float] = IMAGENET_MEAN,
+        std: Sequence[float] = IMAGENET_STD,
+    ) -> Data:
+        """Find the classes and their images.
+
+        Args:
+            options: Options of every data set.
+            crop: ``"resized"``, a random part of an image is resized, or ``"padded"``, an image is padded and cropped
+                to its own size. Both flip half of the images.
+            padding: With ``"padded"``, the black pixels on each side.
+            scale: With ``"resized"``, the range of the part's area relative to the image's.
+            mean: Mean of each channel, where pixels range from 0 to 1.
+            std: Standard deviation of each channel.
+        """
+        given = {"crop": crop, "padding": padding, "scale": scale, "mean": mean, "std": std}
+        return load_folder(self.with_options(given), options)
+
+    def with_options(self, options: Mapping[str, Any]) -> ImageFolder:
+        """This data set with options of `load`."""
+        chosen = copy.copy(self)
+        scale = options.get("scale", ImageCrop.scale)
+        chosen.crop = ImageCrop(options.get("crop", "resized"), options.get("padding", 4), scale)
+        chosen.mean = _channels("mean", options.get("mean", self.mean), 0)
+        chosen.std = _channels("std", options.get("std", self.std), 1e-6)
+        return chosen
 
     def write_sample(self, folder: Path) -> dict[str, Any]:
         """Write two classes of three training images and one test image each."""
@@ -111,6 +159,7 @@ def load_folder(dataset: ImageDataset, options: LoadOptions) -> Data:
             f"{dataset.title} has {dataset.classes:,} classes, but {train} has {len(classes):,}. Unpack the rest, or "
             "load it as 'folder'."
         )
+    crop = getattr(dataset, "crop", DEFAULT_CROP)
     loaders = []
     for folder in (train, val):
         found = [(path, number) for number, label in enumerate(classes) for path in image_files(folder / label)]
@@ -124,10 +173,30 @@ def load_folder(dataset: ImageDataset, options: LoadOptions) -> Data:
                 options=options,
                 mean=dataset.mean,
                 std=dataset.std,
+                crop=crop,
             )
         )
     size = loaders[0].size
+    padded = 3 * (size + 2 * crop.padding) ** 2 * sum(loader.examples for loader in loaders)
+    if crop.kind == "padded" and padded <= ON_DEVICE:
+        kept = device_loaders(
+            options, loaders[0].read(), loaders[1].read(),
+            mean=dataset.mean, std=dataset.std, padding=crop.padding, flip=True,
+        )  # fmt: skip
+        for loader, reader in zip(kept, loaders, strict=True):
+            loader.skipped = reader.skipped  # type: ignore[attr-defined]
+        return Data(dataset.name, len(classes), (3, size, size), *kept, names=tuple(classes))
     return Data(dataset.name, len(classes), (3, size, size), loaders[0], loaders[1], names=tuple(classes))
+
+
+def _channels(name: str, values: Any, least: float) -> tuple[float, float, float]:
+    """Check the mean or the deviation of three channels."""
+    fine = isinstance(values, Sequence) and len(values) == 3 and all(map(is_number, values))
+    if not fine or not all(least <= value <= 1 for value in values):
+        expected = f"data.options.{name} must be a number for each of three channels, where pixels range from 0 to 1"
+        raise WiringError(f"{expected}, got {brief(values)}.")
+    first, second, third = (float(value) for value in values)
+    return first, second, third
 
 
 def class_folders(folder: Path) -> list[str]:

@@ -74,10 +74,17 @@ class Leaderboard:
     standings: tuple[Standing, ...]
 
 
-def boards(folder: Path) -> list[Leaderboard]:
-    """The leaderboards of the results in a folder, one for each network and budget."""
+def boards(folder: Path, table: str = TABLE) -> list[Leaderboard]:
+    """The leaderboards of the results in a folder, one for each network and budget.
+
+    Args:
+        folder: the results.
+        table: the table whose rows are compared. Rows without a budget, such as dense networks, are left out.
+    """
     groups: dict[str, list[Recipe]] = {}
-    for recipe in recipes.table(TABLE):
+    for recipe in recipes.table(table):
+        if recipe.settings.rule.name == "dense":
+            continue
         groups.setdefault(_title(recipe), []).append(recipe)
     costs = step_costs(Path(folder))
     return [Leaderboard(title, _ranked(rows, Path(folder), costs)) for title, rows in groups.items()]
@@ -102,13 +109,19 @@ def _title(recipe: Recipe) -> str:
     width = s.model.options.get("width", 1)
     if s.model.name == "mobilenetv1_dnw":
         return f"MobileNetV1-DNW × {width}, the network of Table 2; {s.epochs} epochs"
-    return f"ResNet18 × {width} with {recipe.name.rpartition('-')[2]} % of its weights; {s.epochs} epochs"
+    data = "CIFAR-100, " if s.data.name == "cifar100" else ""
+    return f"{data}ResNet18 × {width} with {recipe.name.rpartition('-')[2]} % of its weights; {s.epochs} epochs"
+
+
+def is_dnw(recipe: str) -> bool:
+    """Whether this is the recipe that others on the same network are compared with."""
+    return recipe.split("/")[1].split("-")[0] == "dnw"
 
 
 def _ranked(rows: Sequence[Recipe], folder: Path, costs: Mapping[str, float]) -> tuple[Standing, ...]:
     found = {recipe.name: row_of(recipe, folder) for recipe in rows}
-    dnw = next(found[recipe.name] for recipe in rows if recipe.name.split("/")[1].split("-")[0] == "dnw")
-    density = next((r.settings.model.options["density"] for r in rows if "density" in r.settings.model.options), 0.02)
+    dnw = next(found[recipe.name] for recipe in rows if is_dnw(recipe.name))
+    density = next((d for r in rows if (d := r.settings.model.options.get("density")) is not None), 0.02)
     standings = [_standing(recipe, found[recipe.name], dnw, folder, density, costs.get(recipe.name)) for recipe in rows]
     return tuple(sorted(standings, key=lambda one: -(one.row.mean or 0)))
 
