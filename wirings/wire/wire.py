@@ -24,6 +24,7 @@ from wirings.selection.sharded import is_sharded, on_shards
 from wirings.selection.structure import Structure
 from wirings.utils.layers import check_module, edge_shape, wired_by_default
 from wirings.utils.text import brief
+from wirings.wire.block_layers import plan_blocks
 from wirings.wire.checks import (
     allowed_masks,
     check_by_pattern,
@@ -263,6 +264,8 @@ def put_edges(
         if rule.keeps_zeros:
             check_before_loading(model)
         selection.set_layers(layers)
+        if structure is not None:
+            plan_blocks([layer.edges for layer in layers], saved)
         if selection.shared or len(layers) > 1:
             model.register_forward_pre_hook(selection)
             model.register_forward_hook(selection.end, always_call=True)

@@ -87,13 +87,21 @@ class BlockLayout:
         blocks: the number of blocks that exist, or an upper limit. Training knows it from the budget; without it, the
             GPU has to be asked.
         lists: its lists, if they are known.
+        density: about the fraction of the blocks that exist, if their number is only a limit.
 
     >>> layout = BlockLayout(torch.tensor([[True, False, True], [False, False, True]]), 16)
     >>> layout, layout.shape
     (BlockLayout(3 of 6 blocks of 16 x 16), (32, 48))
     """
 
-    def __init__(self, mask: Tensor, block: int, blocks: int | None = None, lists: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        mask: Tensor,
+        block: int,
+        blocks: int | None = None,
+        lists: Tensor | None = None,
+        density: float | None = None,
+    ) -> None:
         if mask.dim() != 2 or mask.dtype != torch.bool:
             raise WiringError(
                 f"BlockLayout expects a bool mask of shape (rows, columns) of blocks, got {mask.dtype} of shape "
@@ -101,6 +109,7 @@ class BlockLayout:
             )
         self.mask, self.block = mask, block
         self.blocks = int(mask.sum()) if blocks is None else blocks
+        self.density = self.blocks / mask.numel() if density is None else density
         self.lists = lists
         """The lists of blocks (`list_blocks`); None until they are needed (`operators.lists_of`)."""
 
@@ -113,11 +122,6 @@ class BlockLayout:
     def shape(self) -> tuple[int, int]:
         """The outputs and inputs of the matrix."""
         return self.mask.shape[0] * self.block, self.mask.shape[1] * self.block
-
-    @property
-    def density(self) -> float:
-        """The fraction of the blocks that exist."""
-        return self.blocks / self.mask.numel()
 
     def spread(self) -> Tensor:
         """The mask of weights, of shape (outputs, inputs)."""

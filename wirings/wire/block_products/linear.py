@@ -7,13 +7,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from wirings.errors import WiringError
 from wirings.wire.block_products import operators
 from wirings.wire.block_products.choose import LayerTiles
 from wirings.wire.block_products.layout import BLOCKS, BlockLayout
-from wirings.wire.block_products.operators import approximate, as_ints, call, lists_of
+from wirings.wire.block_products.operators import approximate, as_ints, call, lists_of, mask_of
 
 ACTIVATIONS = ("none", "gelu", "gelu_tanh")
 GRADIENTS_TO = ("real", "dense")
@@ -32,7 +31,7 @@ def block_linear(
     gradient: str | BlockLayout = "real",
     products: LayerTiles | None = None,
 ) -> Tensor:
-    """``activation(x @ weight.T + bias)``; differentiable once. Dense where the kernels are unsupported or slower.
+    """``activation(x @ weight.T + bias)``, dense where the kernels are unsupported or slower.
 
     Args:
         x: inputs of shape (..., inputs), in bfloat16 or float16 for the kernels.
@@ -56,7 +55,7 @@ def block_linear(
             f"layout has, got a weight of shape {tuple(weight.shape)} and inputs of shape {tuple(x.shape)}."
         )
     x, weight, bias = _converted(x, weight, bias)
-    if not supports(x, weight, layout) or (products is None and not worth_measuring(x)):
+    if not supports(x, weight, layout) or (products is None and not has_kernels_for(x)):
         if gradient != "dense":
             within = layout if isinstance(gradient, str) else gradient
             weight = torch.where(within.spread(), weight, weight.detach())
@@ -75,16 +74,23 @@ def block_linear(
 
 def supports(x: Tensor, weight: Tensor, layout: BlockLayout) -> bool:
     """Whether there are kernels for inputs of shape (..., inputs)."""
-    device = (x.is_cuda and x.dtype in _HALF) or operators.interpreted()
+    device = (x.is_cuda and x.dtype in _HALF) or operators.INTERPRETED
     tokens = x.numel() // max(1, weight.shape[1])
     size = max(x.numel(), tokens * len(weight), weight.numel())
     usual = x.dtype == weight.dtype and x.numel() > 0 and size < _INDEX
     return device and usual and layout.block in BLOCKS and layout.blocks > 0 and _has_kernels()
 
 
-def worth_measuring(x: Tensor) -> bool:
-    """Whether products of these inputs may be faster in blocks, and may differ from run to run by rounding."""
-    return x.is_cuda and x.numel() >= _TOKENS * x.shape[-1] and not torch.are_deterministic_algorithms_enabled()
+def has_kernels_for(x: Tensor) -> bool:
+    """Whether products of these inputs may be faster in blocks, in the precision that they are going to have.
+
+    Which way is faster is measured, so that sums are rounded in one way or another: not for deterministic algorithms.
+    """
+    if not (x.is_cuda or operators.INTERPRETED) or x.numel() < _TOKENS * x.shape[-1]:
+        return False
+    kind = "cuda" if x.is_cuda else "cpu"
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    return (dtype in _HALF or operators.INTERPRETED) and not torch.are_deterministic_algorithms_enabled()
 
 
 def _converted(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -103,27 +109,33 @@ class _BlockLinear(torch.autograd.Function):
         out, before = call(
             operators.block_forward, x, weight, bias, lists, block, densities[0], tiles[0], activation, keep
         )
-        ctx.save_for_backward(x, weight, before if keep else None, lists, reach)
-        ctx.rest = block, densities, tiles, activation, dense, bias is not None
+        ctx.save_for_backward(x, weight, bias, before if keep else None, lists, reach)
+        ctx.rest = block, densities, tiles, activation, dense
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        x, weight, before, lists, reach = ctx.saved_tensors
-        block, densities, tiles, activation, dense, has_bias = ctx.rest
+        x, weight, bias, before, lists, reach = ctx.saved_tensors
+        block, densities, tiles, activation, dense = ctx.rest
+        reach = lists if reach is None else reach
+        again = torch.is_grad_enabled() and not torch.compiler.is_compiling()  # to be differentiated again: dense
         dx = dweight = dbias = None
         if before is not None:
+            before = F.linear(x, weight, bias) if again else before
             grad = torch.ops.aten.gelu_backward(grad, before, approximate=approximate(activation))
         if ctx.needs_input_grad[0]:
-            dx = call(operators.block_inputs, grad, weight, lists, block, densities[0], tiles[1])
+            if again:
+                dx = grad @ weight
+            else:
+                dx = call(operators.block_inputs, grad, weight, lists, block, densities[0], tiles[1])
         if ctx.needs_input_grad[1]:
             if dense:
                 dweight = grad.T @ x
+            elif again:
+                dweight = torch.where(mask_of(reach, len(weight), x.shape[1], block), grad.T @ x, 0)
             else:
-                reach = lists if reach is None else reach
                 dweight = call(operators.block_weights, grad, x, reach, block, densities[1], tiles[2])
-        if has_bias and ctx.needs_input_grad[2]:
+        if bias is not None and ctx.needs_input_grad[2]:
             dbias = grad.sum(0)
         return dx, dweight, dbias, *(None,) * 7
 

@@ -18,6 +18,8 @@ from wirings.wire.block_products import layout
 from wirings.wire.block_products.choose import measured
 from wirings.wire.block_products.tiles import GradientTile, ProductTile
 
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Whether kernels run in Triton's interpreter, on a CPU."""
 _DENSE = [0]
 _library = torch.library.Library("wirings", "FRAGMENT")
 _library.define("block_lists(Tensor mask, int blocks) -> Tensor")
@@ -33,7 +35,7 @@ _library.define("block_weights(Tensor grad, Tensor x, Tensor lists, int block, f
 
 def block_lists(mask: Tensor, blocks: int) -> Tensor:
     """The lists of a mask of blocks (`layout.list_blocks`)."""
-    fast = (mask.is_cuda or interpreted()) and kernels() is not None and blocks > 0
+    fast = (mask.is_cuda or INTERPRETED) and kernels() is not None and blocks > 0
     return (kernels() if fast else layout).list_blocks(mask, blocks)
 
 
@@ -82,7 +84,7 @@ def block_weights(grad: Tensor, x: Tensor, lists: Tensor, block: int, density: f
     """``grad.T @ x`` in the blocks that exist, zero elsewhere: the gradient of their weights."""
 
     def dense() -> Tensor:
-        return torch.where(_mask(lists, grad.shape[1] // block, x.shape[1] // block, block), grad.T @ x, 0)
+        return torch.where(mask_of(lists, grad.shape[1], x.shape[1], block), grad.T @ x, 0)
 
     def sparse(tile: GradientTile) -> Tensor:
         return kernels().weight_gradient(grad, x, lists, block, tile)
@@ -148,8 +150,9 @@ def approximate(activation: str) -> str:
     return "tanh" if activation == "gelu_tanh" else "none"
 
 
-def _mask(lists: Tensor, rows: int, columns: int, block: int) -> Tensor:
+def mask_of(lists: Tensor, outputs: int, inputs: int, block: int) -> Tensor:
     """The mask of weights that lists of blocks stand for."""
+    rows, columns = outputs // block, inputs // block
     parts = layout.unpack(lists, rows, columns)
     place = torch.where(parts.rows < 0, rows * columns, parts.rows * columns + parts.columns).long()
     mask = torch.zeros(rows * columns + 1, dtype=torch.bool, device=lists.device)
@@ -165,8 +168,3 @@ def kernels() -> Any:
     except ImportError:
         return None
     return _products_cuda
-
-
-def interpreted() -> bool:
-    """Whether kernels run in Triton's interpreter, on a CPU."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
