@@ -17,6 +17,7 @@ MIN_SPEEDUP = 1.02
 """How much faster than the dense product a tile must be, which is more than the spread of the timings."""
 REPEATS = 10
 """Timings of each way, of which the median is used."""
+_WAIT = 500_000  # cycles, about 0.3 ms: longer than the host takes to launch a few kernels
 
 
 class LayerTiles(NamedTuple):
@@ -87,12 +88,16 @@ def fastest(dense: Callable[[], Any], tiles: dict[Any, Callable[[], Any]]) -> An
 
 
 def milliseconds(run: Callable[[], Any], repeats: int = REPEATS) -> float:
-    """The median time on the GPU, after a warm-up."""
+    """The median time on the GPU, after a warm-up.
+
+    The GPU waits until its work is there, so that the host's time does not count.
+    """
     for _ in range(3):
         run()
     times = []
     for _ in range(repeats):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(_WAIT)
         begin.record()
         run()
         end.record()

@@ -158,7 +158,12 @@ class BlockLinear(nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
         self.block, self.activation, self.gradient = block, activation, gradient
-        layout = BlockLayout.of_weight(self.weight, block)
+        self.find_blocks()
+        self.register_load_state_dict_post_hook(lambda module, _: module.find_blocks())
+
+    def find_blocks(self) -> None:
+        """Find the blocks that are not zero, after the weight has changed."""
+        layout = BlockLayout.of_weight(self.weight, self.block)
         self.blocks = layout.blocks
         self.register_buffer("block_mask", layout.mask, persistent=False)
         self.register_buffer("block_lists", lists_of(layout), persistent=False)
