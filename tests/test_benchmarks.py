@@ -54,6 +54,15 @@ def test_block_products(run: RunBenchmark) -> None:
     assert text.count("x dense, called") == 7
 
 
+def test_block_models(run: RunBenchmark) -> None:
+    text, record = run("block_models", "--device=cpu", "--small", "--blocks", "16", "--seconds=0")
+    found = {(row["part"], row["what"], row["side"]) for row in record["rows"]}
+    assert {("linear", "forward, 16x16", "16x16"), ("inference", "MLPs alone", "2:4")} < found
+    assert ("training", "2 steps", "16x16, dnw") in found
+    assert all(row["gain"] == 1 for row in record["rows"] if row["side"] == "dense")
+    assert text.count("wrote") == 3
+
+
 def make(recipe: str, seed: int, accuracy: float, best: float | None = None) -> results.Result:
     return results.Result(
         recipe=recipe, seed=seed, accuracy=accuracy, best_accuracy=best, epochs=1, steps=1, params=1, overrides={},

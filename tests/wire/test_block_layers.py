@@ -101,13 +101,15 @@ def test_kernels_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_interpreter
-def test_autocast() -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_autocast(compiled: bool) -> None:
+    torch._dynamo.reset()
     model, _ = wired("soft_threshold")
-    x = torch.randn(130, 64)
+    x, used = torch.randn(130, 64), torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
 
     def run(x: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
-            return model(x)
+            return used(x)
 
     plain, tensors = without_kernels(model), list(model.parameters())
     found = results(run, x, tensors)
