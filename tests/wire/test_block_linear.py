@@ -1,6 +1,7 @@
 """Products that skip zero blocks match the masked dense layer: on a CPU, in Triton's interpreter, and on a GPU."""
 
 import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -166,6 +167,7 @@ def test_module() -> None:
     torch.testing.assert_close(module(x), F.gelu(linear(x)))
     assert list(module.state_dict()) == ["weight", "bias"]
     assert str(module) == "BlockLinear(BlockLayout(9 of 24 blocks of 16 x 16), activation='gelu')"
+    assert torch.equal(pickle.loads(pickle.dumps(module))(x), module(x))
     copied = copy.deepcopy(module).to("meta")
     assert copied.layout.mask.device.type == "meta"
     assert torch.equal(module.layout.mask, layout.mask)

@@ -159,7 +159,7 @@ class BlockLinear(nn.Module):
         self.weight, self.bias = linear.weight, linear.bias
         self.block, self.activation, self.gradient = block, activation, gradient
         self.find_blocks()
-        self.register_load_state_dict_post_hook(lambda module, _: module.find_blocks())
+        self.register_load_state_dict_post_hook(_find_blocks)
 
     def find_blocks(self) -> None:
         """Find the blocks that are not zero, after the weight has changed."""
@@ -178,6 +178,10 @@ class BlockLinear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.layout}, activation={self.activation!r}"
+
+
+def _find_blocks(module: BlockLinear, keys: object) -> None:
+    module.find_blocks()
 
 
 @torch.compiler.assume_constant_result
