@@ -12,7 +12,9 @@ import wirings
 from wirings import WiringError, models, speed_up_
 from wirings.compaction import speed_up
 from wirings.compaction.speed_up import SpeedUp, block_side
+from wirings.wire.block_products import choose
 from wirings.wire.block_products.linear import BlockLinear
+from wirings.wire.block_products.tiles import ProductTile
 
 
 def perceptron(structure: str = "16x16", width: int = 64, **more: Any) -> nn.Module:
@@ -135,6 +137,21 @@ def test_gelus_that_cannot_be_replaced(gpu: list[float]) -> None:
         torch.testing.assert_close(net(x), expected, rtol=1e-4, atol=1e-5)
         assert ("GELU" in found.layers[0].chosen) == (not twice)
         assert ("differ" in found.note) == (not twice)
+
+
+def test_wired_models_report_what_they_chose(gpu: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
+    wiring = wirings.wire_(model, "dnw", structure="16x16", density=0.2)
+    key = choose._key("forward none", torch.device("cpu"), torch.float32, (5, 128, 64, 16), 0.2)
+    monkeypatch.setitem(choose._found, key, choose.Choice(ProductTile(64), 0.3, 0.1))
+    gpu[:] = [1.0]
+    found = speed_up_(model, torch.randn(5, 64))
+    assert [(layer.chosen, layer.reason) for layer in found.layers] == [
+        ("16x16", "3.00 times as fast"),
+        ("dense", "no kernels for its inputs"),
+    ]
+    assert "choose their kernels by themselves" in str(found)
+    assert not wiring.ended
 
 
 def test_blocks_are_recognized() -> None:

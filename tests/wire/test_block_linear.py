@@ -215,9 +215,9 @@ def test_the_fastest_product_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     times = {"dense": 1.0, "a": 0.5, "b": 0.4}
     monkeypatch.setattr(choose, "milliseconds", lambda run: times[run()])
     tiles = {name: lambda name=name: name for name in ("a", "b")}
-    assert choose.fastest(lambda: "dense", tiles) == "b"
+    assert choose.fastest(lambda: "dense", tiles) == ("b", 1.0, 0.4)
     times["dense"] = 0.4
-    assert choose.fastest(lambda: "dense", tiles) is None
+    assert choose.fastest(lambda: "dense", tiles) == (None, 0.4, 0.4)
 
 
 def test_the_gradient_of_a_superset() -> None:

@@ -16,7 +16,7 @@ from wirings.errors import WiringError
 from wirings.utils.example_input import CallArguments, example_arguments
 from wirings.utils.layers import check_module
 from wirings.utils.tables import text_table
-from wirings.wire.block_products.choose import MIN_SPEEDUP, milliseconds
+from wirings.wire.block_products.choose import MIN_SPEEDUP, known, milliseconds
 from wirings.wire.block_products.layout import BLOCKS, nonzero_blocks
 from wirings.wire.block_products.linear import BlockLinear
 from wirings.wire.parametrization import wired
@@ -106,12 +106,9 @@ def speed_up_(model: nn.Module, example_input: Any) -> SpeedUp:
             note=f"The model is on {device}, and unchanged: speed_up_ is for CUDA devices. On a CPU, "
             "wirings.engine.compile(model, example_input) runs sparse models fast."
         )
-    if wired(model):
-        return SpeedUp(
-            note="The model is wired: its layers in blocks measure and choose their kernels by themselves. Call "
-            "wirings.finalize_ first, to fuse them with their activations and for 2:4."
-        )
     call = _calling(model, arguments)
+    if wired(model):
+        return _of_wired(model, example_input, call)
     with _evaluating(model):
         inputs, after = inputs_of(model, layers, example_input, "speed_up_"), _activations(model, call)
         expected, before_ms = call(), milliseconds(call)
@@ -129,6 +126,40 @@ def speed_up_(model: nn.Module, example_input: Any) -> SpeedUp:
             changes.undo()
             return SpeedUp(found, before_ms, before_ms, f"The model is unchanged: {why}.")
     return SpeedUp(found, before_ms, after_ms)
+
+
+def _of_wired(model: nn.Module, example_input: Any, call: Callable[[], Any]) -> SpeedUp:
+    """What the layers of a wired model have chosen by themselves."""
+    layers = [
+        (name.removesuffix(".weight"), m, edges) for name, m, _, edges in wired(model) if isinstance(m, nn.Linear)
+    ]
+    with _evaluating(model):
+        inputs = inputs_of(model, [(name, module) for name, module, _ in layers], example_input, "speed_up_")
+        after_ms = milliseconds(call)
+    found = []
+    for name, module, edges in layers:
+        (outputs, width), x, plan = module.weight.shape, inputs.get(name), edges.blocks
+        tokens = 0 if x is None else x.numel() // width
+        choice = None
+        if x is not None and plan is not None:
+            kind = x.device.type
+            dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+            choice = known("forward none", x.device, dtype, (tokens, outputs, width, plan.block), plan.density)
+        if choice is None or plan is None:
+            why = (
+                "not in square blocks of 16 to 128, in a fixed number" if plan is None else "no kernels for its inputs"
+            )
+            found.append(FasterLayer(name, (outputs, width), tokens, "dense", None, None, why))
+            continue
+        side, gain = f"{plan.block}x{plan.block}", choice.dense_ms / choice.tile_ms
+        reason = f"{side} is no faster" if choice.tile is None else f"{gain:.2f} times as fast"
+        chosen = "dense" if choice.tile is None else side
+        found.append(FasterLayer(name, (outputs, width), tokens, chosen, choice.dense_ms, choice.tile_ms, reason))
+    note = (
+        "The model is wired, and unchanged: its layers in blocks choose their kernels by themselves. Call "
+        "wirings.finalize_ first to fuse them with their activations, and for 2:4."
+    )
+    return SpeedUp(found, after_ms, after_ms, note)
 
 
 def _choose(

@@ -28,9 +28,19 @@ class LayerTiles(NamedTuple):
     weights: GradientTile | None
 
 
+class Choice(NamedTuple):
+    """What was measured for a product."""
+
+    tile: Any
+    """The fastest tile, or None if the dense product is as fast."""
+    dense_ms: float
+    """Milliseconds of the dense product."""
+    tile_ms: float
+    """Milliseconds of the fastest tile."""
+
+
 DENSE = LayerTiles(None, None, None)
-Tile = ProductTile | GradientTile
-_found: dict[tuple[Any, ...], Tile | None] = {}
+_found: dict[tuple[Any, ...], Choice] = {}
 
 
 def default_products(block: int) -> LayerTiles:
@@ -59,13 +69,26 @@ def measured(
         dense: computes the dense product.
         run: computes the product with the tile that it is given.
     """
-    key = (product, like.device, like.dtype, *sizes, bucket(density))
+    key = _key(product, like.device, like.dtype, sizes, density)
     if key not in _found:
         if not like.is_cuda or torch.cuda.is_current_stream_capturing():
             return None
         tiles: Any = (GRADIENTS if product == "weights" else PRODUCTS)[sizes[-1]]
         _found[key] = fastest(dense, {tile: functools.partial(run, tile) for tile in tiles})
-    return _found[key]
+    return _found[key].tile
+
+
+def known(
+    product: str, device: torch.device, dtype: torch.dtype, sizes: tuple[int, ...], density: float
+) -> Choice | None:
+    """What `measured` found, or None if the product has not run yet."""
+    return _found.get(_key(product, device, dtype, sizes, density))
+
+
+def _key(
+    product: str, device: torch.device, dtype: torch.dtype, sizes: tuple[int, ...], density: float
+) -> tuple[Any, ...]:
+    return product, device, dtype, *sizes, bucket(density)
 
 
 def bucket(density: float) -> int:
@@ -73,18 +96,19 @@ def bucket(density: float) -> int:
     return round(2 * math.log2(max(density, 1e-6)))
 
 
-def fastest(dense: Callable[[], Any], tiles: dict[Any, Callable[[], Any]]) -> Any:
-    """The fastest tile, or None if the dense product is as fast."""
-    limit = milliseconds(dense) / MIN_SPEEDUP
-    times = {}
+def fastest(dense: Callable[[], Any], tiles: dict[Any, Callable[[], Any]]) -> Choice:
+    """Measure the dense product and all tiles."""
+    dense_ms, times = milliseconds(dense), {}
     for tile, run in tiles.items():
         try:
             times[tile] = milliseconds(run)
         except Exception as error:  # a tile may need more shared memory than this GPU has
             if type(error).__name__ != "OutOfResources":
                 raise
-    best = min(times, key=times.__getitem__, default=None)
-    return None if best is None or times[best] > limit else best
+    if not times:
+        return Choice(None, dense_ms, math.inf)
+    best = min(times, key=times.__getitem__)
+    return Choice(best if dense_ms >= MIN_SPEEDUP * times[best] else None, dense_ms, times[best])
 
 
 def milliseconds(run: Callable[[], Any], repeats: int = REPEATS) -> float:
