@@ -220,6 +220,14 @@ def test_the_fastest_product_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose.fastest(lambda: "dense", tiles) == (None, 0.4, 0.4)
 
 
+def test_similar_layers_are_measured_once() -> None:
+    def key(tokens: int, density: float) -> tuple[Any, ...]:
+        return choose._key("inputs", torch.device("cpu"), torch.bfloat16, (tokens, 64, 96, 16), density)
+
+    assert key(4096, 0.1) == key(4000, 0.095)
+    assert len({key(4096, 0.1), key(8192, 0.1), key(4096, 0.2)}) == 3
+
+
 def test_the_gradient_of_a_superset() -> None:
     weight, layout = layer(MASKS["some"], 16)
     more = BlockLayout(layout.mask | torch.eye(4, 6).bool(), 16)

@@ -58,7 +58,7 @@ def measured(
 ) -> Any:
     """The fastest tile of a product, or None if the dense one is as fast. Measured the first time, then remembered.
 
-    The result holds for layers of the same shape, number of tokens and about the same density. While a CUDA graph is
+    The result holds for layers of the same shape, and about the same number of tokens and density. While a CUDA graph is
     captured, nothing can be measured, and what is not known yet is dense.
 
     Args:
@@ -88,12 +88,12 @@ def known(
 def _key(
     product: str, device: torch.device, dtype: torch.dtype, sizes: tuple[int, ...], density: float
 ) -> tuple[Any, ...]:
-    return product, device, dtype, *sizes, bucket(density)
+    return product, device, dtype, bucket(sizes[0]), *sizes[1:], bucket(density)
 
 
-def bucket(density: float) -> int:
-    """Densities that are measured together: those within a factor of about the square root of two."""
-    return round(2 * math.log2(max(density, 1e-6)))
+def bucket(number: float) -> int:
+    """Numbers of tokens, or densities, that are measured together: within a factor of about the square root of two."""
+    return round(2 * math.log2(max(number, 1e-6)))
 
 
 def fastest(dense: Callable[[], Any], tiles: dict[Any, Callable[[], Any]]) -> Choice:
