@@ -179,8 +179,9 @@ def test_on_a_gpu(structure: str) -> None:
     found = speed_up_(model, x)
     print(found)
     torch.testing.assert_close(model(x).float(), expected.float(), rtol=5e-2, atol=5e-2)
+    assert found.gain >= 1.0
     if structure == "64x64":
-        assert found.gain > 1.2
+        assert [layer.chosen for layer in found.layers] == ["64x64 + GELU", "64x64"]
         compiled = torch.compile(model)
         with torch.no_grad():
             torch.testing.assert_close(compiled(x).float(), expected.float(), rtol=5e-2, atol=5e-2)

@@ -124,6 +124,19 @@ def test_values_that_are_not_finite_stay_in_their_blocks() -> None:
 
 
 @pytest.mark.usefixtures("interpreter")
+def test_gelu_of_large_and_small_sums() -> None:
+    layout = BlockLayout(torch.ones(1, 1, dtype=torch.bool), 16)
+    x = torch.cat([torch.linspace(-9, 9, 300), torch.tensor([0.0, 1e-30, -1e-3, 1e3])])
+    inputs = torch.zeros(len(x), 16)
+    inputs[:, 0] = x
+    weight = torch.zeros(16, 16)
+    weight[0, 0] = 1
+    for activation, approximate in (("gelu", "none"), ("gelu_tanh", "tanh")):
+        out = block_linear(inputs, weight, layout, None, activation, products=SMALL)[:, 0]
+        torch.testing.assert_close(out, F.gelu(x, approximate=approximate), rtol=1e-6, atol=2e-6)
+
+
+@pytest.mark.usefixtures("interpreter")
 def test_gradients_that_are_not_needed() -> None:
     weight, layout = layer(MASKS["some"], 16)
     x = torch.randn(20, 96, requires_grad=True)

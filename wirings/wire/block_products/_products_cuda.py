@@ -145,6 +145,19 @@ def _places(indices, first, end, BLOCK: tl.constexpr, STEP: tl.constexpr):
 
 
 @triton.jit
+def _erf(x):
+    """The error function to within 1.5e-7 (Abramowitz and Stegun, 7.1.26), in half the instructions of CUDA's own.
+
+    A program has few blocks to multiply, so that what follows them counts.
+    """
+    t = 1 / (1 + 0.3275911 * tl.abs(x))
+    sums = ((1.061405429 * t - 1.453152027) * t + 1.421413741) * t
+    sums = ((sums - 0.284496736) * t + 0.254829592) * t
+    beyond = sums * tl.exp(-x * x)
+    return tl.where(x < 0, beyond - 1, 1 - beyond)
+
+
+@triton.jit
 def _multiply(x, weight, bias, out, before, offsets, indices, lines, tokens, x_width, out_width, by_output, by_input,
               BLOCK: tl.constexpr, STEP: tl.constexpr, TOKENS: tl.constexpr, ACTIVATION: tl.constexpr):  # fmt: skip
     """A run of tokens at the outputs of one row of blocks, ``STEP`` columns of blocks at a time.
@@ -179,7 +192,7 @@ def _multiply(x, weight, bias, out, before, offsets, indices, lines, tokens, x_w
         tl.store(before + at, sums.to(out.dtype.element_ty), mask=real)
         sums = sums.to(out.dtype.element_ty).to(tl.float32)  # what the backward pass will see
     if ACTIVATION == 1:
-        sums = 0.5 * sums * (1 + tl.erf(sums * 0.7071067811865476))
+        sums = 0.5 * sums * (1 + _erf(sums * 0.7071067811865476))
     elif ACTIVATION == 2:
         # 0.5 (1 + tanh(u)) is the sigmoid of 2 u.
         sums = sums * tl.sigmoid(1.5957691216057308 * (sums + 0.044715 * sums * sums * sums))

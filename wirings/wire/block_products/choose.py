@@ -58,7 +58,7 @@ def measured(
 ) -> Any:
     """The fastest tile of a product, or None if the dense one is as fast. Measured the first time, then remembered.
 
-    The result holds for layers of the same shape, and about the same number of tokens and density. While a CUDA graph is
+    The result holds for layers of the same shape, and about as many tokens and the same density. While a CUDA graph is
     captured, nothing can be measured, and what is not known yet is dense.
 
     Args:
