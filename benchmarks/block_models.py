@@ -254,6 +254,32 @@ def steps(bench: Bench, options: dict[str, Any] | None, x: Tensor, y: Tensor) ->
     return run
 
 
+def table(record: dict[str, Any] | None) -> str:
+    """The gains as a Markdown table; a sentence if they were not measured yet."""
+    if record is None:
+        return "(Not measured yet: `python -m benchmarks.block_models` on a GPU writes the record.)"
+    lines = ["| | dense | in blocks or 2:4 | gain |", "|---|---:|---:|---:|"]
+    dense: dict[tuple[str, str], float] = {}
+    for row in record["rows"]:
+        at = row["part"], row["what"]
+        if "median_s" not in row:
+            continue
+        if row["side"] == "dense":
+            dense[at] = row["median_s"]
+        elif at in dense:
+            side = "" if row["side"] in row["what"] else f", {row['side']}"
+            times = (f"{1e3 * seconds:.3g} ms" for seconds in (dense[at], row["median_s"]))
+            lines.append(f"| {row['part']}, {row['what']}{side} | {' | '.join(times)} | {row['gain']:.2f} × |")
+    settings = record["settings"]
+    text = (
+        f"({record['hardware']}, bfloat16, {100 * settings['density']:g} % of the blocks, chosen at random, or 2:4. "
+        f"linear: {' × '.join(f'{size:,}' for size in settings['linear'][:2])} and {settings['linear'][2]:,} tokens "
+        f"against cuBLAS. Others: GPT-2 small, {settings['batch']} × {settings['tokens']:,} tokens, compiled; blocks "
+        f"in the MLPs, 2:4 in all layers of its blocks; training with `gradient_every={settings['every']}`.)"
+    )
+    return "\n".join([*lines, "", text])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

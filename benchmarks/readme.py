@@ -16,8 +16,19 @@ from typing import Any
 if not __package__:  # run as a script: keep this folder's select.py from shadowing Python's select
     sys.path[0] = str(Path(__file__).parents[1])
 
-from benchmarks import agreement, choosing, collapse, engine, networks, reliability, seen, step_cost, your_model
-from benchmarks.common import record
+from benchmarks import (
+    agreement,
+    block_models,
+    choosing,
+    collapse,
+    engine,
+    networks,
+    reliability,
+    seen,
+    step_cost,
+    your_model,
+)
+from benchmarks.common import RESULTS, record
 from wirings.train import recipes, results
 from wirings.train.settings import from_mapping
 from wirings.train.tables import paper as tables
@@ -215,6 +226,11 @@ def cost() -> str:
     return "\n".join(lines)
 
 
+def blocks() -> str:
+    there = (RESULTS / "benchmarks/block_models-h200.json").exists()
+    return block_models.table(record("benchmarks/block_models-h200") if there else None)
+
+
 def _selection(row: dict[str, Any], where: str) -> str:
     times = {name: taken["median_s"] for name, taken in row["times"].items()}
     best = min((times[name], name) for name in ("sort", "topk", "kthvalue") if name in times)
@@ -236,6 +252,7 @@ PAGES = {
     "docs/costs.md": {
         "cost": cost,
         "steps": lambda: step_cost.table(record("benchmarks/step_cost-h200")),
+        "blocks": blocks,
         "graphs": graphs,
         "shipped": engine.shipped,
     },

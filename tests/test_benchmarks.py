@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import pytest
 
+from benchmarks import block_models
 from wirings import models
 from wirings.train import recipes, results
 from wirings.train.settings import to_mapping
@@ -61,6 +62,10 @@ def test_block_models(run: RunBenchmark) -> None:
     assert ("training", "2 steps", "16x16, dnw") in found
     assert all(row["gain"] == 1 for row in record["rows"] if row["side"] == "dense")
     assert text.count("wrote") == 3
+    rendered = block_models.table(record).splitlines()
+    assert any(line.startswith("| training, 2 steps, 16x16, dnw |") for line in rendered)
+    assert "`gradient_every=2`" in rendered[-1]
+    assert "Not measured yet" in block_models.table(None)
 
 
 def make(recipe: str, seed: int, accuracy: float, best: float | None = None) -> results.Result:

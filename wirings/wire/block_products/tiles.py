@@ -95,6 +95,7 @@ GRADIENTS = {
         GradientTile(4),
         GradientTile(8, split=2, warps=8, stages=3),
         GradientTile(8, tokens=32, warps=8),
+        GradientTile(2),
     ),
     64: (
         GradientTile(2),
