@@ -159,7 +159,7 @@ def finalized(bench: Bench, structure: str) -> GPT:
     if structure != "dense":
         report = wirings.speed_up_(model, bench.batch())
         lines = str(report).splitlines()
-        print("\n".join(["  " + line for line in (*lines[:12], *lines[-1:])]))
+        print("\n".join(["  " + line for line in (lines if len(lines) < 14 else [*lines[:12], *lines[-1:]])]))
         if report.before_ms is not None:
             bench.rows.append({"part": "inference", "what": "speed_up_, called", "side": structure, "way": "called",
                                "gain": report.gain, "before_ms": report.before_ms, "after_ms": report.after_ms,
