@@ -105,6 +105,19 @@ def test_recipe_trains_five_steps(name: str, corpus: Path, tmp_path: Path) -> No
     assert results.read(tmp_path / "result.json") == result
 
 
+def test_the_gradient_of_hallucinated_blocks_is_an_option(corpus: Path, tmp_path: Path) -> None:
+    """It changes what is trained, and a run that was stopped continues in step with it."""
+    losses = []
+    for number, every in enumerate((1, 2, 2)):
+        out, changes = tmp_path / str(number), (f"model.options.gradient_every={every}", "steps=6")
+        if number == 2:
+            assert train("text/dnw_16x16-10", out, corpus, *changes, max_minutes=0) is None
+        result = train("text/dnw_16x16-10", out, corpus, *changes, **({"resume": True} if number == 2 else {}))
+        assert result is not None
+        losses.append(result.test_loss)
+    assert losses[0] != losses[1] == losses[2]
+
+
 @pytest.mark.parametrize("five", [name for name in NAMES if name.endswith("-5") and "small" not in name])
 def test_rows_at_five_percent_differ_from_ten_in_density_and_rate(five: str) -> None:
     ten, row = recipes.get(five.replace("-5", "-10")).settings, recipes.get(five).settings

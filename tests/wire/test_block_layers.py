@@ -72,6 +72,17 @@ def test_every_rule_has_the_results_of_the_dense_layer(rule: Any, share: str) ->
 
 
 @needs_interpreter
+def test_a_checkpoint_with_more_blocks() -> None:
+    """All blocks of a wiring that was loaded are used, even if they are more than the budget's."""
+    model, _ = wired("random")
+    other, more = wired("random", density=0.8)
+    model.load_state_dict(other.state_dict())
+    check(model, torch.randn(130, 64))
+    torch.testing.assert_close(model(torch.ones(130, 64)), without_kernels(other)(torch.ones(130, 64)))
+    assert more.layers[0].edges.k > 4
+
+
+@needs_interpreter
 def test_gradient_of_hallucinated_blocks_every_other_step() -> None:
     model, wiring = wired("dnw", gradient_every=2)
     for step in range(3):

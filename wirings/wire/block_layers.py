@@ -59,7 +59,8 @@ def plan_blocks(all_edges: Sequence[Edges], saved: bool) -> None:
         k, reach = int(edges.k), edges.possible
         if kept is not None and kept.more is not None and not shared:
             reach = max(k, *more_edges([edges.possible], kept.more, False))
-        blocks = edges.possible if shared else k
+        # A mask that is remembered may come from a checkpoint with another number of blocks.
+        blocks = k if kept is not None and kept.mask is None and not shared else edges.possible
         edges.blocks = BlockPlan(block, blocks, k / (total if shared else edges.possible), reach)
 
 
