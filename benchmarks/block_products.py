@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import captured, compare, machine, save
-from wirings.wire.block_products.choose import DENSE, LayerTiles, usable_products
+from wirings.wire.block_products.choose import DENSE, LayerTiles
 from wirings.wire.block_products.layout import BLOCKS, BlockLayout
 from wirings.wire.block_products.linear import block_linear, supports
-from wirings.wire.block_products.tiles import GRADIENTS
+from wirings.wire.block_products.operators import lists_of
+from wirings.wire.block_products.tiles import GRADIENTS, PRODUCTS
 
 SHAPES = ("4096x4096x8192", "3072x768x16384", "768x3072x16384")  # outputs, inputs, tokens; GPT-2's perceptron
 
@@ -43,19 +44,17 @@ def fastest_tiles(x: Tensor, weight: Tensor, grad: Tensor, layout: BlockLayout, 
     """The fastest tile of each product, faster than dense or not, and the times of all."""
     from wirings.wire.block_products import _products_cuda as kernels
 
-    x, weight, block = x.detach(), weight.detach(), layout.block
+    x, weight, block, lists = x.detach(), weight.detach(), layout.block, lists_of(layout)
 
     def product(tile: Any, by_column: bool) -> Callable[[], object]:
-        lists = layout.lists(by_column=by_column, group=tile.group)
-        return lambda: kernels.multiply(grad if by_column else x, weight, None, *lists, block, tile, by_column)
+        return lambda: kernels.multiply(grad if by_column else x, weight, None, lists, block, tile, by_column)
 
     def gradient(tile: Any) -> Callable[[], object]:
-        runs, places = layout.runs(tile.blocks), layout.places()
-        return lambda: kernels.weight_gradient(grad, x, runs, places, block, tile)
+        return lambda: kernels.weight_gradient(grad, x, lists, block, tile)
 
     sides: dict[str, tuple[Callable[[], object], dict[Any, Callable[[], object]]]] = {
-        "forward": (lambda: x @ weight.T, {t: product(t, False) for t in usable_products(layout)}),
-        "inputs": (lambda: grad @ weight, {t: product(t, True) for t in usable_products(layout, by_column=True)}),
+        "forward": (lambda: x @ weight.T, {t: product(t, False) for t in PRODUCTS[block]}),
+        "inputs": (lambda: grad @ weight, {t: product(t, True) for t in PRODUCTS[block]}),
         "weights": (lambda: grad.T @ x, {t: gradient(t) for t in GRADIENTS[block]}),
     }
     best, rows = [], []

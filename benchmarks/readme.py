@@ -17,6 +17,7 @@ if not __package__:  # run as a script: keep this folder's select.py from shadow
 
 from benchmarks import (
     agreement,
+    block_models,
     choosing,
     collapse,
     engine,
@@ -28,7 +29,7 @@ from benchmarks import (
     tuning,
     your_model,
 )
-from benchmarks.common import record
+from benchmarks.common import RESULTS, record
 from wirings.train import bundled, recipes, results
 from wirings.train.settings import from_mapping
 from wirings.train.tables import by_rule
@@ -262,6 +263,11 @@ CLIPPED = {"clipping-cpu": "2 CPU cores", "clipping-h200": "H200, called", "clip
 """Records of clipping, and where they were made."""
 
 
+def blocks() -> str:
+    there = (RESULTS / "benchmarks/block_models-h200.json").exists()
+    return block_models.table(record("benchmarks/block_models-h200") if there else None)
+
+
 def _selection(row: dict[str, Any], where: str) -> str:
     times = {name: taken["median_s"] for name, taken in row["times"].items()}
     best = min((times[name], name) for name in ("sort", "topk", "kthvalue") if name in times)
@@ -283,6 +289,7 @@ PAGES = {
     "docs/costs.md": {
         "cost": cost,
         "steps": lambda: step_cost.table(record("benchmarks/step_cost-h200")),
+        "blocks": blocks,
         "graphs": graphs,
         "shipped": engine.shipped,
     },

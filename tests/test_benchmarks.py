@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import pytest
 
+from benchmarks import block_models
 from wirings import models
 from wirings.train import recipes, results
 from wirings.train.settings import to_mapping
@@ -62,6 +63,19 @@ def test_block_products(run: RunBenchmark) -> None:
     assert {"forward, dense", "forward, blocks", "step, blocks, all gradients"} < row["times"].keys()
     assert row["gains"]["step, dense"] == 1
     assert text.count("x dense, called") == 7
+
+
+def test_block_models(run: RunBenchmark) -> None:
+    text, record = run("block_models", "--device=cpu", "--small", "--blocks", "16", "--seconds=0")
+    found = {(row["part"], row["what"], row["side"]) for row in record["rows"]}
+    assert {("linear", "forward, 16x16", "16x16"), ("inference", "MLPs alone", "2:4")} < found
+    assert ("training", "2 steps", "16x16, dnw") in found
+    assert all(row["gain"] == 1 for row in record["rows"] if row["side"] == "dense")
+    assert text.count("wrote") == 3
+    rendered = block_models.table(record).splitlines()
+    assert any(line.startswith("| training, 2 steps, 16x16, dnw |") for line in rendered)
+    assert "`gradient_every=2`" in rendered[-1]
+    assert "Not measured yet" in block_models.table(None)
 
 
 def make(recipe: str, seed: int, accuracy: float, best: float | None = None) -> results.Result:

@@ -6,6 +6,7 @@ from wirings import rules
 from wirings.budgets.budget import ConstantSchedule, CubicSchedule, LinearSchedule
 from wirings.compaction import CompactModel, compact, load_compact
 from wirings.compaction.semi_structured import semi_structured_
+from wirings.compaction.speed_up import SpeedUp, speed_up_
 from wirings.errors import WiringError
 from wirings.graph import Blocks, Complete, ContinuousGraph, Dag, DiscreteGraph, Graph, Matrix, StaticGraph
 from wirings.history import History, Recorder
@@ -45,6 +46,7 @@ __all__ = [
     "Matrix",
     "Recorder",
     "ShippedModel",
+    "SpeedUp",
     "StaticGraph",
     "Wiring",
     "WiringError",
@@ -65,6 +67,7 @@ __all__ = [
     "save_sparse",
     "semi_structured_",
     "ship",
+    "speed_up_",
     "straight_through",
     "unwire_",
     "wire_",

@@ -55,7 +55,9 @@ def test_reasons_to_keep_a_layer_dense(monkeypatch: pytest.MonkeyPatch, change: 
     model = network()
     change(model)
     found = {}
-    inputs = semi_structured._inputs(model, [("0", model[0])], torch.randn(4, 64).to(model[0].weight.dtype))
+    inputs = semi_structured.inputs_of(
+        model, [("0", model[0])], torch.randn(4, 64).to(model[0].weight.dtype), "semi_structured_"
+    )
     shared = model[0].weight is model[2].weight
     found = semi_structured._try("0", model[0], inputs["0"], shared, 3)
     assert not found.used
@@ -88,7 +90,7 @@ def test_layers_called_by_keyword() -> None:
             return self.layer(input=x)
 
     model, x = Named(), torch.randn(4, 64)
-    assert torch.equal(semi_structured._inputs(model, [("layer", model.layer)], x)["layer"], x)
+    assert torch.equal(semi_structured.inputs_of(model, [("layer", model.layer)], x, "test")["layer"], x)
 
 
 @pytest.mark.gpu

@@ -21,7 +21,7 @@ def test_plain_models_are_wired_by_the_registry() -> None:
         return nn.Sequential(nn.Linear(4, hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
     wiring = {"rule": None, "density": None, "k": None, "share": "uniform", "mult_adds": None, "scale_weights": False}
-    assert models.options("mine") == {**wiring, "structure": "free", "hidden": 8, "classes": 10}
+    assert models.options("mine") == {**wiring, "structure": "free", "gradient_every": 1, "hidden": 8, "classes": 10}
     assert models.get("mine").wiring is None
     grouped: Any = models.get("mine", rule="random", structure="2:4")
     assert [report.density for report in grouped.wiring.look()] == [0.5, 0.5], "N:M needs no density"

@@ -62,12 +62,13 @@ def test_recipes_follow_their_names() -> None:
             kind, _, percent = row.name.partition("/")[2].partition("-")
             s = row.settings
             rule = rules.get(s.rule.name, **s.rule.options)
-            own = ["nm"] if "structure" in s.model.options else []
+            structure = s.model.options.get("structure", "free")
+            own = ["nm", f"{rule.name}_{structure.replace(':', 'of')}"] if structure != "free" else []
             assert kind in (rule.name, f"{rule.name}_cubic", f"{rule.name}_global", f"{rule.name}_small", *own)
             if rule.name == "dense":
                 assert "density" not in s.model.options
-            elif kind == "nm":
-                assert s.model.options["structure"] == "3:32"
+            elif ":" in structure:
+                assert structure == {"nm": "3:32"}.get(kind, "2:4")
             else:
                 assert s.model.options["density"] == int(percent) / 100
             decay = 0.0 if kind == "top_kast" and base.optimizer.weight_decay else None
@@ -102,6 +103,19 @@ def test_recipe_trains_five_steps(name: str, corpus: Path, tmp_path: Path) -> No
     assert result.best_value == min(float(line[metric.name]) for line in lines(tmp_path))
     assert result.best_accuracy is None
     assert results.read(tmp_path / "result.json") == result
+
+
+def test_the_gradient_of_hallucinated_blocks_is_an_option(corpus: Path, tmp_path: Path) -> None:
+    """It changes what is trained, and a run that was stopped continues in step with it."""
+    losses = []
+    for number, every in enumerate((1, 2, 2)):
+        out, changes = tmp_path / str(number), (f"model.options.gradient_every={every}", "steps=6")
+        if number == 2:
+            assert train("text/dnw_16x16-10", out, corpus, *changes, max_minutes=0) is None
+        result = train("text/dnw_16x16-10", out, corpus, *changes, **({"resume": True} if number == 2 else {}))
+        assert result is not None
+        losses.append(result.test_loss)
+    assert losses[0] != losses[1] == losses[2]
 
 
 @pytest.mark.parametrize("five", [name for name in NAMES if name.endswith("-5") and "small" not in name])
@@ -363,6 +377,8 @@ def test_table_of_text(corpus: Path, tmp_path: Path) -> None:
     )
     assert rows["text/dense"].difference is None
     assert rows["text/nm-10"].density == 3 / 32
+    assert (rows["text/dnw_32x32-20"].rule, rows["text/dnw_32x32-20"].density) == ("dnw, 32x32", 0.2)
+    assert (rows["text/rigl_2of4-50"].rule, rows["text/rigl_2of4-50"].density) == ("rigl, 2:4", 0.5)
     printed = call("table", "text", "--results", tmp_path / "results")
     assert "1.3000 ± 0.0707" in printed
     assert "+0.2500" in printed

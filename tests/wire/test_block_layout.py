@@ -7,41 +7,42 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from wirings import WiringError
-from wirings.wire.block_products.layout import BlockLayout
+from wirings.wire.block_products.layout import BlockLayout, list_blocks, unpack
+from wirings.wire.block_products.operators import block_lists, lists_of
 
 MASKS = st.tuples(st.integers(1, 6), st.integers(1, 6), st.integers(0, 2**36 - 1)).map(
     lambda drawn: torch.tensor([drawn[2] >> i & 1 for i in range(drawn[0] * drawn[1])]).bool().view(*drawn[:2])
 )
 
 
-def naive(mask: Tensor, group: int = 1) -> tuple[list[int], list[int]]:
+def naive(mask: Tensor) -> tuple[list[int], list[int]]:
     offsets, indices = [0], []
-    for first in range(0, len(mask), group):
-        indices += [c for c in range(mask.shape[1]) if any(mask[r, c] for r in range(first, first + group))]
+    for row in mask:
+        indices += row.nonzero().flatten().tolist()
         offsets.append(len(indices))
     return offsets, indices
 
 
-@given(MASKS)
-def test_lists(mask: Tensor) -> None:
-    layout = BlockLayout(mask, 16)
-    for by_column, side in ((False, mask), (True, mask.T)):
-        for group in (g for g in (1, 2, 3) if len(side) % g == 0):
-            offsets, indices = (part.tolist() for part in layout.lists(by_column=by_column, group=group))
-            expected, columns = naive(side, group)
-            assert offsets == expected
-            assert indices[: len(columns)] == columns
-    assert layout.places().tolist() == mask.nonzero().tolist()
+def check_lists(mask: Tensor, blocks: int) -> None:
+    parts = unpack(block_lists(mask, blocks), *mask.shape)
+    count = int(mask.sum())
+    assert (parts.row_offsets.tolist(), parts.columns[:count].tolist()) == naive(mask)
+    assert (parts.column_offsets.tolist(), parts.column_rows[:count].tolist()) == naive(mask.T)
+    assert parts.rows.tolist() == [*mask.nonzero()[:, 0].tolist(), *[-1] * (blocks - count)]
 
 
-@given(MASKS, st.integers(1, 4))
-def test_runs_cover_each_block_once(mask: Tensor, size: int) -> None:
-    layout = BlockLayout(mask, 16)
-    runs = [run for run in layout.runs(size).tolist() if run[1] < run[2]]
-    expected = []
-    for row, (begin, end) in enumerate(zip(naive(mask)[0], naive(mask)[0][1:], strict=False)):
-        expected += [[row, first, min(first + size, end)] for first in range(begin, end, size)]
-    assert runs == expected
+@given(MASKS, st.integers(0, 3))
+def test_lists(mask: Tensor, more: int) -> None:
+    check_lists(mask, int(mask.sum()) + more)
+
+
+@pytest.mark.usefixtures("interpreter")
+@pytest.mark.parametrize("shape", [(1, 1), (3, 20), (33, 5)])
+def test_lists_of_the_kernel(shape: tuple[int, int]) -> None:
+    mask = torch.rand(shape) < 0.3
+    mask[0, 0] = True
+    check_lists(mask, int(mask.sum()) + 2)
+    assert torch.equal(block_lists(mask, 3), list_blocks(mask, 3))
 
 
 def test_layout_of_a_weight() -> None:
@@ -56,10 +57,9 @@ def test_layout_of_a_weight() -> None:
 
 def test_a_wrong_number_of_blocks_stays_in_bounds() -> None:
     layout = BlockLayout(torch.ones(3, 3, dtype=torch.bool), 16, blocks=4)
-    offsets, indices = layout.lists()
-    assert len(indices) == 4
-    assert offsets.max() == 4
-    assert layout.runs(2)[:, 2].max() <= 4
+    parts = unpack(lists_of(layout), 3, 3)
+    assert parts.row_offsets.tolist() == [0, 3, 4, 4]
+    assert parts.columns.tolist() == [0, 1, 2, 0]
 
 
 def test_rejects_masks_and_weights_that_do_not_fit() -> None:

@@ -280,7 +280,7 @@ def test_starts_from_a_sparse_network(rule: str, structure: str) -> None:
 def test_the_table_shows_the_structure() -> None:
     wiring = wire_(two(), structure="2x2", density=0.5)
     assert "structure: 2x2, 12 of 24 groups" in str(wiring)
-    assert repr(wiring) == "<Wiring of Sequential: DNW() in 2x2, 2 layers, step 0>"
+    assert repr(wiring) == "<Wiring of Sequential: DNW(decay=0.0) in 2x2, 2 layers, step 0>"
     assert "k=8 groups of edges" in repr(wiring.layers[0].edges)
     assert str(wire_(two(), structure="2:4")).endswith("structure: 2:4")
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import statistics
 import warnings
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,12 +83,14 @@ def semi_structured_(model: nn.Module, example_input: Any, *, repeats: int = 30)
             "semi-structured tensors need a CUDA device with 2:4 tensor cores (compute capability 8.0 or more), got "
             f"{got}. The finalized model is the same network, and runs anywhere."
         )
-    inputs = _inputs(model, layers, example_input)
-    users: dict[int, int] = {}
-    for module in model.modules():
-        for parameter in module.parameters(recurse=False):
-            users[id(parameter)] = users.get(id(parameter), 0) + 1
+    inputs = inputs_of(model, layers, example_input, "semi_structured_")
+    users = users_of(model)
     return [_try(name, module, inputs.get(name), users[id(module.weight)] > 1, repeats) for name, module in layers]
+
+
+def users_of(model: nn.Module) -> dict[int, int]:
+    """How many modules have each parameter, by its id."""
+    return Counter(id(parameter) for module in model.modules() for parameter in module.parameters(recurse=False))
 
 
 def is_two_of_four(weight: Tensor) -> bool:
@@ -101,9 +104,11 @@ def is_two_of_four(weight: Tensor) -> bool:
     return bool((weight.unflatten(1, (-1, 4)).count_nonzero(2) <= 2).all())
 
 
-def _inputs(model: nn.Module, layers: list[tuple[str, nn.Linear]], example_input: Any) -> dict[str, Tensor]:
+def inputs_of(
+    model: nn.Module, layers: Sequence[tuple[str, nn.Module]], example_input: Any, where: str
+) -> dict[str, Tensor]:
     """The input of each layer when the model is called; the last one if it is called several times."""
-    arguments = example_arguments(model, example_input, "semi_structured_")
+    arguments = example_arguments(model, example_input, where)
     seen: dict[str, Tensor] = {}
 
     def note(name: str) -> Any:
@@ -135,28 +140,38 @@ def _try(name: str, layer: nn.Linear, x: Tensor | None, shared: bool, repeats: i
         return left("not called for the example input")
     if shared:
         return left("its weight is shared with another layer")
-    if weight.dtype not in HALF or x.dtype != weight.dtype:
-        return left(f"its weight is {weight.dtype} and its input {x.dtype}; both must be float16 or bfloat16")
-    if not is_two_of_four(weight):
-        return left("its weight is not 2:4")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # PyTorch warns that it is a prototype
-            compressed = torch.sparse.to_sparse_semi_structured(weight.detach().contiguous())
-            compute = nn.functional.linear(x, compressed, layer.bias)
-    except (RuntimeError, NotImplementedError, ValueError) as error:
-        return left(f"not supported by PyTorch: {str(error).splitlines()[0]}")
-    expected = nn.functional.linear(x, weight, layer.bias)
-    if not torch.allclose(
-        compute.float(), expected.float(), rtol=2e-2, atol=2e-2 * float(expected.float().abs().amax())
-    ):
-        return left("its outputs would differ by more than rounding")
+    compressed = compress(layer, x)
+    if isinstance(compressed, str):
+        return left(compressed)
     dense = _microseconds(lambda: nn.functional.linear(x, weight, layer.bias), repeats)
     sparse = _microseconds(lambda: nn.functional.linear(x, compressed, layer.bias), repeats)
     if dense < MIN_SPEEDUP * sparse:
         return left("the dense product is as fast", dense, sparse)
     layer.weight = nn.Parameter(compressed, requires_grad=False)
     return SemiStructuredLayer(name, shape, rows, dense, sparse, True, f"{dense / sparse:.2f} times as fast")
+
+
+@torch.no_grad()
+def compress(layer: nn.Linear, x: Tensor) -> Tensor | str:
+    """The weight of a layer as a semi-structured tensor; or why that is impossible, or wrong for these inputs."""
+    weight = layer.weight
+    if weight.dtype not in HALF or x.dtype != weight.dtype:
+        return f"its weight is {weight.dtype} and its input {x.dtype}; both must be float16 or bfloat16"
+    if not is_two_of_four(weight):
+        return "its weight is not 2:4"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # PyTorch warns that it is a prototype
+            compressed = torch.sparse.to_sparse_semi_structured(weight.detach().contiguous())
+            compute = nn.functional.linear(x, compressed, layer.bias)
+    except (RuntimeError, NotImplementedError, ValueError) as error:
+        return f"not supported by PyTorch: {str(error).splitlines()[0]}"
+    expected = nn.functional.linear(x, weight, layer.bias)
+    if not torch.allclose(
+        compute.float(), expected.float(), rtol=2e-2, atol=2e-2 * float(expected.float().abs().amax())
+    ):
+        return "its outputs would differ by more than rounding"
+    return compressed
 
 
 def _microseconds(compute: Callable[[], Any], repeats: int) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from wirings.draw.common import rule_label
 from wirings.history import History
 from wirings.history.blocks import column_name
 from wirings.history.heads import HeadCounts, count_edges
@@ -37,7 +38,7 @@ def block_data(history: History) -> dict[str, Any]:
         for i, layer in enumerate(found.outside)
     ]
     return {
-        "about": history.about,
+        "about": {**history.about, **({"rule": rule_label(history)} if "rule" in history.about else {})},
         "notes": history.notes,
         "steps": history.steps,
         "births": history.births.tolist(),

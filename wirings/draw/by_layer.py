@@ -76,6 +76,8 @@ def _density_table(state: WiringState, i: int) -> np.ndarray:
         bounds.append(ends)
     low, high = np.min(bounds, axis=(0, 2)), np.max(bounds, axis=(0, 2)) + 1
     sizes = np.minimum(high - low, MAX_CELLS)
+    if structure.block is not None and all(tile.pairs is None for tile in tiles):
+        sizes = np.array([_cells(n, side) for n, side in zip(high - low, structure.block, strict=True)])
     rows, cols = (
         (ends[first:last] - low[k]) * sizes[k] // (high[k] - low[k])
         for k, ends in enumerate((state.targets, state.sources))
@@ -85,6 +87,18 @@ def _density_table(state: WiringState, i: int) -> np.ndarray:
     # If the number of cells does not divide the number of nodes, some cells stand for one node more than others.
     each = [np.bincount(np.arange(n) * size // n) for n, size in zip(high - low, sizes, strict=True)]
     return np.minimum(counts / (np.outer(*each) * max(tile.inner for tile in tiles)), 1.0)
+
+
+def _cells(nodes: int, side: int) -> int:
+    """The number of rows or columns of cells, each of whole blocks if there are not too many of them.
+
+    >>> _cells(512, 32), _cells(4096, 32), _cells(70, 32)
+    (16, 32, 48)
+    """
+    blocks, rest = divmod(int(nodes), side)
+    if rest or not blocks:
+        return min(int(nodes), MAX_CELLS)
+    return max(count for count in range(1, min(blocks, MAX_CELLS) + 1) if blocks % count == 0)
 
 
 def density(ax: Axes, what: Drawable, title: str = "") -> None:

@@ -28,7 +28,8 @@ class NodeBins:
     """Groups the nodes of a structure into about ``dots`` dots: runs of neighbouring nodes within a group."""
 
     def __init__(self, structure: WiringStructure, dots: int = DOTS) -> None:
-        self.size = max(1, round(structure.nodes / dots))
+        side = 1 if structure.block is None else max(structure.block)  # lines then stand for whole blocks
+        self.size = side * max(1, round(structure.nodes / (dots * side)))
         groups, names, self.of_node = [], [], np.empty(structure.nodes, np.int64)
         self.sizes: list[int] = []
         for group in structure.groups:
@@ -50,6 +51,7 @@ class NodeBins:
             outputs=np.unique(self.of_node[structure.outputs]),
             layout=structure.layout,
             paths_known=False,  # a path of dots need not be a path of nodes
+            edge_groups=structure.edge_groups,
         )
 
     def codes(self, state: WiringState) -> np.ndarray:

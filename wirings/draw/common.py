@@ -12,6 +12,7 @@ from torch import nn
 
 from wirings.errors import WiringError
 from wirings.history import History, WiringState, snapshot_of
+from wirings.selection.structure import FREE
 from wirings.utils.files import check_path, whole_file
 from wirings.utils.text import printable
 
@@ -46,6 +47,12 @@ def history_of(what: Any) -> History:
         )
     check_has_records(what)
     return what
+
+
+def rule_label(history: History) -> str:
+    """The rule of a history and the groups that it chooses, such as ``"dnw in 32x32"``; empty if it is unknown."""
+    rule, groups = history.about.get("rule"), history.structure.edge_groups
+    return "" if rule is None else str(rule) if groups == FREE else f"{rule} in {groups}"
 
 
 def check_has_records(history: History) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from wirings.draw.block_data import block_data
 from wirings.draw.coarsen import coarsen, too_large
-from wirings.draw.common import check_has_records
+from wirings.draw.common import check_has_records, rule_label
 from wirings.errors import WiringError
 from wirings.history import History, file_format
 from wirings.utils.files import check_file, whole_file
@@ -108,7 +108,8 @@ def write_page(history: History, path: str | Path, title: str, whole: bool = Fal
 
 def _page_data(history: History) -> bytes:
     """All chunks, compressed together, which is smaller than each of them alone."""
-    head = {"structure": history.structure.to_json(), "about": history.about, "bounds": _level_bounds(history)}
+    about = {**history.about, **({"rule": rule_label(history)} if "rule" in history.about else {})}
+    head = {"structure": history.structure.to_json(), "about": about, "bounds": _level_bounds(history)}
     contents = [(file_format.HEAD, json.dumps(head).encode())]
     contents += [(chunk.kind, file_format.unpack(chunk)) for chunk in history.chunks]
     framed = (kind + struct.pack("<I", len(content)) + content for kind, content in contents)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from wirings.draw.common import check_has_records
+from wirings.draw.common import check_has_records, rule_label
 from wirings.history import History, WiringState
 from wirings.history.blocks import column_name
 from wirings.history.heads import TransformerCounts, count_edges
@@ -42,11 +42,11 @@ def summary(history: History, title: str = "") -> str:
     if counts is None:
         alive = [int(np.count_nonzero(state.alive)) for state in history.states()]
     last = history.state()
-    rule = f"rule {printable(str(history.about['rule']))}, " if "rule" in history.about else ""
+    rule = f"rule {printable(rule_label(history))}, " if rule_label(history) else ""
     lines = [
         printable(title),
         f"{rule}{structure.nodes:,} nodes, {len(last):,} of {structure.edges:,} possible edges real "
-        f"({100 * len(last) / structure.edges:.3g} %)",
+        f"({100 * len(last) / structure.edges:.3g} %)" + _blocks_text(last),
     ]
     if len(history) > 1:
         lines += [
@@ -57,6 +57,14 @@ def summary(history: History, title: str = "") -> str:
     table = _group_table(last) if counts is None else [*_block_table(counts, structure), *_dead_heads(counts)]
     lines += ["", *table, "", _signs_and_ages(last)]
     return "\n".join(line.rstrip() for line in lines).strip("\n")
+
+
+def _blocks_text(state: WiringState) -> str:
+    counts = state.block_counts()
+    if counts is None:
+        return ""
+    real, possible = (sum(side) for side in zip(*counts, strict=True))
+    return f", {real:,} of {possible:,} blocks"
 
 
 def _curves(history: History, known: list[int] | TransformerCounts) -> list[str]:

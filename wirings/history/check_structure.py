@@ -6,7 +6,9 @@ import math
 
 import numpy as np
 
+from wirings.errors import WiringError
 from wirings.history.structure import RecordedTile, WiringStructure
+from wirings.selection.structure import Structure
 
 MAX_NODES = 2**24
 """The most nodes of a structure. Drawing takes tens of bytes for each."""
@@ -49,6 +51,10 @@ def check_structure(structure: WiringStructure) -> None:
         steps = structure.discrete_time.steps
         _expect(type(steps) is int and 0 <= steps * max(1, structure.nodes) <= MAX_NODE_STEPS, "too many time steps")
     _expect(all(count > 0 for count in structure.heads.values()), "a layer has no heads")
+    try:
+        Structure.of(structure.edge_groups)
+    except WiringError as error:
+        raise ValueError("unknown groups of edges") from error
 
 
 def _check_tile(tile: RecordedTile, nodes: int) -> None:

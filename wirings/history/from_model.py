@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,9 +28,11 @@ from wirings.history.structure import (
     WiringStructure,
     as_matrix,
 )
+from wirings.selection.structure import FREE
 from wirings.utils.checks import is_int
 from wirings.utils.layers import CONVOLUTIONS, axes_of, is_transposed_linear, sends_first
 from wirings.wire.handle import Wiring
+from wirings.wire.parametrization import HANDLES
 
 _HEADS = re.compile("(n|num|number_of)?_?(attention|query|q)?_?heads?")
 """How modules and configurations call their number of heads: heads, num_heads, n_head, nhead, num_attention_heads."""
@@ -49,12 +52,15 @@ def wired_weights_of(wiring: Wiring) -> list[WiredWeight]:
     return [WiredWeight(layer.name, layer.module, layer.attribute, layer.weight) for layer in wiring.layers]
 
 
-def structure_of(weights: Sequence[WiredWeight], model: nn.Module | None = None) -> WiringStructure:
+def structure_of(
+    weights: Sequence[WiredWeight], model: nn.Module | None = None, edge_groups: str = FREE
+) -> WiringStructure:
     """The structure of wired weights.
 
     Args:
         weights: the weights in the order of the model.
         model: the model, whose modules say how many heads their attention has.
+        edge_groups: which edges are real together.
     """
     if not weights:
         raise WiringError("a history needs at least one wired layer, got none.")
@@ -72,7 +78,14 @@ def structure_of(weights: Sequence[WiredWeight], model: nn.Module | None = None)
             builder.add_graph(weight)
         else:
             builder.add_layer(weight)
-    return builder.build()
+    return replace(builder.build(), edge_groups=edge_groups)
+
+
+def edge_groups_of(model: nn.Module) -> str:
+    """Which edges of a wired model are real together; ``"free"`` if it is wired in several ways."""
+    handles = [handle for module in model.modules() for handle in module.__dict__.get(HANDLES, ())]
+    found = {FREE if handle.structure is None else handle.structure.text for handle in handles if not handle.ended}
+    return found.pop() if len(found) == 1 else FREE
 
 
 def kernel_weights(weights: Sequence[WiredWeight]) -> list[Tensor]:

@@ -13,7 +13,7 @@ from wirings.errors import WiringError
 from wirings.history import file_format
 from wirings.history.check_structure import check_structure
 from wirings.history.quantize import decode
-from wirings.history.structure import WiringStructure, alive
+from wirings.history.structure import RecordedTile, WiringStructure, alive
 from wirings.utils.checks import is_int
 from wirings.utils.files import check_file, check_path, whole_file
 from wirings.utils.text import brief
@@ -89,6 +89,24 @@ class WiringState:
         """The number of real edges of each layer."""
         bounds = [self.structure.layers[0].start, *(layer.stop for layer in self.structure.layers)]
         return np.diff(np.searchsorted(self.indices, bounds))
+
+    def block_counts(self) -> list[tuple[int, int]] | None:
+        """The real and the possible blocks of each layer; None if edges are not real in blocks."""
+        block = self.structure.block
+        if block is None:
+            return None
+        counts = []
+        for layer in self.structure.layers:
+            tiles = [tile for tile in self.structure.tiles if layer.start <= tile.start < layer.stop]
+            counts.append(tuple(map(sum, zip(*(self._blocks_in(tile, block) for tile in tiles), strict=True))))
+        return counts  # type: ignore[return-value]
+
+    def _blocks_in(self, tile: RecordedTile, block: tuple[int, int]) -> tuple[int, int]:
+        height, width = block[::-1] if tile.flip else block
+        columns = -(-tile.cols // width)
+        first, last = np.searchsorted(self.indices, (tile.start, tile.start + tile.count))
+        row, col = np.divmod((self.indices[first:last] - tile.start) // tile.inner, max(tile.cols, 1))
+        return len(np.unique(row // height * columns + col // width)), -(-tile.rows // height) * columns
 
     def degrees(self) -> tuple[np.ndarray, np.ndarray]:
         """The number of real edges into each node, and out of each node."""

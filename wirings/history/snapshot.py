@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from wirings.errors import WiringError
 from wirings.history import file_format
-from wirings.history.from_model import WiredWeight, kernel_weights, structure_of
+from wirings.history.from_model import WiredWeight, edge_groups_of, kernel_weights, structure_of
 from wirings.history.quantize import encode
 from wirings.history.replay import History
 from wirings.utils.layers import check_module, has_values, original_weight
@@ -44,7 +44,7 @@ def snapshot_of(model: nn.Module, about: Mapping[str, Any] | None = None, step: 
         )
     weights = [weight for weight, _ in found]
     parts = [encode(one.weight, real) for one, real in found] + [encode(k, None) for k in kernel_weights(weights)]
-    history = History(structure_of(weights, model), about or {})
+    history = History(structure_of(weights, model, edge_groups_of(model)), about or {})
     codes = np.concatenate([part.cpu().numpy().reshape(-1) for part in parts])
     history.add(file_format.pack_record(step, np.zeros_like(codes), codes))
     return history

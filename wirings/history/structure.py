@@ -16,6 +16,7 @@ import numpy as np
 from wirings.errors import WiringError
 from wirings.graph.liveness import path_liveness, step_liveness
 from wirings.history.blocks import Transformer, WeightMatrix, find_transformer
+from wirings.selection.structure import FREE, Structure
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,6 +123,15 @@ class WiringStructure:
     """How a discrete-time graph runs, which decides which nodes act too late to matter."""
     heads: dict[str, int] = field(default_factory=dict)
     """The number of attention heads, by the name of the layer that holds the queries, as far as it is known."""
+    edge_groups: str = FREE
+    """Which edges are real together, as ``structure=`` of `wirings.wire_` says it: such as ``"32x32"`` or ``"2:4"``."""
+
+    @cached_property
+    def block(self) -> tuple[int, int] | None:
+        """The outputs and inputs of a block of edges that are real together; None for other structures."""
+        given = Structure.of(self.edge_groups)
+        height, width = (None, None) if given is None else given.block
+        return None if height is None or width is None else (height, width)
 
     @property
     def edges(self) -> int:
@@ -203,6 +213,7 @@ class WiringStructure:
             "sure": self.paths_known,
             "walk": None if self.discrete_time is None else list(self.discrete_time),
             **({"heads": self.heads} if self.heads else {}),
+            **({"edge_groups": self.edge_groups} if self.edge_groups != FREE else {}),
         }
 
     @classmethod
@@ -219,6 +230,7 @@ class WiringStructure:
             paths_known=bool(data["sure"]),
             discrete_time=None if data["walk"] is None else DiscreteTime(*data["walk"]),
             heads={str(name): int(count) for name, count in data.get("heads", {}).items()},
+            edge_groups=str(data.get("edge_groups", FREE)),
         )
 
 

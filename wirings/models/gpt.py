@@ -47,12 +47,13 @@ class GPTBlock(nn.Module):
         self.attention = CausalAttention(width, heads, dropout, bias)
         self.mlp_norm = nn.LayerNorm(width, bias=bias)
         self.up = nn.Linear(width, 4 * width, bias=bias)
+        self.activation = nn.GELU()
         self.down = nn.Linear(4 * width, width, bias=bias)
         self.drop = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.drop(self.attention(self.attention_norm(x)))
-        return x + self.drop(self.down(F.gelu(self.up(self.mlp_norm(x)))))
+        return x + self.drop(self.down(self.activation(self.up(self.mlp_norm(x)))))
 
 
 class GPT(nn.Module):

@@ -45,6 +45,8 @@ class LayerWiring:
     """How the edges are shared among the layers; see `wirings.wire_`."""
     structure: str = FREE
     """Which edges are real together, such as "2:4" or "32x32"; see `wirings.wire_`."""
+    gradient_every: int = 1
+    """Optimizer steps from one gradient of hallucinated edges to the next, for structures; see `wirings.wire_`."""
     scale_weights: bool | float = False
     """Whether starting weights are multiplied by 1 / √density, or by which number; see `wirings.wire_`."""
 
@@ -73,6 +75,7 @@ class LayerWiring:
             "mult_adds": self.mult_adds,
             "share": self.share,
             "structure": self.structure,
+            "gradient_every": self.gradient_every,
         }
         if rule.keeps_zeros and not unlimited:
             finalize_(wire_(model, "fine_tune", skip=skip, **budget).model)  # type: ignore[arg-type]

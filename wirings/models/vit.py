@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 from wirings.errors import WiringError
 from wirings.models.option_groups import DENSE_LAYERS, LayerWiring
@@ -39,12 +39,13 @@ class ViTBlock(nn.Module):
         self.out = nn.Linear(width, width)
         self.mlp_norm = nn.LayerNorm(width)
         self.up = nn.Linear(width, hidden)
+        self.activation = nn.GELU()
         self.down = nn.Linear(hidden, width)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self._branch(self.attention(self.attention_norm(x)))
-        return x + self._branch(self.down(gelu(self.up(self.mlp_norm(x)))))
+        return x + self._branch(self.down(self.activation(self.up(self.mlp_norm(x)))))
 
     def attention(self, x: Tensor) -> Tensor:
         """Let all tokens of an image attend to each other."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from wirings.selection import functional, sharded
 from wirings.selection.block_groups import BlockGroups
+from wirings.selection.gradient import GradientReach, pass_through
 from wirings.selection.kept_edges import KeptEdges
 from wirings.selection.passes import more_edges
 from wirings.selection.service import KeptPart, SelectableEdges, Selection
@@ -58,6 +59,30 @@ class GroupedSelection(Selection):
         # Without a mask, the kernels for all layers at once would rank single edges.
         super().__init__(shared, kept if kept is not None and kept.mask is not None else None)
         self._ranking = GroupedRanking()
+        self.gradient_every = 1
+        """Optimizer steps from one gradient of hallucinated edges to the next."""
+        self.gradient_to_all = True
+        """Whether the gradient of this step reaches hallucinated edges, if the rule lets it."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GroupedSelection:
+        replica = super().__deepcopy__(memo)
+        assert isinstance(replica, GroupedSelection)
+        replica.gradient_every, replica.gradient_to_all = self.gradient_every, self.gradient_to_all
+        return replica
+
+    def keep(self, edges: Any, weight: Tensor, kept: KeptEdges) -> Tensor:
+        if self.gradient_to_all or not reaches_hallucinated(kept):
+            return super().keep(edges, weight, kept)
+        return self.keep_ranked(edges, weight, kept)[0]
+
+    def keep_ranked(self, edges: Any, weight: Tensor, kept: KeptEdges) -> tuple[Tensor, Tensor, Tensor | None]:
+        """`keep` for edges that are ranked; also a mask of the real ones, and of the superset if that is ranked too."""
+        real = self._choose_kept(edges, weight.detach(), kept)
+        used, mask, _ = self._made_of(edges, weight.detach(), kept, real)
+        reach = kept.gradient(edges, mask)
+        if not self.gradient_to_all and reaches_hallucinated(kept):
+            reach = GradientReach(real)
+        return pass_through(weight, used, reach), real, mask if kept.more is not None else None
 
     def choose(self, edges: Any, weight: Tensor) -> Tensor:
         if self.shared:
@@ -140,6 +165,11 @@ class GroupedSelection(Selection):
         if kept.mask is not None:
             return super()._alone(edges, weight, kept)
         return self._ranked(edges, weight.detach(), kept)
+
+
+def reaches_hallucinated(kept: KeptEdges) -> bool:
+    """Whether the gradient reaches all hallucinated edges, of those that are ranked in every step."""
+    return kept.mask is None and kept.reach is None and kept.factor != 0.0 and kept.learned is None
 
 
 def block_scores(edges: Any, values: Tensor) -> Tensor:

@@ -220,7 +220,10 @@ class Selection:
 
     def _ranked(self, edges: SelectableEdges, weight: Tensor, kept: KeptEdges) -> KeptPart:
         """What `_alone` returns for edges that are ranked, and not in one kernel."""
-        real = self._choose_kept(edges, weight, kept)
+        return self._made_of(edges, weight, kept, self._choose_kept(edges, weight, kept))
+
+    def _made_of(self, edges: SelectableEdges, weight: Tensor, kept: KeptEdges, real: Tensor) -> KeptPart:
+        """What `_alone` returns, given the edges that are kept."""
         if kept.learned is not None:
             threshold = functional.next_magnitude(weight, real, edges.within())
             return functional.shrunk_edges(weight, real, threshold, kept.power), real, threshold

@@ -90,9 +90,8 @@ def _own_model(path: str, rule: rules.Rule, options: dict[str, Any]) -> nn.Modul
     if wires_itself:
         options = {**options, "rule": rule}
     else:
-        budget = {
-            key: options[key] for key in ("density", "share", "skip", "scale_weights", "structure") if key in options
-        }
+        names = ("density", "share", "skip", "scale_weights", "structure", "gradient_every")
+        budget = {key: options[key] for key in names if key in options}
         options = {key: value for key, value in options.items() if key not in budget}
     check_function_arguments(function, path, **options)
     model = function(**options)

@@ -99,12 +99,18 @@ def check_format(description: Any) -> None:
 
 
 def check_costs(layers: Sequence[Mapping[str, Any]]) -> None:
-    """Raise if an edge costs nothing, or so much that sharing out a budget would take all memory."""
+    """Raise if an edge costs nothing, or an edge or node so much that sharing out a budget would take all memory."""
     for layer in layers:
         if not is_int(layer["cost"]) or not 1 <= layer["cost"] <= MOST_COST:
             raise WiringError(
                 f"'cost' in the description of a layer must be an integer from 1 to {MOST_COST:,}, got "
                 f"{brief(layer['cost'])}."
+            )
+        nodes = layer.get("nodes")
+        right = isinstance(nodes, list) and all(is_int(cost) and 0 <= cost <= MOST_COST for cost in nodes)
+        if nodes is not None and not right:
+            raise WiringError(
+                f"'nodes' in the description of a layer must be integers from 0 to {MOST_COST:,}, got {brief(nodes)}."
             )
 
 

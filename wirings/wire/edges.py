@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from wirings.selection.passes import ReadyWeight
     from wirings.selection.service import Selection
     from wirings.selection.weight_groups import WeightGroups
+    from wirings.wire.block_layers import BlockPlan
 
 _STRAIGHT_THROUGH = KeptEdges()
 
@@ -43,6 +44,8 @@ class Edges(nn.Module):
     allowed: Tensor | None
     left: Tensor | None
     rank_factor: Tensor | None
+    blocks: BlockPlan | None = None
+    """What is known about the real blocks of the weight, if there are kernels that skip the others."""
 
     def __init__(
         self,

@@ -36,14 +36,15 @@ from wirings.budgets.budget import Budget, LayerSize
 from wirings.errors import WiringError
 from wirings.rules.rule import Rule, Training
 from wirings.selection import sharded
-from wirings.selection.structure import FREE, Structure
-from wirings.utils.checks import check_int, is_int
+from wirings.selection.grouped import GroupedSelection
+from wirings.selection.structure import Structure
+from wirings.utils.checks import check_int
 from wirings.utils.layers import original_weight
-from wirings.utils.text import brief
 from wirings.wire import fsdp
 from wirings.wire.checks import check_total
 from wirings.wire.clipping import clip_by_used
 from wirings.wire.describe import describe
+from wirings.wire.handle_state import check_state, shown
 from wirings.wire.layer import Layer
 from wirings.wire.node_bound import LayerRanking
 from wirings.wire.parametrization import wired
@@ -102,6 +103,25 @@ class Wiring:
                 )
             layer.edges.end = end
 
+    @property
+    def gradient_every(self) -> int:
+        """Steps from one gradient of hallucinated edges to the next (``wire_(…, gradient_every=…)``)."""
+        return getattr(self.layers[0].edges.selection, "gradient_every", 1)
+
+    @property
+    def gradient_to_all(self) -> bool:
+        """Whether the gradient of the next step reaches hallucinated edges too, if the rule lets it.
+
+        `step` sets it, if ``gradient_every`` is more than 1. A CUDA graph repeats the step that was captured: set it to
+        capture one of each kind, and replay the graph that it asks for.
+        """
+        return getattr(self.layers[0].edges.selection, "gradient_to_all", True)
+
+    @gradient_to_all.setter
+    def gradient_to_all(self, value: bool) -> None:
+        if isinstance(selection := self.layers[0].edges.selection, GroupedSelection):
+            selection.gradient_to_all = value
+
     def plan(self, steps: int) -> None:
         """Set the number of optimizer steps of the training, before it begins.
 
@@ -136,6 +156,7 @@ class Wiring:
         with sharded.on_shards(self._sharded()):
             self._update(self.steps + 1, optimizer)
         self.steps += 1
+        self.gradient_to_all = self.steps % self.gradient_every == 0
 
     def _update(self, step: int, optimizer: torch.optim.Optimizer | None) -> None:
         ranked, counts = self._ranked, self._counts
@@ -164,8 +185,9 @@ class Wiring:
 
     @property
     def acts_between_steps(self) -> bool:
-        """Whether `step` may have something to do after any step: a rule that acts, or a schedule."""
-        return self.rule.acts_between_steps or (self.budget is not None and self.budget.changes)
+        """Whether `step` may have something to do after any step, for the rule, a schedule or ``gradient_every``."""
+        changes = self.budget is not None and self.budget.changes
+        return self.rule.acts_between_steps or changes or self.gradient_every > 1
 
     @property
     def _moves(self) -> bool:
@@ -303,51 +325,25 @@ class Wiring:
         """`describe`, with the layers' names in a ``model`` that contains the wired one."""
         part = next((name for name, module in model.named_modules() if module is self.model), "")
         state = self.state_dict()
-        return describe(model, part, self.rule, self.layers, self._given, self._sizes, state, self.structure)
+        described = describe(model, part, self.rule, self.layers, self._given, self._sizes, state, self.structure)
+        return described if self.gradient_every == 1 else {**described, "gradient_every": self.gradient_every}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved `state_dict`. Load the model's first."""
-        if not isinstance(state, Mapping):
-            raise WiringError(f"expected the state_dict() of a wiring, got {type(state).__name__}.")
-        if state.get("rule") == "nm":
-            raise WiringError(
-                "this state was saved with the former rule 'nm', which structure=\"N:M\" has replaced, and cannot be "
-                "continued. Start the training again with rule 'dnw' and that structure."
-            )
-        if state.get("rule") != self.rule.name:
-            raise WiringError(
-                f"this state was saved with rule {state.get('rule')!r}, but the model is wired with "
-                f"{self.rule.name!r}; wire the model with the rule that it was saved with."
-            )
-        ours, theirs = FREE if self.structure is None else self.structure.text, state.get("structure", FREE)
-        if theirs != ours:
-            raise WiringError(f"this state was saved with structure={theirs!r}, but the model is wired with {ours!r}.")
-        if missing := [key for key in ("steps", "edges") if key not in state]:
-            raise WiringError(f"this is not the state of a wiring: it has no {missing[0]!r}.")
+        check_state(state, self.rule, self.structure, self._counts, self._ranked)
         steps, saved, own, counts = state["steps"], state.get("planned"), self.planned, self._counts
-        if not _is_count(steps):
-            raise WiringError(f"this is not the state of a wiring: 'steps' must be a whole number, got {brief(steps)}.")
-        if saved is not None and not (_is_count(saved) and saved > 0):
-            raise WiringError(
-                f"this is not the state of a wiring: 'planned' must be a positive whole number, got {brief(saved)}."
-            )
-        for key in ("edges", "ranked"):
-            given = state.get(key, counts)
-            if not isinstance(given, list) or not all(map(_is_count, given)):
-                raise WiringError(f"this is not the state of a wiring: {key!r} must be a list of whole numbers.")
-        if "ranked" in state and (self._ranked is None or len(state["ranked"]) != len(self._ranked)):
-            raise WiringError("this is not the state of this wiring: 'ranked' belongs to other layers.")
         ranked: list[int] | None = state.get("ranked", self._ranked)
         budget = self.budget if saved is None or self._given is None else self._given.planned(saved)
         if budget is not None and budget.changes:
             counts = self._budgeted(budget, steps, ranked)
         if counts != state["edges"]:
             raise WiringError(
-                f"this state was saved with {_shown(state['edges'])} edges, but at step {steps} the model is wired "
-                f"with {_shown(counts)}; wire the model with the budget it was saved with."
+                f"this state was saved with {shown(state['edges'])} edges, but at step {steps} the model is wired "
+                f"with {shown(counts)}; wire the model with the budget it was saved with."
             )
         self._check_total(counts)
         self.steps, self._ranked, self._planned_before = steps, ranked, saved
+        self.gradient_to_all = self.steps % self.gradient_every == 0
         # What the rule remembers was loaded with the model, and so was k if the rule moves edges between layers.
         if counts != self._counts and not self._moves:
             for layer, k in zip(self.layers, counts, strict=True):
@@ -384,16 +380,8 @@ class Wiring:
         return text
 
 
-def _is_count(value: Any) -> bool:
-    return is_int(value) and value >= 0
-
-
 def _is_wired(layer: Layer) -> bool:
     """Whether a layer still has the edges that it was wired with."""
     lists: Any = layer.module._modules.get("parametrizations")  # without PyTorch's checks: it is called in every step
     holder = None if lists is None else lists._modules.get(layer.attribute)
     return holder is not None and holder._modules.get("0") is layer.edges
-
-
-def _shown(counts: list[int]) -> str:
-    return ", ".join(f"{count:,}" for count in counts[:4]) + (", …" if len(counts) > 4 else "")

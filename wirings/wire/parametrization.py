@@ -21,6 +21,7 @@ from wirings.errors import WiringError
 from wirings.selection import sharded
 from wirings.utils.layers import expert_weights, is_transposed_linear, parametrizations_of
 from wirings.wire import fsdp
+from wirings.wire.block_layers import linear_in_blocks, runs_in_blocks
 from wirings.wire.edges import Edges
 
 HANDLES = "_wirings_handles"
@@ -124,6 +125,9 @@ def _shorten(module: nn.Module, attribute: str) -> None:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         holder: Any = self._modules["parametrizations"]._modules["weight"]  # type: ignore[union-attr]
         edges = holder._modules["0"]
+        alone = operation is _linear and len(args) == 1 and not kwargs
+        if edges.blocks is not None and alone and runs_in_blocks(holder, args[0]):
+            return linear_in_blocks(edges, holder.original, self.bias, args[0])  # type: ignore[arg-type]
         if _is_followed(holder):
             return run(self, *args, **kwargs)
         if operation is not None and len(args) == 1 and not kwargs:

@@ -18,7 +18,7 @@ from wirings.wire.describe import check_costs, check_format, describe_part, make
 from wirings.wire.handle import Wiring
 from wirings.wire.parametrization import detach
 from wirings.wire.pretrained import KEY, handles_of, read_descriptions, read_tensors
-from wirings.wire.structured import groups_of
+from wirings.wire.structured import check_gradient_every, groups_of
 from wirings.wire.targets import Target, all_targets
 from wirings.wire.wire import put_edges, size_of
 
@@ -104,7 +104,10 @@ def _rewire(model: nn.Module, saved: Any, state: Any, allowed: Mapping[str, Tens
     before = {name: x.clone() for name, x in model.state_dict().items() if isinstance(x, Tensor)}
     starts = _final_wirings(targets, tensors) if rule.keeps_zeros else None
     ranked = description["state"].get("ranked")
-    wiring, _ = put_edges(model, rule, plan, targets, masks, sizes, ranked, starts=starts, structure=structure)
+    every = description.get("gradient_every", 1)
+    check_gradient_every(structure, rule, every)
+    put = {"starts": starts, "structure": structure, "gradient_every": every}
+    wiring, _ = put_edges(model, rule, plan, targets, masks, sizes, ranked, **put)
     try:
         _load(wiring, targets, tensors, whole)
         wiring.load_state_dict(description["state"])

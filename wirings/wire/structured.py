@@ -13,11 +13,12 @@ from wirings.budgets.budget import Amount, Budget, LayerSize
 from wirings.budgets.schedules import Schedule
 from wirings.errors import WiringError
 from wirings.rules.rule import Rule
+from wirings.selection.grouped import reaches_hallucinated
 from wirings.selection.sharded import whole
 from wirings.selection.structure import Structure
 from wirings.selection.weight_groups import WeightGroups
 from wirings.selection.weight_layout import WeightLayout
-from wirings.utils.checks import is_int, is_number
+from wirings.utils.checks import check_int, is_int, is_number
 from wirings.utils.layers import CONVOLUTIONS, is_graph_weight, sends_first
 from wirings.utils.text import brief
 from wirings.wire.layer import Layer
@@ -38,6 +39,20 @@ def check_rule(structure: Structure, rule: Rule) -> None:
         f"structure={structure.text!r} cannot be combined with {rule!r}, which {why}. Use another rule, such as 'dnw' "
         "or 'random', or drop structure=."
     )
+
+
+def check_gradient_every(structure: Structure | None, rule: Rule, every: object) -> None:
+    """Raise unless the gradient of hallucinated edges can be taken in every so many steps only."""
+    if check_int("wire_()", "gradient_every", every) == 1:
+        return
+    kept = rule.kept_at_once
+    if structure is None:
+        raise WiringError(f"gradient_every={every} needs a structure of edges, such as structure='32x32'. Give one.")
+    if kept is None or not reaches_hallucinated(kept):
+        raise WiringError(
+            f"gradient_every={every} is for rules whose gradient reaches all edges in every step, such as 'dnw' and "
+            f"'soft_threshold', but {rule!r} decides itself which edges it reaches. Drop gradient_every=."
+        )
 
 
 def check_given(structure: Structure, given: Mapping[str, Any], share: str) -> dict[str, Any]:

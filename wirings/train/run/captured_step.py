@@ -21,33 +21,53 @@ class CapturableLoader(Protocol):
 
 
 class CapturedStep:
-    """A `TrainingStep` and the fetching of its batch in a CUDA graph, one graph for each batch size."""
+    """A `TrainingStep` and the fetching of its batch in a CUDA graph, one graph for each batch size.
+
+    If the gradient reaches hallucinated edges in some steps only (``gradient_every``), there is one for either kind.
+    """
 
     def __init__(self, step: TrainingStep, loader: CapturableLoader) -> None:
-        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
+        self.wiring = step.wiring
         sizes = loader.sizes()
+        kinds = [(size, to_all) for size in sorted(set(sizes), reverse=True) for to_all in self._kinds()]
+        now = self._to_all
         loader.begin(0)
         fetch = _compiled(loader.next, sizes[0])
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # warm up
-            for size in sorted(set(sizes), reverse=True):
+            for size, to_all in kinds:
+                self._set(to_all)
                 for _ in range(3):
                     loader.begin(0)
                     step(*fetch(size), size)
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
         pool = None
-        for size in sorted(set(sizes), reverse=True):
+        for size, to_all in kinds:
+            self._set(to_all)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
                 step(*fetch(size), size)
             pool = graph.pool()
-            self.graphs[size] = graph
+            self.graphs[size, to_all] = graph
+        self._set(now)
 
     def __call__(self, size: int) -> None:
         """Fetch the next batch, of ``size`` examples, and make a step on it."""
-        self.graphs[size].replay()
+        self.graphs[size, self._to_all].replay()
+
+    @property
+    def _to_all(self) -> bool:
+        return self.wiring is None or self.wiring.gradient_to_all
+
+    def _set(self, to_all: bool) -> None:
+        if self.wiring is not None:
+            self.wiring.gradient_to_all = to_all
+
+    def _kinds(self) -> tuple[bool, ...]:
+        return (True,) if self.wiring is None or self.wiring.gradient_every == 1 else (True, False)
 
 
 def _compiled(fetch: Callable[[int], tuple[Tensor, Tensor]], size: int) -> Callable[[int], tuple[Tensor, Tensor]]:

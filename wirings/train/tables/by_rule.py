@@ -30,6 +30,7 @@ class ComparedRow:
     network: str
     """Such as ``gpt 6 × 512``: the model, its layers and its width."""
     rule: str
+    """The rule, and its structure if it has one: ``dnw, 32x32``."""
     density: float
     """Fraction of the weights of wired layers that is real."""
     lr: float
@@ -53,7 +54,7 @@ def table(name: str, results_folder: Path) -> list[ComparedRow]:
         ComparedRow(
             recipe=recipe.name,
             network=_network(recipe.settings),
-            rule=recipe.settings.rule.name,
+            rule=_rule(recipe.settings),
             density=_density(recipe.settings),
             lr=recipe.settings.optimizer.lr,
             measured=row,
@@ -80,6 +81,11 @@ def _network(settings: Settings) -> str:
     options = settings.model.options
     size = " × ".join(str(options[key]) for key in ("layers", "width") if key in options)
     return f"{settings.model.name} {size}".rstrip()
+
+
+def _rule(settings: Settings) -> str:
+    structure = Structure.of(settings.model.options.get("structure", FREE))
+    return settings.rule.name if structure is None else f"{settings.rule.name}, {structure}"
 
 
 def _density(settings: Settings) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import statistics
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,11 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from wirings.wire.block_products.layout import BlockLayout
 from wirings.wire.block_products.tiles import GRADIENTS, PRODUCTS, GradientTile, ProductTile
 
 MIN_SPEEDUP = 1.02
 """How much faster than the dense product a tile must be, which is more than the spread of the timings."""
+REPEATS = 10
+"""Timings of each way, of which the median is used."""
+_WAIT = 500_000  # cycles, about 0.3 ms: longer than the host takes to launch a few kernels
 
 
 class LayerTiles(NamedTuple):
@@ -24,91 +28,100 @@ class LayerTiles(NamedTuple):
     weights: GradientTile | None
 
 
+class Choice(NamedTuple):
+    """What was measured for a product."""
+
+    tile: Any
+    """The fastest tile, or None if the dense product is as fast."""
+    dense_ms: float
+    """Milliseconds of the dense product."""
+    tile_ms: float
+    """Milliseconds of the fastest tile."""
+
+
 DENSE = LayerTiles(None, None, None)
-_found: dict[tuple[Any, ...], LayerTiles] = {}
+_found: dict[tuple[Any, ...], Choice] = {}
 
 
-def usable_products(layout: BlockLayout, *, by_column: bool = False) -> list[ProductTile]:
-    """The tiles whose groups divide the rows of blocks."""
-    rows = layout.mask.shape[1 if by_column else 0]
-    return [tile for tile in PRODUCTS[layout.block] if rows % tile.group == 0]
+def default_products(block: int) -> LayerTiles:
+    """The first tile of each product."""
+    return LayerTiles(PRODUCTS[block][0], PRODUCTS[block][0], GRADIENTS[block][0])
 
 
-def default_products(layout: BlockLayout) -> LayerTiles:
-    """The tiles that are used where nothing was measured."""
-    return LayerTiles(PRODUCTS[layout.block][0], PRODUCTS[layout.block][0], GRADIENTS[layout.block][0])
+def measured(
+    product: str,
+    like: Tensor,
+    sizes: tuple[int, ...],
+    density: float,
+    dense: Callable[[], Any],
+    run: Callable[..., Any],
+) -> Any:
+    """The fastest tile of a product, or None if the dense one is as fast. Measured the first time, then remembered.
 
-
-def chosen(x: Tensor, weight: Tensor, layout: BlockLayout) -> LayerTiles:
-    """What `choose_products` found for this shape and density, or else the defaults."""
-    return _found.get(_key(x, weight, layout)) or default_products(layout)
-
-
-@torch.no_grad()
-def choose_products(x: Tensor, weight: Tensor, layout: BlockLayout, *, repeats: int = 20) -> LayerTiles:
-    """Time the dense product and all tiles with a layer's inputs, and use the fastest from now on.
-
-    This is for a CUDA device, outside of graph capture; other devices stay dense. The result holds for layers of the
-    same shape, number of tokens and density, to a percent.
+    The result holds for layers of the same shape, and about as many tokens and the same density. While a CUDA graph is
+    captured, nothing can be measured, and what is not known yet is dense.
 
     Args:
-        x: inputs of shape (..., inputs).
-        weight: of shape (outputs, inputs).
-        layout: the blocks of the weight.
-        repeats: timings of each way, of which the median is used.
+        product: one of the fields of `LayerTiles`.
+        like: the inputs, for their device and precision.
+        sizes: tokens, outputs, inputs and the side of a block.
+        density: the fraction of the blocks that exist.
+        dense: computes the dense product.
+        run: computes the product with the tile that it is given.
     """
-    from wirings.wire.block_products import linear  # it looks up what is chosen here
-
-    x = x.reshape(-1, x.shape[-1])
-    if not x.is_cuda or not linear.supports(x, weight, layout):
-        return DENSE
-    kernels, block, grad = linear._kernels(), layout.block, x.new_ones((len(x), len(weight)))
-
-    def product(tile: ProductTile, by_column: bool) -> Callable[[], Any]:
-        lists = layout.lists(by_column=by_column, group=tile.group)
-        return lambda: kernels.multiply(grad if by_column else x, weight, None, *lists, block, tile, by_column)
-
-    def gradient(tile: GradientTile) -> Callable[[], Any]:
-        runs, places = layout.runs(tile.blocks), layout.places()
-        return lambda: kernels.weight_gradient(grad, x, runs, places, block, tile)
-
-    found = LayerTiles(
-        _fastest(lambda: x @ weight.T, {t: product(t, False) for t in usable_products(layout)}, repeats),
-        _fastest(
-            lambda: grad @ weight, {t: product(t, True) for t in usable_products(layout, by_column=True)}, repeats
-        ),
-        _fastest(lambda: grad.T @ x, {t: gradient(t) for t in GRADIENTS[block]}, repeats),
-    )
-    _found[_key(x, weight, layout)] = found
-    return found
+    key = _key(product, like.device, like.dtype, sizes, density)
+    if key not in _found:
+        if not like.is_cuda or torch.cuda.is_current_stream_capturing():
+            return None
+        tiles: Any = (GRADIENTS if product == "weights" else PRODUCTS)[sizes[-1]]
+        _found[key] = fastest(dense, {tile: functools.partial(run, tile) for tile in tiles})
+    return _found[key].tile
 
 
-def _key(x: Tensor, weight: Tensor, layout: BlockLayout) -> tuple[Any, ...]:
-    density = round(100 * layout.blocks / layout.mask.numel())
-    return x.device, x.dtype, len(x), tuple(weight.shape), layout.block, density
+def known(
+    product: str, device: torch.device, dtype: torch.dtype, sizes: tuple[int, ...], density: float
+) -> Choice | None:
+    """What `measured` found, or None if the product has not run yet."""
+    return _found.get(_key(product, device, dtype, sizes, density))
 
 
-def _fastest(dense: Callable[[], Any], tiles: dict[Any, Callable[[], Any]], repeats: int) -> Any:
-    """The fastest tile, or None if the dense product is as fast."""
-    limit = _milliseconds(dense, repeats) / MIN_SPEEDUP
-    times = {}
+def _key(
+    product: str, device: torch.device, dtype: torch.dtype, sizes: tuple[int, ...], density: float
+) -> tuple[Any, ...]:
+    return product, device, dtype, bucket(sizes[0]), *sizes[1:], bucket(density)
+
+
+def bucket(number: float) -> int:
+    """Numbers of tokens, or densities, that are measured together: within a factor of about the square root of two."""
+    return round(2 * math.log2(max(number, 1e-6)))
+
+
+def fastest(dense: Callable[[], Any], tiles: dict[Any, Callable[[], Any]]) -> Choice:
+    """Measure the dense product and all tiles."""
+    dense_ms, times = milliseconds(dense), {}
     for tile, run in tiles.items():
         try:
-            times[tile] = _milliseconds(run, repeats)
+            times[tile] = milliseconds(run)
         except Exception as error:  # a tile may need more shared memory than this GPU has
             if type(error).__name__ != "OutOfResources":
                 raise
-    best = min(times, key=times.__getitem__, default=None)
-    return None if best is None or times[best] > limit else best
+    if not times:
+        return Choice(None, dense_ms, math.inf)
+    best = min(times, key=times.__getitem__)
+    return Choice(best if dense_ms >= MIN_SPEEDUP * times[best] else None, dense_ms, times[best])
 
 
-def _milliseconds(run: Callable[[], Any], repeats: int) -> float:
-    """The median time on the GPU, after a warm-up."""
+def milliseconds(run: Callable[[], Any], repeats: int = REPEATS) -> float:
+    """The median time on the GPU, after a warm-up.
+
+    The GPU waits until its work is there, so that the host's time does not count.
+    """
     for _ in range(3):
         run()
     times = []
     for _ in range(repeats):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(_WAIT)
         begin.record()
         run()
         end.record()

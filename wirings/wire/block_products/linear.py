@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-import os
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from wirings.errors import WiringError
-from wirings.wire.block_products.choose import DENSE, LayerTiles, chosen
+from wirings.wire.block_products import operators
+from wirings.wire.block_products.choose import LayerTiles
 from wirings.wire.block_products.layout import BLOCKS, BlockLayout
+from wirings.wire.block_products.operators import approximate, as_ints, call, lists_of, mask_of
 
 ACTIVATIONS = ("none", "gelu", "gelu_tanh")
 GRADIENTS_TO = ("real", "dense")
@@ -29,10 +28,10 @@ def block_linear(
     bias: Tensor | None = None,
     activation: str | None = None,
     *,
-    gradient: str = "real",
+    gradient: str | BlockLayout = "real",
     products: LayerTiles | None = None,
 ) -> Tensor:
-    """``activation(x @ weight.T + bias)``; differentiable once. Dense where the kernels are unsupported or slower.
+    """``activation(x @ weight.T + bias)``, dense where the kernels are unsupported or slower.
 
     Args:
         x: inputs of shape (..., inputs), in bfloat16 or float16 for the kernels.
@@ -41,87 +40,104 @@ def block_linear(
         bias: of shape (outputs,).
         activation: None, ``"gelu"`` or ``"gelu_tanh"`` (its approximation).
         gradient: which weights get a gradient: ``"real"`` for those in the layout's blocks, ``"dense"`` for all, at the
-            cost of a dense product.
-        products: how each product is computed; by default as `choose_products` found, or with the first tile.
+            cost of a dense product, or those in the blocks of another layout.
+        products: how each product is computed; by default as is fastest, which is measured when it first runs.
     """
     activation = activation or "none"
-    if activation not in ACTIVATIONS or gradient not in GRADIENTS_TO:
+    if activation not in ACTIVATIONS or (isinstance(gradient, str) and gradient not in GRADIENTS_TO):
         raise WiringError(
-            f"block_linear expects an activation of {ACTIVATIONS} and gradient= of {GRADIENTS_TO}, got {activation!r} "
-            f"and {gradient!r}."
+            f"block_linear expects an activation of {ACTIVATIONS} and gradient= of {GRADIENTS_TO} or a layout, got "
+            f"{activation!r} and {gradient!r}."
         )
     if weight.shape != layout.shape or x.shape[-1:] != weight.shape[1:]:
         raise WiringError(
             f"block_linear expects a weight of shape {layout.shape} and inputs of {layout.shape[1]} features, as the "
             f"layout has, got a weight of shape {tuple(weight.shape)} and inputs of shape {tuple(x.shape)}."
         )
-    if torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
-        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    x, weight, bias = _converted(x, weight, bias)
+    if not supports(x, weight, layout) or (products is None and not has_kernels_for(x)):
+        if gradient != "dense":
+            within = layout if isinstance(gradient, str) else gradient
+            weight = torch.where(within.spread(), weight, weight.detach())
+        out = F.linear(x, weight, bias)
+        return out if activation == "none" else F.gelu(out, approximate=approximate(activation))
+    tiles = [[], [], []] if products is None else [as_ints(tile) for tile in products]
+    reach = None if isinstance(gradient, str) else gradient
+    lists = (lists_of(layout), None if reach is None else lists_of(reach))
+    densities = (layout.density, layout.density if reach is None else reach.density)
     flat = x.reshape(-1, x.shape[-1])
-    if not supports(flat, weight, layout):
-        products = DENSE
-    elif products is None:
-        products = chosen(flat, weight, layout) if len(flat) >= _TOKENS else DENSE
-    forward, inputs, weights = products
-    lists = (
-        *((None, None) if forward is None else layout.lists(group=forward.group)),
-        *((None, None) if inputs is None else layout.lists(by_column=True, group=inputs.group)),
-        *((None, None) if weights is None else (layout.runs(weights.blocks), layout.places())),
-        layout.spread() if weights is None and gradient == "real" and weight.requires_grad else None,
+    out = _BlockLinear.apply(
+        flat, weight, bias, *lists, layout.block, densities, tiles, activation, gradient == "dense"
     )
-    out = _BlockLinear.apply(flat, weight, bias, *lists, layout.block, products, activation, gradient)
     return out.view(*x.shape[:-1], len(weight))
 
 
 def supports(x: Tensor, weight: Tensor, layout: BlockLayout) -> bool:
-    """Whether there are kernels for inputs of shape (tokens, inputs)."""
-    device = (x.is_cuda and x.dtype in _HALF) or _interpreted()
-    size = max(x.numel(), len(x) * len(weight), weight.numel())
+    """Whether there are kernels for inputs of shape (..., inputs)."""
+    device = (x.is_cuda and x.dtype in _HALF) or operators.INTERPRETED
+    tokens = x.numel() // max(1, weight.shape[1])
+    size = max(x.numel(), tokens * len(weight), weight.numel())
     usual = x.dtype == weight.dtype and x.numel() > 0 and size < _INDEX
     return device and usual and layout.block in BLOCKS and layout.blocks > 0 and _has_kernels()
+
+
+def has_kernels_for(x: Tensor) -> bool:
+    """Whether products of these inputs may be faster in blocks, in the precision that they are going to have.
+
+    Which way is faster is measured, so that sums are rounded in one way or another: not for deterministic algorithms.
+    """
+    if not (x.is_cuda or operators.INTERPRETED) or x.numel() < _TOKENS * x.shape[-1]:
+        return False
+    kind = "cuda" if x.is_cuda else "cpu"
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    return (dtype in _HALF or operators.INTERPRETED) and not torch.are_deterministic_algorithms_enabled()
+
+
+def _converted(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The tensors in the precision of autocast, if it is enabled."""
+    if not torch.is_autocast_enabled(x.device.type):
+        return x, weight, bias
+    dtype = torch.get_autocast_dtype(x.device.type)
+    return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
 
 
 class _BlockLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
-        *lists, block, products, activation, gradient = rest
+        lists, reach, block, densities, tiles, activation, dense = rest
         keep = activation != "none" and any(ctx.needs_input_grad[:3])
-        if products.forward is None:
-            out = before = F.linear(x, weight, bias)
-            if activation != "none":
-                out = F.gelu(before, approximate=_approximate(activation))
-        else:
-            out, before = _call("block_product", x, weight, bias, *lists[:2], block, list(products.forward), False,
-                                activation, keep)  # fmt: skip
-        ctx.save_for_backward(x, weight, before if keep else None, *lists)
-        ctx.rest = block, products, activation, gradient, bias is not None
+        out, before = call(
+            operators.block_forward, x, weight, bias, lists, block, densities[0], tiles[0], activation, keep
+        )
+        ctx.save_for_backward(x, weight, bias, before if keep else None, lists, reach)
+        ctx.rest = block, densities, tiles, activation, dense
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        x, weight, before, *lists = ctx.saved_tensors
-        block, products, activation, gradient, has_bias = ctx.rest
+        x, weight, bias, before, lists, reach = ctx.saved_tensors
+        block, densities, tiles, activation, dense = ctx.rest
+        reach = lists if reach is None else reach
+        again = torch.is_grad_enabled() and not torch.compiler.is_compiling()  # to be differentiated again: dense
         dx = dweight = dbias = None
         if before is not None:
-            grad = torch.ops.aten.gelu_backward(grad, before, approximate=_approximate(activation))
+            before = F.linear(x, weight, bias) if again else before
+            grad = torch.ops.aten.gelu_backward(grad, before, approximate=approximate(activation))
         if ctx.needs_input_grad[0]:
-            if products.inputs is None:
+            if again:
                 dx = grad @ weight
             else:
-                dx, _ = _call("block_product", grad, weight, None, *lists[2:4], block, list(products.inputs), True,
-                              "none", False)  # fmt: skip
+                dx = call(operators.block_inputs, grad, weight, lists, block, densities[0], tiles[1])
         if ctx.needs_input_grad[1]:
-            if gradient == "dense" or products.weights is None:
+            if dense:
                 dweight = grad.T @ x
-                if gradient == "real":
-                    dweight = torch.where(lists[6], dweight, 0)
+            elif again:
+                dweight = torch.where(mask_of(reach, len(weight), x.shape[1], block), grad.T @ x, 0)
             else:
-                dweight = _call("block_weight_gradient", grad, x, *lists[4:6], block, list(products.weights))
-        if has_bias and ctx.needs_input_grad[2]:
+                dweight = call(operators.block_weights, grad, x, reach, block, densities[1], tiles[2])
+        if bias is not None and ctx.needs_input_grad[2]:
             dbias = grad.sum(0)
-        return dx, dweight, dbias, *(None,) * 11
+        return dx, dweight, dbias, *(None,) * 7
 
 
 class BlockLinear(nn.Module):
@@ -135,20 +151,27 @@ class BlockLinear(nn.Module):
     """
 
     block_mask: Tensor
+    block_lists: Tensor
 
     def __init__(self, linear: nn.Linear, block: int, activation: str | None = None, gradient: str = "real") -> None:
         super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
         self.block, self.activation, self.gradient = block, activation, gradient
-        self._layout = BlockLayout.of_weight(self.weight, block)
-        self.register_buffer("block_mask", self._layout.mask, persistent=False)
+        self.find_blocks()
+        self.register_load_state_dict_post_hook(_find_blocks)
+
+    def find_blocks(self) -> None:
+        """Find the blocks that are not zero, after the weight has changed."""
+        layout = BlockLayout.of_weight(self.weight, self.block)
+        self.blocks = layout.blocks
+        self.register_buffer("block_mask", layout.mask, persistent=False)
+        self.register_buffer("block_lists", lists_of(layout), persistent=False)
 
     @property
     def layout(self) -> BlockLayout:
         """The blocks that are not zero, on the device of the module."""
-        if self._layout.mask.device != self.block_mask.device:
-            self._layout = BlockLayout(self.block_mask, self.block, self._layout.blocks)
-        return self._layout
+        return BlockLayout(self.block_mask, self.block, self.blocks, self.block_lists)
 
     def forward(self, x: Tensor) -> Tensor:
         return block_linear(x, self.weight, self.layout, self.bias, self.activation, gradient=self.gradient)
@@ -157,32 +180,11 @@ class BlockLinear(nn.Module):
         return f"{self.layout}, activation={self.activation!r}"
 
 
-def _approximate(activation: str) -> str:
-    return "tanh" if activation == "gelu_tanh" else "none"
-
-
-def _call(name: str, *args: Any) -> Any:
-    """Call a product, as an operator only if it is compiled: the dispatcher costs the host more than a launch."""
-    if torch.compiler.is_compiling():
-        return getattr(torch.ops.wirings, name)(*args)
-    return {"block_product": _kernels().multiply, "block_weight_gradient": _kernels().weight_gradient}[name](*args)
-
-
-@functools.cache
-def _kernels() -> Any:
-    """The Triton kernels, or None if Triton is not installed."""
-    try:
-        from wirings.wire.block_products import _products_cuda
-    except ImportError:
-        return None
-    return _products_cuda
+def _find_blocks(module: BlockLinear, keys: object) -> None:
+    module.find_blocks()
 
 
 @torch.compiler.assume_constant_result
 def _has_kernels() -> bool:
-    """Whether the kernels can be used; their import, which compilers cannot trace, also registers the operators."""
-    return _kernels() is not None
-
-
-def _interpreted() -> bool:
-    return os.environ.get("TRITON_INTERPRET") == "1"
+    """Whether the kernels can be used."""
+    return operators.kernels() is not None
