@@ -54,9 +54,10 @@ def test_every_network_opens_and_agrees_with_its_card(name: str) -> None:
     if card.result.mult_adds is not None:
         assert card.mult_adds == card.result.mult_adds
     found = results.find(ROOT / "results", name)
+    own = {str(card.result.seed): card.result.score}  # which may be a later training of that seed than in the table
     if found:  # `python -m tools.bundle --update` renews the scores
-        assert card.scores == {str(one.seed): one.score for one in found}
-    assert card.scores[str(card.result.seed)] == card.result.score
+        assert card.scores == {str(one.seed): one.score for one in found} | own
+    assert card.scores.items() >= own.items()
 
 
 @pytest.mark.parametrize("name", bundled.names())

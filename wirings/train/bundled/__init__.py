@@ -15,7 +15,7 @@ from torch import nn
 
 from wirings.errors import WiringError, unknown
 from wirings.train.bundled.card import CARD, NetworkCard, read_card
-from wirings.wire.finalize import finalize_
+from wirings.wire.finalize import unwire_
 from wirings.wire.parametrization import wired
 from wirings.wire.sparse_file import load_sparse
 
@@ -62,14 +62,14 @@ def card_of(name: str) -> NetworkCard:
 
 
 def load_into(model: nn.Module, folder: Path, card: NetworkCard) -> None:
-    """Finalize a new model and load the weights of a trained network into it.
+    """Load the weights of a trained network into a new model, which is plain afterwards.
 
     Raises:
         WiringError: if the file is damaged, not the one that the card describes, or does not fit the model.
     """
     check_file(folder / MODEL, card.model_sha256)
     if wired(model):
-        finalize_(model)
+        unwire_(model)  # not finalized: a schedule of its rule has not begun, and all weights are replaced
     load_sparse(model, folder / MODEL)
 
 
