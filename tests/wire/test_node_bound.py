@@ -198,3 +198,15 @@ def test_rules_that_keep_a_wiring_count_all_nodes() -> None:
     spent = sum(report.edges * px for report, px in zip(wiring.report(), (64, 16), strict=True))
     edges = sum(m.allowed * px for m, px in zip(model.stages, (64, 16), strict=True))
     assert dense - edges + spent <= dense - 3000
+
+
+@pytest.mark.parametrize("nodes", [[-1], [10**15], [1.5], "costs", [], {}, [0]])
+def test_damaged_costs_of_nodes_are_refused(nodes: Any) -> None:
+    model = Network(3)
+    k, bound = sum(m.allowed for m in model.stages) // 2, profile(model, SHAPE).mult_adds
+    wiring = wire_(model, "dnw", k=k, mult_adds=bound, share="global", include=["stages*"], example_input=SHAPE)
+    description, state = copy.deepcopy(wiring.describe()), model.state_dict()
+    assert description["layers"][0]["nodes"], "the bound counts nodes"
+    description["layers"][0]["nodes"] = nodes
+    with pytest.raises(wirings.WiringError, match="nodes"):
+        wirings.rewire_(Network(3), description, state)

@@ -98,7 +98,7 @@ def _rewire(model: nn.Module, saved: Any, state: Any, allowed: Mapping[str, Tens
     structure = Structure.of(description.get("structure", FREE))
     groups = groups_of(structure, targets, masks)
     sizes = [
-        size_of(target, layer["allowed"] if one is None else one.possible, layer["cost"], _node_costs(layer))
+        size_of(target, layer["allowed"] if one is None else one.possible, layer["cost"], _node_costs(layer, target))
         for target, layer, one in zip(targets, layers, groups, strict=True)
     ]
     before = {name: x.clone() for name, x in model.state_dict().items() if isinstance(x, Tensor)}
@@ -123,9 +123,14 @@ def _rewire(model: nn.Module, saved: Any, state: Any, allowed: Mapping[str, Tens
     return wiring
 
 
-def _node_costs(layer: Mapping[str, Any]) -> tuple[int, ...] | None:
+def _node_costs(layer: Mapping[str, Any], target: Target) -> tuple[int, ...] | None:
     """What each node of a graph costs, if a bound on multiply-adds counts nodes."""
-    return None if layer.get("nodes") is None else tuple(int(cost) for cost in layer["nodes"])
+    if layer.get("nodes") is None:
+        return None
+    nodes = getattr(target.places[0][1], "nodes", 0)
+    if len(layer["nodes"]) != nodes:
+        raise WiringError(f"'nodes' of {target.name} must have {nodes:,} entries, got {len(layer['nodes']):,}.")
+    return tuple(layer["nodes"])
 
 
 def _within(model: nn.Module, description: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
