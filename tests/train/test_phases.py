@@ -117,12 +117,12 @@ def test_resumes_after_a_kill_before_any_file_is_written(home: Path, monkeypatch
     train(home, "tuned", "epochs=1")
     put, count = files.write_file, 0
 
-    def dies(path: Path, what: Any) -> None:
+    def dies(path: Path, what: Any, *rest: Any) -> None:
         nonlocal count
         count += 1
         if count == limit:
             raise BreakError
-        put(path, what)
+        put(path, what, *rest)
 
     monkeypatch.setattr(files, "write_file", dies)
     for limit in range(1, 30):

@@ -56,7 +56,7 @@ def lines(out: Path) -> list[dict[str, str]]:
 
 
 def test_recipes_follow_their_names() -> None:
-    for table in by_rule.TABLES:
+    for table in (name for name in by_rule.TABLES if name != "pruned"):  # which starts from recipes of another table
         base = recipes.get(f"{table}/dense").settings
         for row in recipes.table(table):
             kind, _, percent = row.name.partition("/")[2].partition("-")

@@ -205,6 +205,9 @@ def first_settings(
     ]
     changes = {key: typed.at(values, key) for key in shared}
     changes |= {key: value for key, value in overrides.items() if key.partition(".")[0] not in (*OWN, "data")}
+    epochs = changes.get("epochs")
+    if isinstance(epochs, int) and first.settings.schedule.warmup_epochs > epochs:
+        changes["schedule.warmup_epochs"] = epochs  # it cannot be given for the first phase, and would be rejected
     return with_overrides(first.settings, [f"{key}={json.dumps(value)}" for key, value in changes.items()])
 
 

@@ -62,7 +62,7 @@ def rewire_(
     check_not_wrapped(model)
     masks = check_by_pattern("allowed", allowed)
     folder = next((str(place) for place in (saved, state) if isinstance(place, (str, PathLike))), "")
-    where = f"{folder}: " if folder else ""
+    where = f"{shortened(folder, 200)}: " if folder else ""
     try:
         return _rewire(model, saved, state, masks)
     except WiringError as error:
