@@ -113,10 +113,8 @@ def tokens() -> str:
     """Latency of transformers, from the record of `benchmarks.latency_tokens`."""
     found = record("benchmarks/latency_tokens-cpu")
     about = found["encoder"]
-    sides = {"engine": "engine", "engine, int8": "int8", "ONNX": "ONNX Runtime", "ONNX Runtime, int8": "int8"}
-    sides["PyTorch"] = "PyTorch"
-    if not all("engine, int8" in row["times"] for part in ("encoder", "decoder") for row in found[part]["rows"]):
-        del sides["engine, int8"]  # in a record from before there was int8
+    sides = {"engine": "engine", "engine, bfloat16": "bfloat16", "engine, int8": "int8"}
+    sides |= {"ONNX": "ONNX Runtime", "ONNX Runtime, int8": "int8", "PyTorch": "PyTorch"}
     lines = [
         f"| {about['hardware']}, {about['threads']} threads, medians | {' | '.join(sides.values())} | |",
         "|---" * (len(sides) + 2) + "|",
@@ -127,7 +125,7 @@ def tokens() -> str:
             times = {side: 1e3 * taken["median_s"] for side, taken in row["times"].items()}
             times["ONNX"] = min(x for side, x in times.items() if side.startswith("ONNX") and "int8" not in side)
             best = min(times["ONNX"], times["PyTorch"]) / times["engine"]
-            cells = [f"{times[side]:.2f} ms" for side in sides]
+            cells = [f"{times[side]:.2f} ms" if side in times else "" for side in sides]
             lines.append(f"| {name}, {100 * row['density']:g} % | {' | '.join(cells)} | {best:.1f} times as fast |")
     return "\n".join(lines)
 
