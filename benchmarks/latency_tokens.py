@@ -2,8 +2,8 @@
 
 - ``encoder``: an encoder like BERT's, 6 layers × 384, on one sequence of 128 tokens, with 10 and 5 % of the weights of
   its blocks.
-- ``decoder``: a GPT, 6 layers × 512, with 10 % of the weights of its blocks, one token at a time with a cache, of which
-  128 tokens are filled.
+- ``decoder``: a GPT, 6 layers × 512, with 10 % of the weights of its blocks and with all, one token at a time with a
+  cache, of which 128 tokens are filled; in the engine also in bfloat16 and int8.
 
 The wiring is random, not trained. ONNX Runtime gets what PyTorch exports, and what `wirings` exports; the faster one
 counts. Its int8 is dynamic quantisation. Sides take turns as in `benchmarks.latency`.
@@ -164,31 +164,40 @@ def encoder(threads: int, seconds: float) -> list[dict[str, Any]]:
 
 @torch.no_grad()
 def decoder(threads: int, seconds: float) -> list[dict[str, Any]]:
+    return [one_token(density, threads, seconds) for density in (0.1, 1.0)]
+
+
+def one_token(density: float, threads: int, seconds: float) -> dict[str, Any]:
     torch.manual_seed(0)
-    density = 0.1
-    model: Any = sparse(models.get("gpt", **DECODER), density)
+    model: Any = models.get("gpt", **DECODER).eval()
+    model = sparse(model, density) if density < 1 else model
     layers, heads, size = DECODER["layers"], DECODER["heads"], DECODER["width"] // DECODER["heads"]
     tokens = torch.randint(DECODER["classes"], (1, DECODER["context"]))
-    generator = engine.compile(model, tokens, engine="sparse", threads=threads).generator()
-    int8 = engine.compile(model, tokens, engine="sparse", threads=threads, dtype="int8").generator()
+    way = "sparse" if density < 1 else "dense"  # of the network for all tokens, which is not used
+    made = {
+        dtype: engine.compile(model, tokens, engine=way, threads=threads, dtype=dtype).generator()
+        for dtype in ("float32", "bfloat16", "int8")
+    }
     one = OneToken(model)
     keys = values = torch.zeros(layers, heads, 0, size)
+    found: dict[str, Tensor] = {}
     for t in range(TOKENS):
         logits, keys, values = one(tokens[:, t : t + 1], torch.tensor([[t]]), keys, values)
-        found = generator.step(int(tokens[0, t]))
-        int8.step(int(tokens[0, t]))
-    assert (found - logits[0, 0]).abs().max() < 1e-4 * logits.abs().max()
+        found = {dtype: generator.step(int(tokens[0, t])) for dtype, generator in made.items()}
+    expected = logits[0, 0]
+    assert (found["float32"] - expected).abs().max() < 1e-4 * logits.abs().max()
     x = {"token": tokens[:, :1], "position": torch.tensor([[TOKENS]]), "keys": keys, "values": values}
 
-    def step(generator: Any = generator) -> Tensor:
-        generator._count = TOKENS  # the same position every time
-        return generator.step(0)
+    def step(dtype: str) -> Tensor:
+        made[dtype]._count = TOKENS  # the same position every time
+        return made[dtype].step(0)
 
     with tempfile.TemporaryDirectory() as folder:
         path = exported(one, x, Path(folder) / "model.onnx")
         sides: dict[str, Callable[[], Any]] = {
-            "engine": step,
-            "engine, int8": lambda: step(int8),
+            "engine": lambda: step("float32"),
+            "engine, bfloat16": lambda: step("bfloat16"),
+            "engine, int8": lambda: step("int8"),
             "ONNX Runtime": runs(path, x, threads),
             "ONNX Runtime, int8": runs(quantised(path), x, threads),
             "PyTorch": lambda: one(**x),
@@ -196,7 +205,10 @@ def decoder(threads: int, seconds: float) -> list[dict[str, Any]]:
     print(f"GPT {layers} × {DECODER['width']}, one token after {TOKENS}, {100 * density:g} %")
     times = in_turn(sides, seconds)
     show(times)
-    return [{"density": density, "tokens": TOKENS, "times": times}]
+    lost = {dtype: float((found[dtype] - expected).norm() / expected.norm()) for dtype in ("bfloat16", "int8")}
+    for dtype, loss in lost.items():
+        print(f"  {dtype} changes the outputs by {100 * loss:.2f} %")
+    return {"density": density, "tokens": TOKENS, "times": times, "losses": lost}
 
 
 def main() -> None:

@@ -147,7 +147,8 @@ def test_latency_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     benchmark.main()
     record = json.loads((tmp_path / "r.json").read_text())
     assert [row["density"] for row in record["encoder"]["rows"]] == [0.1, 0.05]
-    assert record["decoder"]["rows"][0]["tokens"] == 128
+    assert [(row["density"], row["tokens"]) for row in record["decoder"]["rows"]] == [(0.1, 128), (1.0, 128)]
+    assert all(0 < row["losses"]["bfloat16"] < 0.05 for row in record["decoder"]["rows"])
     for part in ("encoder", "decoder"):
         assert {"hardware", "versions", "commit", "date"} <= record[part].keys()
         for row in record[part]["rows"]:

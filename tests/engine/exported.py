@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.engine.random_programs import RandomProgram
 from tests.engine.test_kernels import nodes
-from wirings import engine, models
+from wirings import engine, finalize_, models, wire_
 from wirings.compaction.operations import Activation, Attention
 from wirings.compaction.program import Program
 from wirings.engine import EngineModel
@@ -100,6 +100,10 @@ def network(name: str) -> EngineModel:
         return engine.compile(two_segments(), engine="sparse", threads=2)
     if name == "random":
         return engine.compile(RandomProgram(4, (5, 13, 9)).program(12), engine="dense", threads=2)
+    if name == "bfloat16":
+        layers = nn.Sequential(nn.Linear(33, 40), nn.ReLU(), nn.Linear(40, 21))
+        wire_(layers, "random", budget={"0": 0.3, "2": 1.0})
+        return engine.compile(finalize_(layers), torch.randn(1, 33), engine="sparse", threads=2, dtype="bfloat16")
     if name == "gpt":
         sizes = {"layers": 2, "heads": 2, "width": 32, "context": 12, "classes": 20}
         return engine.compile(
@@ -116,7 +120,7 @@ def network(name: str) -> EngineModel:
     return engine.compile(model.eval(), images, engine="dense" if name == "resnet18" else "sparse", threads=2)
 
 
-NETWORKS = ("nodes", "random", "segments", "gpt", "vit", "digits_static", "mobilenetv1_dnw", "resnet18")
+NETWORKS = ("nodes", "random", "segments", "bfloat16", "gpt", "vit", "digits_static", "mobilenetv1_dnw", "resnet18")
 
 
 def check_equal(

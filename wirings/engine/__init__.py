@@ -20,6 +20,7 @@ from wirings.compaction import CompactModel, compact
 from wirings.compaction.compact import flat_copy
 from wirings.compaction.file_format import file_errors
 from wirings.compaction.program import Program
+from wirings.engine.bfloat16 import restore_slower, round_weights
 from wirings.engine.build import kernels
 from wirings.engine.choices import ENGINES, check_choices, check_settings
 from wirings.engine.engine_model import EngineModel
@@ -31,7 +32,7 @@ from wirings.utils.example_input import ExampleInput
 
 __all__ = ["ENGINES", "EngineModel", "EngineReport", "StepReport", "available", "compile", "load"]
 
-DTYPES = ("float32", "int8")
+DTYPES = ("float32", "bfloat16", "int8")
 """What layers can be computed in."""
 FEW_THREADS = 8
 """The threads that a file may ask for on any machine; for more, the machine needs as many cores."""
@@ -58,7 +59,9 @@ def compile(
             ``"sparse"`` and ``"dense"`` use one for all layers; ``"torch"`` runs plain PyTorch.
         threads: the number of threads; by default, as many as PyTorch uses (`torch.get_num_threads`).
         dtype: ``"int8"`` computes layers in int8, with inputs that are quantised as the network runs. Layers that lose
-            too much stay in float32, which ``fast.report`` lists with the reasons.
+            too much stay in float32, which ``fast.report`` lists with the reasons. ``"bfloat16"`` rounds the weights of
+            linear layers to bfloat16, and computes in float32: one token or one row of numbers at a time, reading
+            weights takes most of the time. Layers that gain nothing stay in float32.
         calibrate: for int8, batches of real inputs: a loader, or a list of tensors. Convolutions with kernels of more
             than one pixel need them, for the ranges of their inputs, and losses are measured on them.
 
@@ -75,15 +78,27 @@ def compile(
         program = compact(model, example_input).program
         measured = engine == "auto" or kind == "int8"
         original, inputs = flat_copy(model, example_input) if measured else (None, None)
+    else:
+        program, original, inputs = model if isinstance(model, Program) else model.program, None, None
+    if kind == "bfloat16":
+        fast, original = _in_bfloat16(program, engine, threads), None  # the original has other weights
+    else:
         fast = EngineModel(program, engine, threads, quantization=quantization_for(program, kind, calibrate, inputs))
-        if engine == "auto":
-            fast.use_torch_if_faster(inputs, original)
-        return fast
-    program = model if isinstance(model, Program) else model.program
-    fast = EngineModel(program, engine, threads, quantization=quantization_for(program, kind, calibrate))
     if engine == "auto":
-        fast.use_torch_if_faster()
+        fast.use_torch_if_faster(inputs, original)
     return fast
+
+
+def _in_bfloat16(program: Program, engine: str, threads: int | None) -> EngineModel:
+    """A network with the weights of layers in bfloat16, except of those that are faster in float32."""
+    program = program.to("cpu", torch.float32)
+    shapes = program.shapes()
+    rounded = round_weights(program, shapes, lambda o: supports(o, shapes))
+    fast = EngineModel(rounded.program, engine, threads, floats=rounded.floats)
+    if engine != "auto" or not fast.compiled:
+        return fast
+    kept = restore_slower(rounded, program, fast._segments)
+    return fast if kept is rounded else EngineModel(kept.program, engine, threads, floats=kept.floats)
 
 
 def _dtype(dtype: Any, calibrate: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,9 +58,11 @@ class EngineModel(nn.Module):
         threads: int | None = None,
         choices: dict[str, Any] | None = None,
         quantization: Quantization | None = None,
+        floats: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
         check_settings(engine, threads)
+        self._floats = dict(floats or {})  # of a network in bfloat16, the layers that stay in float32, and why
         self.quantization = quantization
         """The layers in int8, and those that stay in float32; None if all are in float32."""
         self.program = program.to(device="cpu", dtype=torch.float32)
@@ -268,7 +270,7 @@ class EngineModel(nn.Module):
                 steps += self._time_segment(segment, values)
                 segment.run(values, self.threads)
             faster = self.compiled and self.uses_torch
-            floats = {} if self.quantization is None else dict(self.quantization.floats)
+            floats = self._floats if self.quantization is None else dict(self.quantization.floats)
             engine = self.engine if self.compiled else "torch"
             self._report = EngineReport(engine, self.threads, steps, self._seconds, faster, floats)
         return self._report
@@ -365,6 +367,7 @@ class EngineModel(nn.Module):
             "threads": self.threads,
             "choices": self.choices,
             "quantization": self.quantization,
+            "floats": self._floats,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -104,9 +104,10 @@ class ExecutionPlan:
     # ---- how steps are computed --------------------------------------------------------------------------------------
 
     def usual(self, step: LoweredStep, way: str | None = None) -> StepChoice:
-        """The choice without measuring."""
+        """The choice without measuring; if ``way`` is given, with the storage of weights that is likely the fastest."""
         ways = step.ways()
-        return StepChoice((way or ways[0]) if ways else "sparse", step.strips(self._division(step))[0])
+        chosen = next((own for own in ways if way is None or own.split()[0] == way), way) if ways else "sparse"
+        return StepChoice(chosen or "sparse", step.strips(self._division(step))[0])
 
     def choices_of(self, step: LoweredStep) -> list[StepChoice]:
         """The choices that are worth measuring, the default first."""

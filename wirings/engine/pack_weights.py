@@ -47,13 +47,16 @@ def _shared(
     return (1 + block) * np.concatenate([[0], np.cumsum(np.bincount(group, minlength=groups))]), records
 
 
-def sliced(weight: np.ndarray, places: np.ndarray, lanes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def sliced(
+    weight: np.ndarray, places: np.ndarray, lanes: int, padding: int = 0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The edges of a linear layer, ``lanes`` rows at a time, sorted by their number of edges.
 
     Args:
         weight: (rows, inputs).
         places: the offset of each input.
         lanes: rows per slice.
+        padding: the offset in records that only pad a slice, whose weight is zero.
 
     Returns:
         Where the records of each slice begin, in words; the records; and the order of the rows.
@@ -64,7 +67,7 @@ def sliced(weight: np.ndarray, places: np.ndarray, lanes: int) -> tuple[np.ndarr
     for i in range(0, len(weight), lanes):
         own = order[i : i + lanes]
         longest = int(counts[own].max())
-        record = np.zeros((longest, 2, lanes), np.int32)
+        record = np.full((longest, 2, lanes), padding, np.int32)
         weights = np.zeros((longest, lanes), np.float32)
         for lane, r in enumerate(own):
             columns = np.flatnonzero(weight[r])

@@ -17,7 +17,7 @@ class StepReport:
     """The tensor that it computes."""
     kind: str
     way: str
-    """``sparse``, ``dense`` or ``torch``; empty if there is no choice."""
+    """``sparse``, ``dense`` or ``torch``, with ``bf16`` for weights in bfloat16; empty if there is no choice."""
     strips: int
     """The number of strips of rows that its maps are cut into."""
     mult_adds: int
@@ -42,7 +42,7 @@ class EngineReport:
     uses_torch: bool = False
     """Whether PyTorch was faster, so that it runs the network instead of the steps."""
     floats: dict[str, str] = field(default_factory=dict)
-    """In a network in int8, the layers that stay in float32, and why."""
+    """In a network in int8 or bfloat16, the layers that stay in float32, and why."""
 
     @property
     def seconds(self) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from wirings.compaction.operations import Linear
+from wirings.engine.bfloat16_steps import SUFFIX, Bfloat16LinearStep, Bfloat16SparseLinearStep, bfloat16_ways
 from wirings.engine.bounds import as_int32, expect_inside
 from wirings.engine.fused_steps import FusedStep
 from wirings.engine.int8_steps import Int8LinearStep
@@ -56,10 +57,16 @@ class LinearStep(LoweredStep):
 
     def ways(self) -> list[str]:
         density = float(np.count_nonzero(self.layer.weight) / max(self.layer.weight.size, 1))
-        return ["sparse", "dense"] if density < EVEN else ["dense", "sparse"]
+        return bfloat16_ways(["sparse", "dense"] if density < EVEN else ["dense", "sparse"], self.layer.weight)
 
     def chosen(self, choice: StepChoice) -> LoweredStep:
-        return SparseLinearStep(self.name, self.out, self.layer) if choice.way == "sparse" else self
+        kinds: dict[str, type[SparseLinearStep | Bfloat16LinearStep | Bfloat16SparseLinearStep]] = {
+            "sparse": SparseLinearStep,
+            "sparse" + SUFFIX: Bfloat16SparseLinearStep,
+            "dense" + SUFFIX: Bfloat16LinearStep,
+        }
+        kind = kinds.get(choice.way)
+        return self if kind is None else kind(self.name, self.out, self.layer)
 
     def fields(self, context: StepContext) -> tuple[Fields, int]:
         layer, panel = self.layer, context.machine.panel

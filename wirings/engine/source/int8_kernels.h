@@ -13,8 +13,6 @@ constexpr int PIXELS = 64;      // of a tile: one byte each is a cache line
 constexpr int INT8_ROWS = 4;    // rows of a dense group
 constexpr int QUAD = 5;         // words of four edges: their offsets in bytes, then their weights
 
-typedef uint32_t U __attribute__((vector_size(4 * LANES)));
-
 // ---- exact sums ----
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)

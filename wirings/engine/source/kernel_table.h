@@ -4,6 +4,7 @@
 #pragma once
 
 #include "attention.h"
+#include "bfloat16_linear.h"
 #include "cached_attention.h"
 #include "copies.h"
 #include "edge_sums.h"
@@ -48,6 +49,8 @@ static constexpr Kernel KERNELS[] = {
     kernel<MeanStep, run_mean>("mean"),
     kernel<LinearStep, run_linear, linear_scratch>("linear"),
     kernel<SparseLinearStep, run_sparse_linear>("sparse_linear"),
+    kernel<Bfloat16LinearStep, run_bfloat16_linear, bfloat16_linear_scratch>("bfloat16_linear"),
+    kernel<Bfloat16SparseLinearStep, run_bfloat16_sparse_linear, bfloat16_sparse_scratch>("bfloat16_sparse_linear"),
     kernel<FunctionStep, run_function>("function"),
     kernel<MultiplyStep, run_multiply>("multiply"),
     kernel<AddNumbersStep, run_add_numbers>("add_numbers"),

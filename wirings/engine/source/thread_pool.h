@@ -28,6 +28,9 @@ enum { SPINS_TO_YIELD = 500, SPINS_TO_SLEEP = 20000 };
 
 // Tasks that threads take one by one. Each thread first does its own share, in order, so that what it wrote in one step
 // is in its cache in the next. Then it helps the others.
+//
+// Passing a cache line from one core to another may take as long as a small task. So a thread reports all tasks of one
+// share at once, and only looks at a share of which nothing is left.
 class Tasks {
     struct alignas(64) Counter {
         std::atomic<int> value{0};
@@ -49,10 +52,11 @@ public:
         for (int i = 0; i < threads; i++) {
             const int whose = (number + i) % threads;
             const int first = begin(whose), last = begin(whose + 1);
-            for (int task; (task = first + next[whose].value.fetch_add(1, std::memory_order_relaxed)) < last;) {
-                run(task);
-                next[threads].value.fetch_add(1, std::memory_order_release);
-            }
+            std::atomic<int> &taken = next[whose].value;
+            if (i > 0 && taken.load(std::memory_order_relaxed) >= last - first) continue;
+            int done = 0;
+            for (int task; (task = first + taken.fetch_add(1, std::memory_order_relaxed)) < last; done++) run(task);
+            if (done) next[threads].value.fetch_add(done, std::memory_order_release);
         }
     }
 

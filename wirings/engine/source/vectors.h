@@ -28,6 +28,7 @@ constexpr int LINE = 16;  // floats in a cache line, to which every channel is a
 
 typedef float V __attribute__((vector_size(4 * LANES)));
 typedef int32_t I __attribute__((vector_size(4 * LANES)));
+typedef uint32_t U __attribute__((vector_size(4 * LANES)));
 typedef float Anywhere __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t AnywhereI __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
