@@ -147,7 +147,7 @@ def _strongest(weight: Tensor, allowed: Tensor | None, factor: Tensor | None, mo
 
 def _order_of_best(row: Tensor, most: int) -> Tensor:
     """The positions of the ``most`` largest numbers, in descending order; of equal ones the first."""
-    if row.is_cuda:
+    if row.device.type != "cpu":
         return row.sort(descending=True, stable=True).indices[:most]
     values = row.numpy()
     places = np.arange(len(values))

@@ -214,12 +214,13 @@ class Budget:
         if name is None:
             return self
         costs = [1 if name == "params" else size.cost for size in sizes]
+        nodes = 0 if name == "params" else sum(sum(size.nodes or ()) for size in sizes)
         least = rest + sum(costs)
-        most = rest + sum(size.allowed * cost for size, cost in zip(sizes, costs, strict=True))
+        most = rest + nodes + sum(size.allowed * cost for size, cost in zip(sizes, costs, strict=True))
         given = getattr(self, name)
         number = math.floor(float(given) * most + 1e-6) if _is_share(given) else int(given)
         if name == "mult_adds" and self._number(sizes) is not None:
-            return self._bounded(sizes, number, rest)
+            return self._bounded(sizes, number, rest, nodes)
         if not least <= number <= most:
             asked = f"{given:g} of {most:,}, {number:,} {WHOLE[name]}," if _is_share(given) else f"{number:,}"
             raise WiringError(
@@ -240,14 +241,16 @@ class Budget:
             return None
         return max(floor_of(at(self.density, 0), sum(size.allowed for size in sizes)), len(sizes))
 
-    def _bounded(self, sizes: Sequence[LayerSize], number: int, rest: int) -> Budget:
-        """The budget of a number of edges with a bound of ``number`` multiply-adds for the whole network."""
+    def _bounded(self, sizes: Sequence[LayerSize], number: int, rest: int, nodes: int) -> Budget:
+        """The budget of a number of edges with a bound of ``number`` multiply-adds for the whole network.
+
+        The bound must leave room for all ``nodes`` that may come into use: which ones, weights will decide.
+        """
         edges, allowed = self._number(sizes), [size.allowed for size in sizes]
         assert edges is not None
         replace(self, mult_adds=None, share="uniform", ramp=None)._counts(sizes, 0, None)  # raises if k is out of range
         given = f"k = {edges:,} and mult_adds = {number:,}"
-        every = rest + sum(sum(size.nodes or ()) for size in sizes)  # if all nodes are in use
-        check_feasible(given, allowed, [size.cost for size in sizes], edges, number - every, every)
+        check_feasible(given, allowed, [size.cost for size in sizes], edges, number - rest, rest, nodes)
         return replace(self, mult_adds=None, density=None, k=edges, spent=number - rest)
 
     def amount_for(self, names: Sequence[str]) -> Amount | None:

@@ -142,7 +142,9 @@ def least_cost(allowed: Sequence[int], costs: Sequence[int], edges: int) -> int:
     return sum(n * cost for n, cost in zip(_cheapest(allowed, costs, edges), costs, strict=True))
 
 
-def check_feasible(names: str, allowed: Sequence[int], costs: Sequence[int], edges: int, spent: int, rest: int) -> None:
+def check_feasible(
+    names: str, allowed: Sequence[int], costs: Sequence[int], edges: int, spent: int, rest: int, nodes: int = 0
+) -> None:
     """Raise if no ``edges`` edges cost at most ``spent``; the message names the nearest pairs that can be met.
 
     Args:
@@ -150,9 +152,11 @@ def check_feasible(names: str, allowed: Sequence[int], costs: Sequence[int], edg
         allowed: the number of allowed edges of each layer.
         costs: what one edge of each layer costs.
         edges: the number of edges.
-        spent: what they may cost.
+        spent: what they may cost, with the nodes that they leave.
         rest: the multiply-adds of the rest of the network, for the message.
+        nodes: what the nodes of neural graphs cost if all of them are in use.
     """
+    spent -= nodes
     least = least_cost(allowed, costs, edges)
     if least <= spent:
         return
@@ -160,11 +164,13 @@ def check_feasible(names: str, allowed: Sequence[int], costs: Sequence[int], edg
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if least_cost(allowed, costs, middle) <= spent else (low, middle)
-    fewer = (
-        f", and with {spent + rest:,} multiply-adds there can be at most {low:,} edges" if sum(costs) <= spent else ""
-    )
+    total = spent + nodes + rest
+    fewer = f", and with {total:,} multiply-adds there can be at most {low:,} edges" if sum(costs) <= spent else ""
+    verb, graphs = "met", ""
+    if nodes:  # fewer may be in use, but which ones changes while training
+        verb, graphs = "guaranteed", f", nodes of graphs cost {nodes:,} if all of them are in use"
     raise WiringError(
-        f"{names} cannot be met at once: {edges:,} edges cost at least {least:,} multiply-adds, one in each of the "
-        f"{len(allowed)} wired layers and the others where they cost least, and the rest of the network has {rest:,}. "
-        f"The nearest that can be met with {edges:,} edges is mult_adds = {least + rest:,}{fewer}."
+        f"{names} cannot be {verb} at once: {edges:,} edges cost at least {least:,} multiply-adds, one in each of the "
+        f"{len(allowed)} wired layers and the others where they cost least{graphs}, and the rest of the network has "
+        f"{rest:,}. The nearest that can be {verb} with {edges:,} edges is mult_adds = {least + nodes + rest:,}{fewer}."
     )

@@ -74,7 +74,11 @@ class Wiring:
         self._given = budget  # before a plan turned fractions of training into steps
         first = ranked if isinstance(ranked, BoundedRanking) else None
         self._ranked = ranked.counts if isinstance(ranked, BoundedRanking) else ranked  # in the last ranking, by layer
-        self._ranking = None if ranked is None else LayerRanking(rule, layers, sizes, first)
+        self._ranking = (
+            None
+            if ranked is None
+            else LayerRanking(rule, layers, sizes, first, None if budget is None else budget.spent)
+        )
         self.planned: int | None = None
         """The planned number of optimizer steps (`plan`), or None if it is unknown."""
         self._planned_before: int | None = None  # at the last update

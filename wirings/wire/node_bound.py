@@ -35,12 +35,19 @@ class LayerRanking:
         layers: the wired layers.
         sizes: their sizes.
         first: the first ranking; None if nodes are open that were saved with the model.
+        spent: the multiply-adds that edges and the nodes that they leave may cost.
     """
 
     def __init__(
-        self, rule: Rule, layers: Sequence[Layer], sizes: Sequence[LayerSize], first: BoundedRanking | None
+        self,
+        rule: Rule,
+        layers: Sequence[Layer],
+        sizes: Sequence[LayerSize],
+        first: BoundedRanking | None,
+        spent: int | None,
     ) -> None:
         self.rule, self.layers, self.sizes, self._fewest = rule, layers, sizes, fewest_nodes(rule)
+        self._spent = spent or 0
         self._senders: list[Tensor | None] = [None] * len(layers)
         self._open = [None] * len(layers) if first is None else first.open
         self._graphs = [] if rule.keeps_wiring else [i for i, size in enumerate(sizes) if size.nodes is not None]
@@ -70,16 +77,21 @@ class LayerRanking:
 
     @torch.no_grad()
     def close(self, counts: Sequence[int], ranked: Sequence[int]) -> None:
-        """Close all nodes but those that the strongest edges leave; none while there are more edges than were ranked.
+        """Close all nodes but those that the strongest edges leave.
+
+        None are closed while there are more edges than were ranked, or if the bound has room for all of them.
 
         Args:
             counts: the number of edges of each layer.
             ranked: their numbers in the last ranking, which counts approach if there is a schedule.
         """
+        most = sum(sum(size.nodes or ()) + count * size.cost for size, count in zip(self.sizes, counts, strict=True))
+        gave_way = any(paid is not None and not paid.all() for paid in self._open)
+        bounds = list(counts) == list(ranked) and (gave_way or most > self._spent)
         for i in self._graphs:
             edges, weight, sent, paid = self.layers[i].edges, self.layers[i].weight, self._sent(i), self._open[i]
             open_ = self._every(i)
-            if sent is not None and paid is not None and list(counts) == list(ranked):
+            if sent is not None and paid is not None and bounds:
                 open_ &= torch.from_numpy(paid).to(weight.device)[sent.long()]
                 real = functional.choose(weight.detach(), torch.tensor(counts[i]), open_)
                 used = torch.zeros(len(paid), dtype=torch.bool, device=weight.device)
