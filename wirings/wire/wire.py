@@ -138,8 +138,8 @@ def wire_(
             budget. ``"32x32, padded"`` allows smaller blocks at the edges of layers that a block does not divide.
         gradient_every: with a structure, and rules whose gradient reaches all edges (`dnw`, `soft_threshold`): let it
             reach hallucinated edges in every so many optimizer steps only, counted by ``wiring.step()``, and real ones
-            alone in between. On a GPU, blocks of 16, 32, 64 or 128 then take a fraction of a dense layer's time in the
-            backward pass too. With 1 it reaches all edges in every step, which costs a dense product.
+            alone in between, when products of blocks can be skipped in the backward pass, too. Momentum and weight
+            decay still move the weights it does not reach. With 1 it reaches all edges in every step.
         **unknown: rejected, with an error that suggests what was meant.
 
     Returns:
