@@ -1,4 +1,4 @@
-"""Damaged and crafted files that other programs write: CIFAR-10, the authors' checkpoints, Hugging Face folders.
+"""Damaged and crafted files of other programs: CIFAR-10, CIFAR-100, the authors' checkpoints, Hugging Face folders.
 
 Each must raise a `WiringError` that names the file or its folder, or be read.
 """
@@ -28,8 +28,9 @@ from tests.fuzz.readers import MEMORY, Kind, craft_image, craft_json, flipped, o
 from tests.fuzz.runner import Fuzzer
 from wirings.models import authors
 from wirings.models.tiny import NODES
-from wirings.train.data import cifar10
-from wirings.train.data.cifar10_layouts import BATCHES, LABELS, RECORD
+from wirings.train.data import cifar10, cifar100
+from wirings.train.data.cifar10_layouts import BATCHES, LABELS
+from wirings.train.data.cifar_files import RECORD
 from wirings.wire.pretrained import _with_final_weights
 
 # ---- CIFAR-10 -------------------------------------------------------------------------------------------------------
@@ -116,6 +117,48 @@ def craft_array(raw: bytes, draw: random.Random) -> bytes:
     return raw[:8] + len(header).to_bytes(2, "little") + header + raw[128:]
 
 
+# ---- CIFAR-100 ------------------------------------------------------------------------------------------------------
+
+
+def hundred() -> np.ndarray:
+    """A training and a test image of every class."""
+    found = np.random.default_rng(0).integers(0, 256, (200, RECORD), dtype=np.uint8)
+    found[:, 0] = np.tile(np.arange(100), 2)
+    return found
+
+
+def read_hundred(folder: Path) -> np.ndarray:
+    """Read the records, as the data set does, beside a cache that holds none."""
+    return cifar100._read(folder, folder.parent / "none", lambda _: None, (1, 1))
+
+
+def write_hundred_python(folder: Path) -> None:
+    for name, part in zip(cifar100.PARTS, np.split(hundred(), 2), strict=True):
+        content = {b"fine_labels": part[:, 0].tolist(), b"data": part[:, 1:].copy(), b"coarse_labels": [0]}
+        (folder / name).write_bytes(pickle.dumps(content, protocol=2))
+
+
+def craft_hundred_pickle(raw: bytes, draw: random.Random) -> bytes:
+    """Pickles as of CIFAR-10, or with odd labels and arrays."""
+    if draw.random() < 0.5:
+        return craft_pickle(raw, draw)
+    labels = [draw.choice((0, 99, 100, -1, "a", None, [], 2**70, True, 0.5)) for _ in range(draw.choice((99, 100)))]
+    shape = draw.choice(((100, RECORD - 1), (100,), (), (0, RECORD - 1), (100, 3, 1024)))
+    return pickle.dumps({b"fine_labels": labels, b"data": np.zeros(shape, np.uint8)}, protocol=2)
+
+
+def write_hundred(folder: Path) -> None:
+    cifar100.save(folder / cifar100.PREPARED, hundred())
+
+
+def craft_hundred(raw: bytes, draw: random.Random) -> bytes:
+    """Another header, or a file of another kind, with a valid checksum."""
+    content, file = raw[:-32], BytesIO()
+    np.savez(file, records=np.zeros(3, np.uint8))
+    others = (craft_array(content, draw), craft_array(content, draw), file.getvalue(), b"", content[:-1])
+    return cifar100.with_md5(draw.choice(others))
+
+
 # ---- checkpoints of the authors -------------------------------------------------------------------------------------
 
 
@@ -190,6 +233,8 @@ KINDS = {
     "cifar labels": cifar(LABELS[0], write_png, craft_json),
     "cifar.tar.gz": cifar("cifar-10-binary.tar.gz", write_archive, craft_archive),
     "cifar.npy": cifar(cifar10.PREPARED, write_prepared, craft_array),
+    "cifar100": of_folder("test", write_hundred_python, read_hundred, craft_hundred_pickle),
+    "cifar100.npy": Kind(cifar100.PREPARED, write_hundred, read_hundred, craft_hundred, holds=np.array_equal),
     "authors": Kind("tiny.pt", write_authors, read_authors, craft_authors, holds=same_state),
     "pretrained": of_folder("config.json", write_pretrained, read_pretrained, craft_json),
     "pretrained index": of_folder("model.safetensors.index.json", write_pretrained, read_pretrained, craft_json),

@@ -14,6 +14,7 @@ from wirings import WiringError, engine, hub, load_compact, load_sparse, rewire_
 from wirings.history import History
 from wirings.models import authors
 from wirings.train import data, recipes, results
+from wirings.train.data import cifar100
 from wirings.train.data.cifar10 import read as read_prepared
 from wirings.train.data.cifar10_layouts import read_archive
 from wirings.train.run import checkpoint
@@ -49,6 +50,7 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "authors": ("a.pt", authors.load),
     "CIFAR-10, prepared": ("a.npy", read_prepared),
     "CIFAR-10, packed": ("a.tar.gz", read_archive),
+    "CIFAR-100, prepared": ("a.npy", cifar100.read),
     "text": ("train.txt", read_data("text")),
     "text, packed": ("train.txt.gz", read_data("text")),
     "images": ("train/ant/0.png", read_data("folder")),

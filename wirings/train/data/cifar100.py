@@ -2,39 +2,38 @@
 
 It is found or downloaded once and kept in the cache as ``cifar100.npy``: uint8 (60000, 3073), training images first. A
 record is the fine label, then 32 × 32 red, green and blue values each, row by row. Records are sorted by label and
-pixels within each part, so that the file is the same whatever layout it was made from.
+pixels within each part, so that the file is the same whatever layout it was made from. The md5 of all this follows at
+the end of the file: checksums of the sorted records are not published, so a change is detected by the file's own.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-import tarfile
-import zlib
 from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
-import torch
 
 from wirings.errors import WiringError
 from wirings.train.data.augment import decode, need_pillow
-from wirings.train.data.base import Data, ImageDataset, LoadOptions, register_dataset
-from wirings.train.data.cifar10_layouts import RECORD, unpickle
-from wirings.train.data.device import device_loaders
-from wirings.train.data.download import UnreachableError, download_chunks
+from wirings.train.data.base import Data, LoadOptions, register_dataset
+from wirings.train.data.cifar import CIFAR
+from wirings.train.data.cifar_files import RECORD, downloaded, from_pickle, read_array, read_members, read_part
+from wirings.train.data.download import UnreachableError
 from wirings.train.data.folder import class_folders, image_files
-from wirings.train.data.sampling import hold_out
-from wirings.train.data.unpack import MOST_BYTES, gunzip
 from wirings.utils.cache import cache_folder, write_whole
 from wirings.utils.checks import is_int
+from wirings.utils.text import brief
 
 PREPARED = "cifar100.npy"
+ARCHIVES = {
+    "cifar-100-binary.tar.gz": "03b5dce01913d631647c71ecec9e9cb8",
+    "cifar-100-python.tar.gz": "eb9058c3a382ffc7106e4002c42a8d85",
+}
+"""md5 of the official archives."""
 URL = "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz"
-URL_MD5 = "03b5dce01913d631647c71ecec9e9cb8"
-ARCHIVES = ("cifar-100-binary.tar.gz", "cifar-100-python.tar.gz")
 FOLDERS = ("", "cifar-100-binary", "cifar-100-python")
 PARTS = ("train", "test")
 PER_CLASS = (500, 100)
@@ -55,18 +54,18 @@ NAMES = [
 Say = Callable[[str], object]
 Records = list[np.ndarray]
 """The records of the training and of the test images."""
+Source = tuple[str, Callable[[], Records]]
+"""Where the data may be, and a function that reads or downloads it."""
 
 
 @register_dataset("cifar100")
-class CIFAR100(ImageDataset):
+class CIFAR100(CIFAR):
     """CIFAR-100 with its fine labels. Augmentation flips images and shifts them by up to four pixels."""
 
     title = "CIFAR-100"
     classes: int = 100
     class_names = tuple(NAMES)
-    image_size: int = 32
     mean, std = (0.507, 0.487, 0.441), (0.267, 0.256, 0.276)
-    can_fetch = True
 
     def load(
         self,
@@ -79,32 +78,26 @@ class CIFAR100(ImageDataset):
         """Load CIFAR-100, and prepare it first if necessary.
 
         Args:
-            options: Options of every data set.
+            options: Options of every data set. What the directory holds is read instead of the cache, and not kept.
             holdout: Hold out this many training images and test on them instead of on the test set.
             cutout: Side in pixels of a square that augmentation hides at a random place of every image; 0 for none.
-            per_class: Images of every class to train and to test on, for other data in the same layout.
+            per_class: Images of every class to train and to test on, for other data in the same layout. It is neither
+                read from the cache nor kept there.
         """
-        if not is_int(cutout) or not 0 <= cutout <= self.image_size:
-            raise WiringError(f"data.options.cutout must be an integer from 0 to {self.image_size}, got {cutout!r}.")
-        _, records = _prepared(options.directory, cache_folder(), lambda _: None, tuple(per_class))
-        first = per_class[0] * self.classes
-        train: Any = slice(None, first)
-        test: Any = slice(first, None)
-        if holdout is not None:
-            train, test = hold_out(records[train, 0], holdout)
-        shape = (3, self.image_size, self.image_size)
-        pixels = torch.from_numpy(records[:, 1:].reshape(-1, *shape))
-        labels = torch.from_numpy(records[:, 0].astype(np.int64))
-        loaders = device_loaders(
-            options, (pixels[train], labels[train]), (pixels[test], labels[test]),
-            mean=self.mean, std=self.std, padding=4, flip=True, cutout=cutout,
-        )  # fmt: skip
-        return Data(self.name, self.classes, shape, *loaders, md5=hashlib.md5(records.data).hexdigest())
+
+        def read() -> tuple[np.ndarray, int]:
+            records = _read(options.directory, cache_folder(), lambda _: None, _checked_counts(per_class))
+            return records, per_class[1] * self.classes
+
+        return self.load_records(options, read, holdout=holdout, cutout=cutout)
 
     def fetch(self, directory: Path | None = None) -> Path:
         """Make sure that the prepared file is in the cache, and return its path."""
-        path, _ = _prepared(directory, cache_folder(), print, PER_CLASS)
-        return path
+        home = cache_folder()
+        records = _read(directory, home, print, PER_CLASS)
+        if directory is not None:
+            save(home / PREPARED, records)
+        return home / PREPARED
 
     def write_sample(self, folder: Path) -> dict[str, Any]:
         """Write a training and a test image of every class in the official binary layout."""
@@ -116,64 +109,100 @@ class CIFAR100(ImageDataset):
         return {"directory": folder, "per_class": (1, 1)}
 
 
-def _prepared(
-    directory: Path | str | None, home: Path, say: Say, per_class: tuple[int, ...]
-) -> tuple[Path, np.ndarray]:
-    """Return the prepared file and its records; find or download them first if necessary."""
-    target = home / PREPARED
+def save(path: Path, records: np.ndarray) -> None:
+    """Write a prepared file."""
+    file = BytesIO()
+    np.save(file, records)
+    write_whole(path, lambda whole: whole.write(with_md5(file.getvalue())))
+
+
+def with_md5(content: bytes) -> bytes:
+    """Append the md5 that `read` compares."""
+    return content + hashlib.md5(content).hexdigest().encode()
+
+
+def read(path: Path) -> np.ndarray:
+    """Read the records of a prepared file, and check its checksum."""
+    content = read_part(path)
+    size = max(0, len(content) - 2 * hashlib.md5().digest_size)
+    content, md5 = content[:size], content[size:]
+    if md5 != hashlib.md5(content).hexdigest().encode():
+        raise WiringError(f"{path} is truncated or damaged (its checksum is missing or differs). Remove it.")
+    return read_array(content, path)
+
+
+def _read(directory: Path | str | None, home: Path, say: Say, per_class: tuple[int, int]) -> np.ndarray:
+    """Read the records from the directory, if it holds them, or from the cache, which is filled if necessary."""
     if directory is not None and not Path(directory).exists():
         raise WiringError(f"there is no folder {directory} to read CIFAR-100 from. Leave it out to use {home}.")
-    if target.is_file():
+    official = per_class == PER_CLASS
+    prepared = home / PREPARED
+    tried: list[str] = []
+    if directory is not None:
+        records = _first(_given(Path(directory), per_class), tried, say, per_class)
+        if records is not None:
+            return records
+    if official and prepared.exists():
         try:
-            return target, _checked(_load(target), per_class, str(target))
+            return _checked(read(prepared), per_class, str(prepared))
         except WiringError as error:
             say(f"{error} Preparing it again.")
-    tried: list[str] = []
-    for where, read in _sources(directory, home, say, per_class[0] * len(NAMES)):
+    records = _first(_kept(home, say, official), tried, say, per_class)
+    if records is None:
+        raise WiringError(
+            "CIFAR-100 was neither found nor downloaded. Tried:\n  " + "\n  ".join(tried) + "\nPut "
+            f"{' or '.join(ARCHIVES)}, packed or unpacked, into {home}, or give the folder that contains it, or train/ "
+            "and test/ with a folder of images for each class."
+        )
+    if official:
+        save(prepared, records)
+    return records
+
+
+def _first(sources: Iterator[Source], tried: list[str], say: Say, per_class: tuple[int, int]) -> np.ndarray | None:
+    """Return the sorted records of the first source that can be reached; add the others to ``tried``."""
+    for where, fetch in sources:
         try:
-            parts = read()
+            parts = fetch()
         except UnreachableError as error:
             tried.append(f"{where}: {error}")
             continue
         say(f"read {where}")
-        records = _checked(np.concatenate([_sorted(part) for part in parts]), per_class, where)
-        write_whole(target, lambda file, records=records: np.save(file, records))  # type: ignore[misc]
-        return target, records
-    raise WiringError(
-        "CIFAR-100 was neither found nor downloaded. Tried:\n  " + "\n  ".join(tried) + f"\nPut {' or '.join(ARCHIVES)}"
-        f", packed or unpacked, into {home}, or give the folder that contains it, or train/ and test/ with a folder of "
-        "images for each class."
-    )
+        return _checked(np.concatenate([_sorted(part) for part in parts]), per_class, where)
+    return None
 
 
-def _sources(
-    directory: Path | str | None, home: Path, say: Say, trains: int
-) -> Iterator[tuple[str, Callable[[], Records]]]:
-    """Yield the sources in the order they are tried: a name, and a function that reads or downloads it.
+def _given(place: Path, per_class: tuple[int, int]) -> Iterator[Source]:
+    """Yield what a folder of the user, or an archive, may be read as."""
+    prepared = place / PREPARED
+    if prepared.exists():
+        yield str(prepared), lambda: np.split(read(prepared), [per_class[0] * len(NAMES)])
+    yield from _find(place, per_class == PER_CLASS)
+
+
+def _kept(home: Path, say: Say, official: bool) -> Iterator[Source]:
+    """Yield what the cache may be filled from."""
+    yield from _find(home, official)
+    name = URL.rpartition("/")[2]
+    yield URL, lambda: downloaded(URL, ARCHIVES[name], home, say, _from_archive)
+
+
+def _find(place: Path, official: bool) -> Iterator[Source]:
+    """Find CIFAR-100 in a folder: class folders, unpacked or packed archives; or in an archive itself.
 
     Args:
-        directory: A folder that may hold the data.
-        home: The cache.
-        say: Called with messages about the progress.
-        trains: Number of training images, which come first in a prepared file.
+        place: The folder or the archive.
+        official: Whether archives under the names of the official ones must have their checksums.
     """
 
     def nothing() -> Records:
         raise UnreachableError("contains no CIFAR-100 in any known layout")
 
-    for folder in ([] if directory is None else [Path(directory)]) + [home]:
-        found = list(_find(folder))
-        prepared = folder / PREPARED
-        if folder != home and prepared.is_file():
-            found.insert(0, (str(prepared), lambda path=prepared: np.split(_load(path), [trains])))  # type: ignore[misc]
-        yield from found or [(str(folder), nothing)]
-    yield URL, lambda: _download(home, say)
+    def packed(archive: Path) -> Source:
+        return str(archive), lambda: _from_archive(archive, ARCHIVES.get(archive.name) if official else None)
 
-
-def _find(place: Path) -> Iterator[tuple[str, Callable[[], Records]]]:
-    """Find CIFAR-100 in a folder: class folders, unpacked or packed archives; or in an archive itself."""
     if place.is_file():
-        yield str(place), lambda: _from_archive(place)
+        yield packed(place)
         return
     if all((place / part).is_dir() for part in PARTS):
         yield f"{place} (class folders)", lambda: [_from_folders(place / part) for part in PARTS]
@@ -181,10 +210,9 @@ def _find(place: Path) -> Iterator[tuple[str, Callable[[], Records]]]:
         for ending in (".bin", ""):
             files = [folder / f"{part}{ending}" for part in PARTS]
             if all(file.is_file() for file in files):
-                yield str(folder), lambda files=files: [_from_file(f.read_bytes(), str(f)) for f in files]  # type: ignore[misc]
-    for archive in (place / name for name in ARCHIVES):
-        if archive.is_file():
-            yield str(archive), lambda archive=archive: _from_archive(archive)  # type: ignore[misc]
+                yield str(folder), lambda files=files: [_from_file(read_part(f), str(f)) for f in files]  # type: ignore[misc]
+    yield from (packed(place / name) for name in ARCHIVES if (place / name).is_file())
+    yield str(place), nothing
 
 
 def _from_folders(folder: Path) -> np.ndarray:
@@ -192,7 +220,7 @@ def _from_folders(folder: Path) -> np.ndarray:
     names = class_folders(folder)
     if names != NAMES:
         odd = sorted(set(names) ^ set(NAMES))
-        raise WiringError(f"{folder} must have a folder for each of CIFAR-100's classes; {odd[0]!r} differs.")
+        raise WiringError(f"{folder} must have a folder for each of CIFAR-100's classes; {brief(odd[0])} differs.")
     records = []
     for label, name in enumerate(names):
         for path in image_files(folder / name):
@@ -202,53 +230,25 @@ def _from_folders(folder: Path) -> np.ndarray:
                 raise WiringError(f"{path} cannot be decoded ({error}). Download it again.") from error
             if pixels.shape != (32, 32, 3):
                 raise WiringError(f"{path} must have 32 × 32 pixels, got {pixels.shape[1]} × {pixels.shape[0]}.")
-            records.append(np.concatenate([[np.uint8(label)], pixels.transpose(2, 0, 1).reshape(-1)]))
+            records.append(np.append(np.uint8(label), pixels.transpose(2, 0, 1)))
     return np.stack(records)
 
 
 def _from_file(content: bytes, where: str) -> np.ndarray:
     """Read a file of the official binary layout (coarse label, fine label, pixels) or a Python pickle."""
     if not where.endswith(".bin"):
-        fields = {k.decode() if isinstance(k, bytes) else k: v for k, v in unpickle(content, where).items()}
-        pixels, labels = fields.get("data"), fields.get("fine_labels")
-        if not isinstance(pixels, np.ndarray) or not isinstance(labels, list) or len(pixels) != len(labels):
-            raise WiringError(f"{where} must have the keys 'data' and 'fine_labels', got {sorted(map(str, fields))}.")
-        return np.concatenate([np.array(labels, dtype=np.uint8)[:, None], pixels], axis=1)
+        return from_pickle(content, where, key="fine_labels", classes=len(NAMES), title="CIFAR-100")
     if not content or len(content) % (RECORD + 1):
         raise WiringError(f"{where} is truncated: its size is not a multiple of {RECORD + 1:,}. Download it again.")
     return np.frombuffer(content, dtype=np.uint8).reshape(-1, RECORD + 1)[:, 1:]
 
 
-def _from_archive(archive: Path) -> Records:
-    """Read an archive. Nothing is unpacked to disk, so no member can overwrite a file."""
-    found: dict[str, bytes] = {}
-    try:
-        with archive.open("rb") as packed:
-            contents = gunzip(packed, MOST_BYTES)
-        if len(contents) > MOST_BYTES:
-            raise tarfile.ReadError(f"it unpacks to more than {MOST_BYTES:,} bytes")
-        with tarfile.open(fileobj=BytesIO(contents), mode="r:") as tar:
-            for member in tar:
-                name = member.name.rpartition("/")[2]
-                file = tar.extractfile(member) if member.isfile() and name.removesuffix(".bin") in PARTS else None
-                if file is not None:
-                    found[name] = file.read()
-    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        raise WiringError(f"{archive} is truncated or damaged ({error}). Remove it and download it again.") from error
+def _from_archive(archive: Path, md5: str | None = None) -> Records:
+    found = read_members(archive, {f"{part}{ending}" for part in PARTS for ending in (".bin", "")}, md5)
     for ending in (".bin", ""):
         if all(f"{part}{ending}" in found for part in PARTS):
             return [_from_file(found[f"{part}{ending}"], f"{archive}: {part}{ending}") for part in PARTS]
     raise WiringError(f"{archive} is not a complete CIFAR-100. Remove it and download it again.")
-
-
-def _load(path: Path) -> np.ndarray:
-    try:
-        records = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise WiringError(f"{path} is truncated or damaged ({error}). Remove it.") from error
-    if records.dtype != np.uint8 or records.ndim != 2:
-        raise WiringError(f"{path} must hold uint8 (60000, {RECORD}), got {records.dtype} {records.shape}. Remove it.")
-    return np.asarray(records)
 
 
 def _sorted(records: np.ndarray) -> np.ndarray:
@@ -256,36 +256,27 @@ def _sorted(records: np.ndarray) -> np.ndarray:
     return records[sorted(range(len(records)), key=lambda i: records[i].tobytes())]
 
 
-def _checked(records: np.ndarray, per_class: tuple[int, ...], where: str) -> np.ndarray:
+def _checked_counts(per_class: Any) -> tuple[int, int]:
+    """Raise unless these are two numbers of images."""
+    if (
+        not isinstance(per_class, list | tuple)
+        or len(per_class) != 2
+        or not all(is_int(n) and n > 0 for n in per_class)
+    ):
+        raise WiringError(f"data.options.per_class must be two positive integers, got {brief(per_class)}.")
+    return per_class[0], per_class[1]
+
+
+def _checked(records: np.ndarray, per_class: tuple[int, int], where: str) -> np.ndarray:
     """Raise unless there are as many images of every class as there should be."""
-    total = sum(per_class) * len(NAMES)
-    counts = [np.full(len(NAMES), number) for number in per_class]
-    first = per_class[0] * len(NAMES)
-    if records.shape != (total, RECORD) or any(
-        not np.array_equal(np.bincount(part[:, 0], minlength=len(NAMES)), count)
-        for part, count in zip((records[:first], records[first:]), counts, strict=True)
+    classes, total = len(NAMES), sum(per_class) * len(NAMES)
+    parts = np.split(records, [per_class[0] * classes])
+    if len(records) != total or any(
+        not np.array_equal(np.bincount(part[:, 0], minlength=classes), np.full(classes, number))
+        for part, number in zip(parts, per_class, strict=True)
     ):
         raise WiringError(
             f"{where} does not hold CIFAR-100 as published: expected {total:,} images of 32 × 32 pixels, "
             f"{per_class[0]} of each class to train and {per_class[1]} to test on, got {len(records):,}."
         )
     return records
-
-
-def _download(home: Path, say: Say) -> Records:
-    say(f"downloading {URL}")
-    archive = home / f"cifar-100-binary.{os.getpid()}.tar.gz"  # with the process id, since others may download it, too
-    digest = hashlib.md5()
-
-    def fill(file: IO[bytes]) -> None:
-        for chunk in download_chunks(URL):
-            digest.update(chunk)
-            file.write(chunk)
-
-    write_whole(archive, fill)
-    try:
-        if digest.hexdigest() != URL_MD5:
-            raise WiringError(f"expected md5 {URL_MD5} for {URL}, got {digest.hexdigest()}. Try again.")
-        return _from_archive(archive)
-    finally:
-        archive.unlink(missing_ok=True)
