@@ -10,6 +10,7 @@ import wirings
 from wirings import WiringError
 from wirings.compaction import semi_structured
 from wirings.compaction.semi_structured import is_two_of_four, semi_structured_
+from wirings.wire.block_products.choose import MIN_SPEEDUP
 
 
 def network(width: int = 64) -> nn.Sequential:
@@ -109,9 +110,7 @@ def test_on_a_gpu() -> None:
     assert [measured.name for measured in found] == ["0", "2", "4"]
     assert not found[2].used
     for measured in found:
-        assert measured.dense_us is None or measured.used == (
-            measured.dense_us >= semi_structured.MIN_SPEEDUP * measured.sparse_us
-        )
+        assert measured.dense_us is None or measured.used == (measured.dense_us >= MIN_SPEEDUP * measured.sparse_us)
     with torch.no_grad():
         torch.testing.assert_close(model(x), before, rtol=2e-2, atol=2e-2 * float(before.abs().amax()))
     one = copy.deepcopy(network()).cuda().half()

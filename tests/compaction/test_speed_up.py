@@ -1,6 +1,7 @@
 """`speed_up_` replaces what measures faster, and nothing else."""
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from torch import Tensor, nn
 import wirings
 from wirings import WiringError, models, speed_up_
 from wirings.compaction import speed_up
+from wirings.compaction.same_outputs import difference
 from wirings.compaction.speed_up import SpeedUp, block_side
+from wirings.models.gpt import GPTBlock
 from wirings.wire.block_products import choose
 from wirings.wire.block_products.linear import BlockLinear
 from wirings.wire.block_products.tiles import ProductTile
@@ -83,11 +86,14 @@ def test_a_model_that_is_no_faster_is_restored(gpu: list[float], monkeypatch: An
     model, x = perceptron(), torch.randn(5, 64)
     modules, training = list(model.modules()), model.training
     gpu[:] = [1.0, 0.3, 0.1, 0.1, 0.3, 0.15, 1.1 if slower else 0.5]
+    differ = "its outputs would differ by more than rounding"
     if not slower:
-        monkeypatch.setattr(speed_up, "_alike", lambda *_: False)
+        monkeypatch.setattr(speed_up, "difference", lambda *_: differ)
     found = speed_up_(model, x)
-    why = "it would take 1.100 ms instead of 1.000 ms" if slower else "its outputs would differ by more than rounding"
+    why = "it would take 1.100 ms instead of 1.000 ms" if slower else differ
     assert found.note == f"The model is unchanged: {why}."
+    reason = "the model as a whole was no faster" if slower else differ
+    assert [(layer.chosen, layer.reason) for layer in found.layers] == [("dense", reason)] * 2
     assert all(a is b for a, b in zip(modules, model.modules(), strict=True))
     assert model.training == training
 
@@ -115,28 +121,162 @@ def test_models_of_the_package(gpu: list[float]) -> None:
     torch.testing.assert_close(model(tokens), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_gelus_that_cannot_be_replaced(gpu: list[float]) -> None:
-    """One that is used twice, and a layer whose output is used elsewhere as well, which the outputs show."""
+def in_blocks(net: nn.Module) -> nn.Module:
+    wirings.wire_(net, "random", structure="16x16", density=0.3)
+    return wirings.finalize_(net).eval()
 
-    class Net(nn.Module):
-        def __init__(self, twice: bool) -> None:
+
+class Attributes(nn.Module):
+    """Two layers and a GELU, which its classes use in ways that nothing but their code shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.act = nn.Linear(64, 64), nn.Linear(64, 64), nn.GELU()
+
+
+class Twice(Attributes):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.b(self.act(self.a(x))))
+
+
+class UsedElsewhere(Attributes):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x)
+        return y + self.b(self.act(y))
+
+
+class Branches(Attributes):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.a(x)) if x.sum() > 0 else self.act(self.b(x))
+
+
+@pytest.mark.parametrize("kind", [Twice, UsedElsewhere, Branches])
+def test_gelus_in_unknown_code_stay(gpu: list[float], kind: type[Attributes]) -> None:
+    """An example shows one branch of it only."""
+    net, x = in_blocks(kind()), torch.rand(8, 64)
+    expected = net(x), net(-x)
+    gpu[:] = [1.0, *([0.3, 0.1] if kind is Branches else [0.3, 0.1] * 2), 0.5]
+    found = speed_up_(net, x)
+    assert found.layers[0].chosen == "16x16"
+    torch.testing.assert_close((net(x), net(-x)), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_gelus_of_several_layers_stay(gpu: list[float]) -> None:
+    """Those in two containers, of which the example calls one; and those of layers that are in another place too."""
+
+    class Experts(nn.Module):
+        def __init__(self) -> None:
             super().__init__()
-            self.a, self.b, self.act, self.twice = nn.Linear(64, 64), nn.Linear(64, 64), nn.GELU(), twice
+            act, layer = nn.GELU(), nn.Linear(64, 64)
+            self.first, self.second = (nn.Sequential(nn.Linear(64, 64), act) for _ in range(2))
+            self.third, self.layer = nn.Sequential(layer, nn.GELU()), layer
 
         def forward(self, x: Tensor) -> Tensor:
-            y = self.a(x)
-            return self.act(self.b(self.act(y))) if self.twice else y + self.b(self.act(y))
+            return (self.first(x) if x.sum() > 0 else self.second(x)) + self.third(x)
 
-    for twice in (True, False):
-        net, x = Net(twice), torch.randn(8, 64)
-        wirings.wire_(net, "random", structure="16x16", density=0.3)
-        wirings.finalize_(net)
-        expected = net(x)
-        gpu[:] = [1.0, 0.3, 0.1, 0.3, 0.1, 0.5] if twice else [1.0, 0.3, 0.1, 0.1, 0.3, 0.1, 0.5]
-        found = speed_up_(net, x)
-        torch.testing.assert_close(net(x), expected, rtol=1e-4, atol=1e-5)
-        assert ("GELU" in found.layers[0].chosen) == (not twice)
-        assert ("differ" in found.note) == (not twice)
+    net, x = in_blocks(Experts()), torch.rand(8, 64)
+    expected = net(x), net(-x)
+    gpu[:] = [1.0, 0.3, 0.1, 0.3, 0.1, 0.5]
+    assert [layer.chosen for layer in speed_up_(net, x).layers] == ["16x16", "dense", "16x16"]
+    torch.testing.assert_close((net(x), net(-x)), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_layers_of_a_sequential_that_are_called_one_by_one(gpu: list[float]) -> None:
+    class Sliced(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mlp = nn.Sequential(nn.Linear(64, 64), nn.GELU())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.mlp(x) + self.mlp[0](x)
+
+    net, x = in_blocks(Sliced()), torch.randn(8, 64)
+    gpu[:] = [1.0, 0.3, 0.1, 0.5]
+    assert [layer.chosen for layer in speed_up_(net, x).layers] == ["16x16"]
+
+
+def test_gelus_with_hooks_stay(gpu: list[float]) -> None:
+    model, x, calls = perceptron(), torch.randn(5, 64), []
+    model[1].register_forward_hook(lambda *_: calls.append(1))
+    gpu[:] = [1.0, 0.3, 0.1, 0.3, 0.1, 0.5]
+    assert [layer.chosen for layer in speed_up_(model, x).layers] == ["16x16", "16x16"]
+    calls.clear()
+    model(x)
+    assert calls == [1]
+
+
+def test_subclasses_of_known_blocks_may_have_other_code(gpu: list[float]) -> None:
+    class Other(GPTBlock):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.up(x)[..., :32] + self.down(self.activation(self.up(x)))
+
+    net, x = in_blocks(Other(32, 2, 0.0, True)), torch.randn(2, 4, 32)
+    gpu[:] = [1.0, 0.3, 0.1, 0.3, 0.1, 0.5]
+    assert [layer.chosen for layer in speed_up_(net, x).layers] == [*["dense"] * 4, "16x16", "16x16"]
+
+
+def test_a_failure_midway_restores_the_model(gpu: list[float]) -> None:
+    model, x = perceptron(), torch.randn(5, 64)
+    modules = list(model.modules())
+    gpu[:] = [1.0, 0.3, 0.1, 0.1]  # the next timing fails
+    with pytest.raises(IndexError):
+        speed_up_(model, x)
+    assert all(a is b for a, b in zip(modules, model.modules(), strict=True))
+
+
+def test_outputs_that_cannot_be_compared(gpu: list[float]) -> None:
+    class Opaque:
+        def __init__(self, value: Tensor) -> None:
+            self.value = value
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mlp = perceptron()
+
+        def forward(self, x: Tensor) -> Opaque:
+            return Opaque(self.mlp(x))
+
+    net = Net().eval()
+    gpu[:] = [1.0, 0.3, 0.1, 0.1, 0.3, 0.15]
+    found = speed_up_(net, torch.randn(5, 64))
+    assert found.note == "The model is unchanged: its outputs have no floating-point tensor that can be compared."
+    assert type(net.mlp[0]) is nn.Linear
+
+
+def test_what_counts_as_rounding() -> None:
+    @dataclass
+    class Output:
+        logits: Tensor
+
+    torch.manual_seed(0)
+    y = torch.randn(1000)
+    far, inf, nan = y.clone(), y.clone(), y.clone()
+    far[0], inf[0], nan[0] = 100.0, float("inf"), float("nan")
+    differ = "its outputs would differ by more than rounding"
+    assert difference(y.bfloat16(), y) == ""
+    assert difference(Output(y.bfloat16()), Output(y)) == ""
+    assert difference({"a": [inf.bfloat16(), nan]}, {"a": [inf, nan.bfloat16()]}) == ""
+    assert difference(1e30 * y.bfloat16(), 1e30 * y) == ""
+    assert difference(torch.zeros(3), torch.zeros(3)) == ""
+    assert difference(torch.full((2,), float("inf")), torch.full((2,), float("inf"))) == ""
+    assert difference(1.1 * y, y) == differ
+    shifted = far.clone()
+    shifted[1:] += 1.0  # within 5 % of the largest
+    assert difference(shifted, far) == differ
+    one = y.clone()
+    one[7] += 1.0
+    assert difference(one, y) == differ
+    assert difference(Output(y + 1), Output(y)) == differ
+    assert difference(inf, y) == difference(y, inf) == difference(nan, y) == difference(-inf, inf) == differ
+    assert difference(y, (y, y)) == difference(y[:5], y) == differ
+    assert "no floating-point tensor" in difference(torch.arange(3), torch.arange(3))
+
+
+@pytest.mark.parametrize("example_input", [torch.randn(2, 65), (65,)])
+def test_rejects_examples_that_do_not_fit(example_input: Any) -> None:
+    with pytest.raises(WiringError, match=r"speed_up_: Sequential failed on example_input of shape \([12], 65\)"):
+        speed_up_(perceptron(), example_input)
 
 
 def test_wired_models_report_what_they_chose(gpu: list[float], monkeypatch: pytest.MonkeyPatch) -> None:

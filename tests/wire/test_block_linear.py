@@ -11,7 +11,7 @@ from kernels import INTERPRETED, on_gpu, without_waiting
 from torch import Tensor, nn
 
 from wirings import WiringError
-from wirings.wire.block_products import choose
+from wirings.wire.block_products import choose, operators
 from wirings.wire.block_products.choose import DENSE, LayerTiles, default_products
 from wirings.wire.block_products.layout import BlockLayout
 from wirings.wire.block_products.linear import BlockLinear, block_linear, supports
@@ -184,6 +184,81 @@ def test_module() -> None:
     copied = copy.deepcopy(module).to("meta")
     assert copied.layout.mask.device.type == "meta"
     assert torch.equal(module.layout.mask, layout.mask)
+
+
+@pytest.mark.usefixtures("interpreter")
+def test_blocks_are_found_again_when_the_weight_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators, "measured", lambda *_: SMALL.forward)
+    linear = nn.Linear(96, 64)
+    linear.weight.data = layer(MASKS["one"], 16)[0]
+    module, x = BlockLinear(linear, 16), torch.randn(128, 96)
+
+    def check_outputs() -> None:
+        torch.testing.assert_close(module(x), F.linear(x, module.weight, module.bias), rtol=1e-4, atol=1e-5)
+
+    with torch.inference_mode():
+        module.weight[:16, :16] = 1
+        check_outputs()
+    assert module.blocks == 2
+    mask = module.block_mask
+    check_outputs()  # with gradients, too
+    assert module.block_mask is mask
+    with torch.no_grad():
+        module.weight.add_(1)
+    check_outputs()
+    module.weight.data = layer(MASKS["some"], 16)[0]
+    check_outputs()
+    del module.weight
+    module.weight = nn.Parameter(layer(MASKS["all"], 16)[0])
+    check_outputs()
+    copied = copy.deepcopy(module)
+    with torch.no_grad():
+        copied.weight.zero_()
+    assert not (copied(x) - copied.bias).any()
+
+
+def test_blocks_are_counted_again_on_any_device() -> None:
+    linear = nn.Linear(96, 64)
+    linear.weight.data = layer(MASKS["one"], 16)[0]
+    module, x = BlockLinear(linear, 16), torch.randn(4, 96)
+    with torch.no_grad():
+        module.weight.copy_(layer(MASKS["some"], 16)[0])
+    module(x).sum().backward()
+    assert module.blocks == 9
+    assert torch.equal(module.weight.grad != 0, module.layout.spread())
+    assert module.to("meta")(x.to("meta")).shape == (4, 64)
+
+
+def test_transforms_are_dense(request: pytest.FixtureRequest) -> None:
+    if INTERPRETED:
+        request.getfixturevalue("interpreter")
+    weight, layout = layer(MASKS["some"], 16)
+    linear = nn.Linear(96, 64)
+    linear.weight.data = weight
+    module, x = BlockLinear(linear, 16, "gelu"), torch.randn(2, 130, 96)
+    torch.testing.assert_close(torch.func.vmap(module)(x), F.gelu(linear(x)))
+
+    def loss(weight: Tensor, x: Tensor) -> Tensor:
+        return torch.func.functional_call(module, {"weight": weight}, (x,)).square().sum()
+
+    def dense(weight: Tensor, x: Tensor) -> Tensor:
+        return F.gelu(F.linear(x, weight, linear.bias)).square().sum()
+
+    found = torch.func.vmap(torch.func.grad(loss), (None, 0))(weight, x)
+    expected = torch.func.vmap(torch.func.grad(dense), (None, 0))(weight, x)
+    torch.testing.assert_close(found, expected * layout.spread(), rtol=1e-4, atol=1e-4)
+    total = torch.func.grad(lambda w: torch.func.vmap(loss, (None, 0))(w, x).sum())(weight)
+    torch.testing.assert_close(total, expected.sum(0) * layout.spread(), rtol=1e-4, atol=1e-4)
+
+
+def test_no_mask_is_made_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, layout = layer(MASKS["some"], 16)
+    x = torch.randn(1, 96)
+    monkeypatch.setattr(BlockLayout, "spread", lambda _: pytest.fail("made a mask"))
+    assert torch.equal(block_linear(x, weight, layout), F.linear(x, weight))
+    with torch.no_grad():
+        weight.requires_grad_()
+        assert torch.equal(block_linear(x, weight, layout), F.linear(x, weight))
 
 
 def check_compiled(products: LayerTiles) -> None:

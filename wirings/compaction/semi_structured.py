@@ -21,12 +21,11 @@ from wirings.errors import WiringError
 from wirings.utils.checks import check_int
 from wirings.utils.example_input import example_arguments
 from wirings.utils.layers import check_module
+from wirings.wire.block_products.choose import MIN_SPEEDUP
 from wirings.wire.parametrization import wired
 
 CAPABILITY = (8, 0)
 """The compute capability of the first GPUs with 2:4 tensor cores."""
-MIN_SPEEDUP = 1.02
-"""How much faster the sparse product must be, which is more than the spread of the timings."""
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -56,7 +55,8 @@ def semi_structured_(model: nn.Module, example_input: Any, *, repeats: int = 30)
 
     This is for inference, with a finalized model that was wired with ``structure="2:4"``, in half precision, on a CUDA
     device of compute capability 8.0 or more. Layers that are not 2:4, or not faster, are left as they are. Outputs are
-    the same up to rounding. The model's ``state_dict`` can no longer be loaded into a plain model.
+    the same up to rounding. The model's ``state_dict`` can no longer be loaded into a plain model, and the
+    converted weights can no longer be trained.
 
     Args:
         model: a plain model.

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from wirings.compaction.fused_activations import fusable_activations, has_hooks
+from wirings.compaction.same_outputs import difference
 from wirings.compaction.semi_structured import compress, inputs_of, is_two_of_four, users_of
 from wirings.errors import WiringError
-from wirings.utils.example_input import CallArguments, example_arguments
+from wirings.utils.example_input import CallArguments, call_error, example_arguments
 from wirings.utils.layers import check_module
 from wirings.utils.tables import text_table
 from wirings.wire.block_products.choose import MIN_SPEEDUP, known, milliseconds
@@ -26,7 +28,6 @@ DEVICE = "cuda"
 MAX_DENSITY = 0.7
 """Layers with more of their blocks are not worth a measurement."""
 _FULLER = 1.1  # how much more of larger blocks may exist than of the smallest, for these to be what a layer consists of
-_CLOSE = 5e-2  # of the largest output: more than the rounding of half precision in a deep network
 
 
 @dataclass(frozen=True)
@@ -79,10 +80,16 @@ def speed_up_(model: nn.Module, example_input: Any) -> SpeedUp:
 
     For inference with a plain model that has zeros, such as `wirings.finalize_` returns. Each linear layer is measured
     with the inputs that it receives: dense, as PyTorch's semi-structured tensor if it is 2:4, and with kernels that
-    skip zero blocks if it consists of square blocks of 16, 32, 64 or 128, which its zeros show. An ``nn.GELU`` that is
-    given the output of a layer in blocks is computed with it. What is not faster is left unchanged, and so is the whole
-    model if it was no faster in the end. Outputs are the same up to rounding. Blocks need half precision: that of the
-    model, or autocast around this call.
+    skip zero blocks if it consists of square blocks of 16, 32, 64 or 128, which its zeros show. An ``nn.GELU`` that
+    follows a layer in blocks in an ``nn.Sequential``, and is used nowhere else, is computed with it; so are those of
+    the package's GPT and ViT. What is not faster is left unchanged, and so is the whole model if it was no faster in
+    the end. Outputs are the same up to rounding. Blocks need half precision: that of the model, or autocast around this
+    call.
+
+    Layers in blocks keep the names of their parameters. If a layer becomes 2:4, the model's ``state_dict`` can no
+    longer be loaded into a plain model, and the layer's weight has ``requires_grad=False``: it cannot be trained
+    further. Weights must not change afterwards in models that are compiled or captured as CUDA graphs, which would
+    ignore new blocks. Elsewhere, layers in blocks notice changes in place, except those through ``weight.data``.
 
     Linear layers of a wired model choose their kernels by themselves, and stay wired. On a CPU nothing is changed:
     there `wirings.engine` runs sparse models fast.
@@ -100,30 +107,45 @@ def speed_up_(model: nn.Module, example_input: Any) -> SpeedUp:
     layers = [(name, module) for name, module in model.named_modules() if type(module) is nn.Linear]
     if not layers and not wired(model):
         raise WiringError(f"{type(model).__name__} has no nn.Linear; speed_up_ replaces linear layers only.")
+    call = _calling(model, arguments)
+    with _evaluating(model):
+        try:
+            call()
+        except WiringError:
+            raise
+        except Exception as error:
+            raise call_error(model, example_input, arguments, error, "speed_up_") from error
     device = next(model.parameters()).device
     if device.type != DEVICE:
         return SpeedUp(
             note=f"The model is on {device}, and unchanged: speed_up_ is for CUDA devices. On a CPU, "
             "wirings.engine.compile(model, example_input) runs sparse models fast."
         )
-    call = _calling(model, arguments)
     if wired(model):
         return _of_wired(model, example_input, call)
     with _evaluating(model):
-        inputs, after = inputs_of(model, layers, example_input, "speed_up_"), _activations(model, call)
+        inputs = inputs_of(model, layers, example_input, "speed_up_")
+        after = fusable_activations(model, call)
         expected, before_ms = call(), milliseconds(call)
         users, changes, found = users_of(model), _Changes(model), []
-        for name, layer in layers:
-            shared = users[id(layer.weight)] > 1
-            found.append(_choose(name, layer, inputs.pop(name, None), after.get(layer), shared, changes))
-        if not changes.made:
-            return SpeedUp(found, before_ms, before_ms, "No layer is faster with other kernels.")
-        why = "" if _alike(call(), expected) else "its outputs would differ by more than rounding"
-        after_ms = milliseconds(call)
-        if not why and after_ms > before_ms:
+        try:
+            for name, layer in layers:
+                shared = users[id(layer.weight)] > 1
+                found.append(_choose(name, layer, inputs.pop(name, None), after.get(layer), shared, changes))
+            if not changes.made:
+                return SpeedUp(found, before_ms, before_ms, "No layer is faster with other kernels.")
+            why = difference(call(), expected)
+            after_ms = before_ms if why else milliseconds(call)
+        except BaseException:  # such as no memory
+            changes.undo()
+            raise
+        slower = not why and after_ms > before_ms
+        if slower:
             why = f"it would take {after_ms:.3f} ms instead of {before_ms:.3f} ms"
         if why:
             changes.undo()
+            reason = "the model as a whole was no faster" if slower else why
+            found = [x if x.chosen == "dense" else replace(x, chosen="dense", reason=reason) for x in found]
             return SpeedUp(found, before_ms, before_ms, f"The model is unchanged: {why}.")
     return SpeedUp(found, before_ms, after_ms)
 
@@ -174,7 +196,7 @@ def _choose(
 
     if x is None:
         return report("dense", None, None, "not called for the example input")
-    if layer._forward_hooks or layer._forward_pre_hooks or "weight" not in layer._parameters:
+    if has_hooks(layer) or "weight" not in layer._parameters:
         return report("dense", None, None, "has hooks or a weight that is computed")
     ways: dict[str, tuple[Callable[[], Any], Callable[[], None]]] = {}
     fused, why = "", "has no blocks of zeros and is not 2:4"
@@ -183,12 +205,12 @@ def _choose(
         fused = "" if kind is None else " + GELU"
         module = BlockLinear(layer, side, kind).train(layer.training)
 
-        def replace() -> None:
+        def insert() -> None:
             changes.module(layer, module)
             if activation is not None:
                 changes.module(activation, nn.Identity())
 
-        ways[f"{side}x{side}{fused}"] = (lambda: module(x), replace)
+        ways[f"{side}x{side}{fused}"] = (lambda: module(x), insert)
     if is_two_of_four(layer.weight) and not shared:
         compressed = compress(layer, x)
         if isinstance(compressed, str):
@@ -224,32 +246,6 @@ def block_side(weight: Tensor) -> int | None:
     if not densities or not 0 < densities[sides[0]] <= MAX_DENSITY:
         return None
     return max(side for side in sides if densities[side] <= _FULLER * densities[sides[0]])
-
-
-def _activations(model: nn.Module, call: Callable[[], Any]) -> dict[nn.Module, nn.GELU]:
-    """The layers whose output is given to an ``nn.GELU`` that nothing else is given to, with that module."""
-    made: dict[int, tuple[nn.Module, Any]] = {}
-    pairs: list[tuple[nn.Module | None, nn.Module]] = []
-
-    def note(module: nn.Module, args: Any, output: Any) -> None:
-        if type(module) is nn.Linear:
-            made[id(output)] = module, output  # kept alive, so that no other tensor gets its id
-        elif args:
-            pairs.append((made.get(id(args[0]), (None, None))[0], module))
-
-    hooks = [m.register_forward_hook(note) for m in model.modules() if type(m) in (nn.Linear, nn.GELU)]
-    try:
-        call()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    calls = [module for _, module in pairs]
-    runs = [layer for layer, _ in made.values()]
-    return {
-        layer: module  # type: ignore[misc]
-        for layer, module in pairs
-        if layer is not None and calls.count(module) == 1 and runs.count(layer) == 1
-    }
 
 
 class _Changes:
@@ -297,27 +293,6 @@ class _evaluating:  # noqa: N801 - used as a function
     def __exit__(self, *_: object) -> None:
         for module in self.model.modules():
             module.training = self.training.get(module, self.training[self.model])
-
-
-def _alike(ours: Any, theirs: Any) -> bool:
-    """Whether outputs are equal up to rounding; everything in them that is a tensor of numbers is compared."""
-    pairs = list(zip(_tensors(ours), _tensors(theirs), strict=True))
-    return all(
-        bool((a.float() - b.float()).abs().amax() <= _CLOSE * b.float().abs().amax() + 1e-6)
-        for a, b in pairs
-        if b.is_floating_point() and b.numel()
-    )
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for one in value.values():
-            yield from _tensors(one)
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _tensors(one)
 
 
 def _shown(ms: float | None) -> str:

@@ -7,6 +7,7 @@ which the layers that write to the residual stream divide by the square root of 
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,9 @@ class CausalAttention(nn.Module):
 
 class GPTBlock(nn.Module):
     """Attention and a two-layer perceptron, four times as wide inside, each added to its input."""
+
+    activation_of: ClassVar[dict[str, str]] = {"activation": "up"}
+    """The layer whose output the activation is given, and nothing else is: they can be computed together."""
 
     def __init__(self, width: int, heads: int, dropout: float, bias: bool) -> None:
         super().__init__()

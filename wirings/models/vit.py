@@ -7,7 +7,7 @@ the MLP. The linear layers of the blocks are wired; the embedding of the patches
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,9 @@ class ViTBlock(nn.Module):
         dropout: Dropout probability at the end of both branches.
         drop_path: Probability with which an image skips a branch while training (stochastic depth).
     """
+
+    activation_of: ClassVar[dict[str, str]] = {"activation": "up"}
+    """The layer whose output the activation is given, and nothing else is: they can be computed together."""
 
     def __init__(self, width: int, heads: int, hidden: int, dropout: float, drop_path: float) -> None:
         super().__init__()

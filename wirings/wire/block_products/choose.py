@@ -14,7 +14,7 @@ from torch import Tensor
 from wirings.wire.block_products.tiles import GRADIENTS, PRODUCTS, GradientTile, ProductTile
 
 MIN_SPEEDUP = 1.02
-"""How much faster than the dense product a tile must be, which is more than the spread of the timings."""
+"""How much faster than the dense product another one must be, which is more than the spread of the timings."""
 REPEATS = 10
 """Timings of each way, of which the median is used."""
 _WAIT = 500_000  # cycles, about 0.3 ms: longer than the host takes to launch a few kernels
@@ -114,7 +114,8 @@ def fastest(dense: Callable[[], Any], tiles: dict[Any, Callable[[], Any]]) -> Ch
 def milliseconds(run: Callable[[], Any], repeats: int = REPEATS) -> float:
     """The median time on the GPU, after a warm-up.
 
-    The GPU waits until its work is there, so that the host's time does not count.
+    The GPU waits for about 0.3 ms before, so that the host's time to launch a few kernels does not count. What the host
+    takes longer than the GPU beyond that counts.
     """
     for _ in range(3):
         run()

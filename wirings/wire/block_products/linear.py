@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wirings.errors import WiringError
+from wirings.utils.transforms import is_plain
 from wirings.wire.block_products import operators
 from wirings.wire.block_products.choose import LayerTiles
 from wirings.wire.block_products.layout import BLOCKS, BlockLayout
@@ -33,6 +35,8 @@ def block_linear(
 ) -> Tensor:
     """``activation(x @ weight.T + bias)``, dense where the kernels are unsupported or slower.
 
+    Transforms of `torch.func` such as ``vmap``, and tensor subclasses, are not supported by the kernels.
+
     Args:
         x: inputs of shape (..., inputs), in bfloat16 or float16 for the kernels.
         weight: of shape (outputs, inputs), in the dtype of ``x``. Outside of the layout's blocks it must be zero.
@@ -55,8 +59,12 @@ def block_linear(
             f"layout has, got a weight of shape {tuple(weight.shape)} and inputs of shape {tuple(x.shape)}."
         )
     x, weight, bias = _converted(x, weight, bias)
-    if not supports(x, weight, layout) or (products is None and not has_kernels_for(x)):
-        if gradient != "dense":
+    compiled = torch.compiler.is_compiling()
+    plain = compiled or (is_plain(x) and is_plain(weight))
+    if not plain or not supports(x, weight, layout) or (products is None and not has_kernels_for(x)):
+        # Under a transform, whether a gradient is needed is not known here.
+        differentiated = not plain or (torch.is_grad_enabled() and weight.requires_grad)
+        if gradient != "dense" and differentiated:
             within = layout if isinstance(gradient, str) else gradient
             weight = torch.where(within.spread(), weight, weight.detach())
         out = F.linear(x, weight, bias)
@@ -95,7 +103,7 @@ def has_kernels_for(x: Tensor) -> bool:
 
 def _converted(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """The tensors in the precision of autocast, if it is enabled."""
-    if not torch.is_autocast_enabled(x.device.type):
+    if x.is_meta or not torch.is_autocast_enabled(x.device.type):
         return x, weight, bias
     dtype = torch.get_autocast_dtype(x.device.type)
     return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
@@ -143,6 +151,9 @@ class _BlockLinear(torch.autograd.Function):
 class BlockLinear(nn.Module):
     """A linear layer whose weight consists of blocks, most of them zero.
 
+    The blocks are found again if the weight was replaced or changed in place, but not within compiled models or
+    captured CUDA graphs, nor if it was changed through ``weight.data``: call `find_blocks` then.
+
     Args:
         linear: the layer; its parameters are used, not copied.
         block: the side of the blocks.
@@ -152,6 +163,7 @@ class BlockLinear(nn.Module):
 
     block_mask: Tensor
     block_lists: Tensor
+    _found_for: tuple[weakref.ref[Tensor], int, int] | None = None  # the weight, where it lies, its version
 
     def __init__(self, linear: nn.Linear, block: int, activation: str | None = None, gradient: str = "real") -> None:
         super().__init__()
@@ -163,10 +175,24 @@ class BlockLinear(nn.Module):
 
     def find_blocks(self) -> None:
         """Find the blocks that are not zero, after the weight has changed."""
-        layout = BlockLayout.of_weight(self.weight, self.block)
-        self.blocks = layout.blocks
-        self.register_buffer("block_mask", layout.mask, persistent=False)
-        self.register_buffer("block_lists", lists_of(layout), persistent=False)
+        with torch.inference_mode(False):  # their lists are needed for gradients later
+            layout = BlockLayout.of_weight(self.weight, self.block)
+            self.blocks = layout.blocks
+            self.register_buffer("block_mask", layout.mask, persistent=False)
+            self.register_buffer("block_lists", lists_of(layout), persistent=False)
+        if is_plain(self.weight):
+            self._found_for = weakref.ref(self.weight), self.weight.data_ptr(), _version(self.weight)
+
+    def _refresh(self) -> None:
+        """Find the blocks again if the weight is not the one, or not as, it was."""
+        weight, found = self.weight, self._found_for
+        if not is_plain(weight) or weight.is_meta or (weight.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return
+        if found is None or found[0]() is not weight or found[1:] != (weight.data_ptr(), _version(weight)):
+            self.find_blocks()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_found_for": None}  # a copy has another weight
 
     @property
     def layout(self) -> BlockLayout:
@@ -174,6 +200,8 @@ class BlockLinear(nn.Module):
         return BlockLayout(self.block_mask, self.block, self.blocks, self.block_lists)
 
     def forward(self, x: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling():
+            self._refresh()
         return block_linear(x, self.weight, self.layout, self.bias, self.activation, gradient=self.gradient)
 
     def extra_repr(self) -> str:
@@ -182,6 +210,11 @@ class BlockLinear(nn.Module):
 
 def _find_blocks(module: BlockLinear, keys: object) -> None:
     module.find_blocks()
+
+
+def _version(weight: Tensor) -> int:
+    """How often a tensor was changed in place; tensors of the inference mode do not count it."""
+    return 0 if weight.is_inference() else weight._version
 
 
 @torch.compiler.assume_constant_result
