@@ -77,7 +77,9 @@ def test_predictions_name_the_classes_of_an_image_folder(tmp_path: Path) -> None
 def test_data_prepares_what_can_be_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CIFAR10, "fetch", lambda _, directory: tmp_path / f"from {directory}")
     assert call("data", "cifar10").strip() == f"ready: {tmp_path / 'from None'}"
-    with pytest.raises(WiringError, match="data set 'imagenet' cannot be downloaded, only cifar10, shakespeare can"):
+    with pytest.raises(
+        WiringError, match="data set 'imagenet' cannot be downloaded, only cifar10, cifar100, shakespeare can"
+    ):
         call("data", "imagenet")
     with pytest.raises(WiringError, match=r"unknown data set 'cifar'\. Did you mean 'cifar10'"):
         call("data", "cifar")

@@ -118,12 +118,12 @@ def test_resumes_after_a_kill_before_any_file_is_written(tmp_path: Path, monkeyp
     write = files.write_file
     count = 0
 
-    def dies(path: Path, put: Any) -> None:
+    def dies(path: Path, put: Any, *rest: Any) -> None:
         nonlocal count
         count += 1
         if count == limit:
             raise BreakError
-        write(path, put)
+        write(path, put, *rest)
 
     monkeypatch.setattr(files, "write_file", dies)
     for limit in range(1, 20):  # before each file that a run writes

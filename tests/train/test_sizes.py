@@ -225,7 +225,7 @@ def test_profile_command_rejects_invalid_input(tmp_path: Path) -> None:
     with pytest.raises(WiringError, match="is not the folder of a run"):
         call("profile", tmp_path)
     with pytest.raises(WiringError, match="Nor is it a trained network"):
-        call("profile", "table2/dnw", "--trained")
+        call("profile", "table2/random", "--trained")
     with pytest.raises(WiringError, match=r"model 'tiny_static' takes images of one size\. Drop image_size=64"):
         call("profile", "table1/static-dnw", *SIZE)
     own = tmp_path / "mine.yaml"

@@ -23,7 +23,7 @@ COLUMNS: dict[str, tuple[int, Callable[[Recipe], str]]] = {
     "recipe": (0, lambda recipe: recipe.name),
     "model": (110, lambda recipe: recipe.settings.model.name),
     "rule": (0, lambda recipe: recipe.settings.rule.name),
-    "data": (0, lambda recipe: recipe.settings.data.name),
+    "data": (90, lambda recipe: recipe.settings.data.name),
     "epochs": (110, lambda recipe: _length(recipe)),
     "paper": (0, lambda recipe: _paper(recipe)),
     "note": (200, lambda recipe: recipe.note or ""),
