@@ -13,6 +13,7 @@ from wirings.errors import WiringError
 from wirings.wire.finalize import final_weight
 from wirings.wire.layer import Layer
 from wirings.wire.parametrization import wired
+from wirings.wire.start import setup_from
 from wirings.wire.transaction import restored_on_error
 
 
@@ -72,13 +73,7 @@ def _start_from(layers: Sequence[Layer], masks: Sequence[Tensor]) -> None:
     if rule.moves_budget and not layers[0].edges.shared and sum(counts) == sum(int(x.edges.k) for x in layers):
         for layer, count in zip(layers, counts, strict=True):
             layer.edges.k.fill_(count)
-    for layer, mask in zip(layers, masks, strict=True):
-        layer.edges.start = mask
-    try:
-        rule.setup(layers)
-    finally:
-        for layer in layers:
-            layer.edges.start = None
+    setup_from(rule, layers, masks)
 
 
 def _check_loaded(layer: Layer, weight: Tensor, count: int) -> None:

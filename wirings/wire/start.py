@@ -83,6 +83,17 @@ def check_started(rule: Rule, layers: Sequence[Layer], starts: Sequence[Tensor])
             )
 
 
+def setup_from(rule: Rule, layers: Sequence[Layer], starts: Sequence[Tensor] | None) -> None:
+    """Let a rule set up its layers; with ``starts``, from these edges, which it finds as ``edges.start``."""
+    for layer, start in zip(layers, starts or [], strict=starts is not None):
+        layer.edges.start = start
+    try:
+        rule.setup(layers)
+    finally:
+        for layer in layers:
+            layer.edges.start = None
+
+
 def prune_to_budget(layers: Sequence[Layer]) -> None:
     """Prune wired layers to their budget: all but their strongest edges become zero, and the rule starts from these.
 
@@ -99,12 +110,7 @@ def prune_to_budget(layers: Sequence[Layer]) -> None:
         for layer, start in zip(layers, starts, strict=True):
             with torch.no_grad():
                 layer.weight.masked_fill_(~start, 0.0)
-            layer.edges.start = start
-        try:
-            rule.setup(layers)
-        finally:
-            for layer in layers:
-                layer.edges.start = None
+        setup_from(rule, layers, starts)
         check_started(rule, layers, starts)
 
 

@@ -46,7 +46,7 @@ from wirings.wire.parametrization import attach, check_before_loading, detach, w
 from wirings.wire.pretrained import describe_when_saved
 from wirings.wire.report import LayerReport
 from wirings.wire.scale_weights import check_scale, scale
-from wirings.wire.start import check_start, check_started, nonzero, numbers_of, warn_if_all_zero
+from wirings.wire.start import check_start, check_started, nonzero, numbers_of, setup_from, warn_if_all_zero
 from wirings.wire.structured import (
     check_given,
     check_gradient_every,
@@ -284,11 +284,7 @@ def put_edges(
                 if plan is not None and plan.share == "scaled":
                     for layer in layers:
                         layer.edges.rank_by_scale(layer.weight)
-                for layer, start in zip(layers, starts or [], strict=starts is not None):
-                    layer.edges.start = start
-                rule.setup(layers)
-                for layer in layers:
-                    layer.edges.start = None
+                setup_from(rule, layers, starts)
             if starts is not None:
                 check_started(rule, layers, starts)
             wiring = Wiring(model, rule, layers, plan, sizes, ranked, structure)
