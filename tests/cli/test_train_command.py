@@ -237,10 +237,16 @@ def test_an_interrupt_says_how_to_continue(tmp_path: Path, monkeypatch: pytest.M
         raise KeyboardInterrupt
 
     monkeypatch.setattr("wirings.train.phases.train", interrupt)
-    result = CliRunner().invoke(app, ["train", RECIPE, "--out", "run"])
-    assert result.exit_code == 130
-    said = "Interrupted. To continue from the last checkpoint, repeat the command with --resume."
-    assert result.output.strip() == said
+    for saved, said in [
+        (False, "Interrupted before the first checkpoint. To start over, repeat the command."),
+        (True, "Interrupted. To continue from the last checkpoint, repeat the command with --resume."),
+    ]:
+        if saved:
+            (tmp_path / "run").mkdir()
+            (tmp_path / "run" / "last.safetensors").touch()
+        result = CliRunner().invoke(app, ["train", RECIPE, "--out", "run"])
+        assert result.exit_code == 130
+        assert result.output.strip() == said
 
 
 @pytest.mark.parametrize("out", ["o[/v2]", "o[bold]"])

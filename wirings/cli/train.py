@@ -25,6 +25,7 @@ from wirings.utils.console import echo
 from wirings.utils.signals import StopSignals
 
 INTERRUPTED = "Interrupted. To continue from the last checkpoint, repeat the command with --resume."
+UNSAVED = "Interrupted before the first checkpoint. To start over, repeat the command."
 
 
 def train(
@@ -61,6 +62,7 @@ def train(
     from wirings.train.distributed import leave
     from wirings.train.phases import train as train_recipe
     from wirings.train.results import write
+    from wirings.train.run.folder import LAST
     from wirings.train.run.log import ConsoleLog, Log
     from wirings.train.settings import with_overrides
     from wirings.train.sweep.plan import parse_seeds
@@ -92,7 +94,7 @@ def train(
                 )
             except KeyboardInterrupt:
                 if first:
-                    echo(f"\n{INTERRUPTED}", err=True)
+                    echo(f"\n{INTERRUPTED if (folder / LAST).exists() else UNSAVED}", err=True)
                 raise typer.Exit(signals.exit_status) from None
             if result is not None:
                 log.say(f"{found.name}, seed {number}: {result} after {result.wall_s:.0f} s; see {folder}")
