@@ -131,6 +131,15 @@ def test_corrupt_images_raise_or_are_skipped(root: Path, workers: int) -> None:
     assert d.test.skipped == []
 
 
+def test_rejects_folders_of_corrupt_images_only(root: Path) -> None:
+    for image in root.glob("train/*/*"):
+        image.write_text("no image")
+    d = data(root, batch=4, skip_corrupt=True)
+    with pytest.raises(WiringError, match=r"^none of the 12 images can be decoded, such as \S+png \("):
+        list(d.train.epoch(0))
+    assert len(whole(d.test.epoch(0))[1]) == 3
+
+
 def test_very_thin_images_are_corrupt(root: Path) -> None:
     """A row of 60,000 pixels would be enlarged to 13 GB."""
     Image.new("L", (60_000, 1)).save(root / "val" / "bee" / "a.png")
@@ -174,8 +183,10 @@ def test_all_formats_are_decoded(kind: str, tmp_path: Path) -> None:
 def test_batch_with_corrupt_images_only(root: Path) -> None:
     for label in ("ant", "bee", "cow"):
         (root / "val" / label / "a.JPG").write_text("no image")
-    d = data(root, skip_corrupt=True)
-    [(x, y)] = d.test.epoch(0)
+    Image.new("RGB", (9, 9)).save(root / "val" / "cow" / "b.png")
+    d = data(root, batch=3, skip_corrupt=True)
+    (x, y), (_, last) = d.test.epoch(0)
+    assert last.tolist() == [2]
     assert (x.shape, y.shape, len(d.test.skipped)) == ((0, 3, 8, 8), (0,), 3)
 
 

@@ -156,3 +156,9 @@ class DecodingLoader(Loader):
                 "skip_corrupt=True."
             )
         self.skipped += [name for name, _ in corrupt if name not in self.skipped]
+        if corrupt and len(self.skipped) == self.examples:
+            name, reason = corrupt[0]
+            raise WiringError(
+                f"none of the {self.examples:,} images can be decoded, such as {name} ({reason}). Replace them, or "
+                "give another folder."
+            )
