@@ -164,6 +164,7 @@ def test_rejects_what_does_not_fit() -> None:
         ({"start": "weight"}, "unknown start 'weight'"),
         ({"start": "weights", "share": "erk"}, "drop share='erk', or add a budget"),
         ({"start": "weights", "scale_weights": True}, "is for trained weights, which must not be scaled"),
+        ({"start": 10**5000}, "unknown start 'an integer of 16,610 bits'"),
     ):
         with pytest.raises(WiringError, match=message):
             wire_(model, "rigl", **arguments)  # type: ignore[arg-type]

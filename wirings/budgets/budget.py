@@ -36,7 +36,7 @@ from wirings.budgets.schedules import (
 )
 from wirings.errors import WiringError, unknown
 from wirings.utils.checks import is_int, is_number
-from wirings.utils.text import brief, shortened
+from wirings.utils.text import brief
 
 __all__ = [
     "Amount",
@@ -149,7 +149,7 @@ class Budget:
         for pattern, amount in mapping.items():
             where = f"budget[{brief(pattern)}]"
             if not isinstance(pattern, str):
-                text = shortened(str(pattern), 100)
+                text = brief(pattern)
                 raise WiringError(f"{_EXPECTED} {brief(mapping)}: a pattern must be a string; write {text!r}.")
             if isinstance(amount, (Schedule, ConstantSchedule)):
                 continue

@@ -17,6 +17,10 @@ def printable(text: str, keep: str = "") -> str:
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 
+MOST_BITS = 14_000
+"""The largest integers that `brief` writes in digits: Python refuses to convert very large ones."""
+
+
 def brief(value: object) -> str:
     """How messages show what they got: tensors and arrays by their shape, and the rest without its middle.
 
@@ -27,6 +31,8 @@ def brief(value: object) -> str:
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple) and shape:
         return f"a {type(value).__name__} of shape {tuple(shape)}"
+    if isinstance(value, int) and value.bit_length() > MOST_BITS:
+        return f"an integer of {value.bit_length():,} bits"
     return shortened(repr(value), 100)
 
 

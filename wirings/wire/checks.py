@@ -34,13 +34,15 @@ def check_not_wrapped(model: nn.Module) -> None:
 def check_patterns(argument: str, patterns: Any) -> list[str] | None:
     """Return patterns as a list if each of them is a string."""
     if isinstance(patterns, str):
-        raise WiringError(f"{argument}= expects a list of patterns, got a string: write {argument}=[{patterns!r}].")
+        raise WiringError(
+            f"{argument}= expects a list of patterns, got a string: write {argument}=[{brief(patterns)}]."
+        )
     if patterns is not None and (not isinstance(patterns, Iterable) or isinstance(patterns, Tensor)):
         raise WiringError(f"{argument}= expects a list of patterns, got {brief(patterns)}.")
     patterns = None if patterns is None else list(patterns)
     for pattern in patterns or []:
         if not isinstance(pattern, str):
-            hint = f"; write {str(pattern)!r}" if isinstance(pattern, int) else ""
+            hint = f"; write '{brief(pattern)}'" if isinstance(pattern, int) else ""
             raise WiringError(f"{argument}=: a pattern must be a string, got {brief(pattern)}{hint}.")
     return patterns
 

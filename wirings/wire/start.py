@@ -12,6 +12,7 @@ from wirings.errors import WiringError, unknown
 from wirings.rules.rule import Rule, choose_by
 from wirings.selection.sharded import is_sharded, on_shards, whole
 from wirings.selection.weight_groups import WeightGroups
+from wirings.utils.text import brief
 from wirings.wire.checks import first_names
 from wirings.wire.layer import Layer
 from wirings.wire.report import LayerReport
@@ -26,10 +27,11 @@ def check_start(start: object, scale_weights: bool | float) -> None:
     if start is None:
         return
     if not isinstance(start, str) or start not in STARTS:
-        raise unknown("start", str(start), STARTS)
+        raise unknown("start", start if isinstance(start, str) else brief(start), STARTS)
     if scale_weights is not False:
         raise WiringError(
-            f"start={start!r} is for trained weights, which must not be scaled; drop scale_weights={scale_weights!r}."
+            f"start={start!r} is for trained weights, which must not be scaled; drop "
+            f"scale_weights={brief(scale_weights)}."
         )
 
 

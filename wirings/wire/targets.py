@@ -17,6 +17,7 @@ from wirings.utils.layers import (
     parametrizations_of,
     wired_by_default,
 )
+from wirings.utils.text import brief
 
 
 @dataclass(eq=False)
@@ -159,7 +160,7 @@ def _no_match(argument: str, pattern: str, targets: list[Target]) -> WiringError
     nested = [n for n in names if n.endswith(f".{pattern}")]
     hint = f" Patterns match from the start of a name: '*.{pattern}' would match {nested[0]}." if nested else ""
     return WiringError(
-        f"{argument}=[{pattern!r}] matches no weight of the model.{hint} Its weights: {shown or 'none'}."
+        f"{argument}=[{brief(pattern)}] matches no weight of the model.{hint} Its weights: {shown or 'none'}."
     )
 
 
