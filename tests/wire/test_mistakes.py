@@ -160,7 +160,11 @@ MISTAKES = {
         {"budget": {3: 0.5}},
         r"budget= expects a mapping from layer patterns.*got \{3: 0.5\}",
     ),
-    "start is an array": (network, {"start": np.zeros((30, 30))}, r"unknown start 'a ndarray of shape \(30, 30\)'\. Choose from: weights"),
+    "start is an array": (
+        network,
+        {"start": np.zeros((30, 30))},
+        r"unknown start 'a ndarray of shape \(30, 30\)'\. Choose from: weights",
+    ),
     "share is an array": (network, {"density": 0.1, "share": np.zeros((30, 30))}, "share must be a text"),
     "a tensor for a rule": (
         network,
