@@ -119,7 +119,7 @@ def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
     out = tmp_path / "run"
     code, said = run(train_with_signals, 5, interrupt_twice, command(out), output=tmp_path / "output")
     assert code == 130, said
-    assert "repeat the command with --resume" in said
+    assert "Interrupted before the first checkpoint. To start over, repeat the command." in said
     assert "Traceback" not in said
     assert not (out / "last.safetensors").exists()
 
