@@ -109,3 +109,18 @@ def test_two_phases(rule: str, tmp_path: Path) -> None:
     assert result is not None
     assert result.edges == 200
     assert results.read(tmp_path / "complete" / "seed0" / "result.json").steps == 6
+
+
+@pytest.mark.parametrize(("name", "compiled"), [("table2/dnw", False), ("ste/resnet-dnw_cubic-2", True)])
+def test_own_kernels_are_captured_and_not_compiled(name: str, compiled: bool) -> None:
+    torch._dynamo.reset()
+    data = "data.options={shape: [3, 32, 32], examples: 20, test_examples: 20}"
+    settings = with_overrides(recipes.get(name).settings, ["data.name=synthetic", data, "batch=20"])[0]
+    context = ProcessContext(0, 1, torch.device("cuda"))
+    found = build.load_data(settings, context)
+    model, wiring = build.build(settings, found.classes, context)
+    step = TrainingStep(
+        model, wiring, make_optimizer(model, wiring, settings, context.device), settings, context.device
+    )
+    assert capture(step, found.train, print) is not None
+    assert (step.used is not step.model) == compiled

@@ -72,12 +72,18 @@ def edges_of_width(stage: Stage, width: float) -> int:
 class MobileNetV1DNW(nn.Module):
     """A convolution, five static graphs, and a classifier. Takes images, (batch, 3, height, width).
 
+    Attributes:
+        has_own_kernels: Nearly all of a step runs in kernels of this library, which a compiled model cannot use: a
+            captured step is faster if the model is not compiled.
+
     Args:
         classes: Number of classes.
         image_size: Height and width of the images in pixels; up to 64, the first convolution has no stride.
         reach: How many blocks forward an edge may go; 1 is the next block only, None is any number.
         eps: Epsilon of the nodes' norms, see `ConvNode`.
     """
+
+    has_own_kernels = True
 
     def __init__(self, classes: int = 10, image_size: int = 32, reach: int | None = None, eps: float = 1e-5) -> None:
         super().__init__()

@@ -81,7 +81,7 @@ def _compiled(fetch: Callable[[int], tuple[Tensor, Tensor]], size: int) -> Calla
 
 
 def capture(step: TrainingStep, loader: Any, say: Callable[[str], None]) -> CapturedStep | None:
-    """Compile and capture a whole step. Training has not begun: the step is reset afterwards.
+    """Capture a whole step, compiled unless the model has its own kernels. Training has not begun: the step is reset.
 
     Args:
         step: the step to capture.
@@ -102,8 +102,9 @@ def capture(step: TrainingStep, loader: Any, say: Callable[[str], None]) -> Capt
         state = {name: value.clone() for name, value in step.model.state_dict().items()}
         scaler = step.scaler.state_dict()
         try:
-            # Compiled for each batch size: code for all sizes is slower, and would be used for every size.
-            step.used = torch.compile(step.model, dynamic=False)  # type: ignore[assignment]
+            if not getattr(step.model, "has_own_kernels", False):
+                # Compiled for each batch size: code for all sizes is slower, and would be used for every size.
+                step.used = torch.compile(step.model, dynamic=False)  # type: ignore[assignment]
             return CapturedStep(step, loader)
         except WiringError:
             raise
