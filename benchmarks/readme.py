@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import statistics
 import sys
 from pathlib import Path
@@ -158,9 +159,17 @@ def again() -> str:
         known = [result.accuracy for result in results.find(ROOT / "results", name)]
         found = sorted((results.read(path) for path in folder.iterdir()), key=lambda one: (one.commit or "", one.seed))
         shown = f"{with_std(statistics.mean(known), statistics.stdev(known), 2)} ({seeds_cell(len(known))})"
-        runs = ", ".join(f"{one.accuracy:.2f} (seed {one.seed}, `{one.commit}`)" for one in found)
+        runs = ", ".join(_of_commit(list(group)) for _, group in itertools.groupby(found, lambda one: one.commit))
         lines.append(f"| `{name}` | {shown} | {runs} |")
     return "\n".join(lines)
+
+
+def _of_commit(found: list[results.Result]) -> str:
+    """The accuracies of runs of one commit: each, or their mean if there are three or more."""
+    values = [one.accuracy for one in found]
+    if len(found) < 3:
+        return ", ".join(f"{one.accuracy:.2f} (seed {one.seed}, `{one.commit}`)" for one in found)
+    return f"{with_std(statistics.mean(values), statistics.stdev(values), 2)} ({len(found)} seeds, `{found[0].commit}`)"
 
 
 def dead() -> str:
