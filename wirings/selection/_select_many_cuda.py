@@ -282,7 +282,7 @@ def _runs_of(
         rows += [[place, begin, start, min(start + run, size)] for start in range(0, size, run)]
         places.append((shape, stride, begin))
         begin += triton.cdiv(size, ALIGNED) * ALIGNED
-    return torch.tensor(rows).to(device), places, begin
+    return torch.tensor(rows).to(device, non_blocking=True), places, begin
 
 
 def _make_table(
