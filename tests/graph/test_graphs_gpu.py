@@ -1,6 +1,7 @@
 """Graphs on a GPU: the same numbers as on a CPU, whole steps captured in a CUDA graph and compiled."""
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -71,7 +72,7 @@ def test_whole_training_step_can_be_captured(name: str, compiled: bool) -> None:
     twin = copy.deepcopy(model)
     x, y = torch.randn(16, 3, 32, 32, device="cuda"), torch.randint(10, (16,), device="cuda")
 
-    def stepper(model: nn.Module) -> object:
+    def stepper(model: nn.Module) -> tuple[torch.optim.Optimizer, Callable[[], None]]:
         optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, fused=True)
         used = torch.compile(model) if compiled else model
 
@@ -80,9 +81,9 @@ def test_whole_training_step_can_be_captured(name: str, compiled: bool) -> None:
             nn.functional.cross_entropy(used(x), y).backward()
             optimizer.step()
 
-        return step
+        return optimizer, step
 
-    eager, captured = stepper(twin), stepper(model)
+    (other, eager), (optimizer, captured) = stepper(twin), stepper(model)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -93,11 +94,15 @@ def test_whole_training_step_can_be_captured(name: str, compiled: bool) -> None:
     with torch.cuda.graph(graph):
         captured()
     for _ in range(4):
+        # One step from the same state: after a few, these networks amplify differences of rounding beyond any bound.
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        twin.load_state_dict(before)
+        other.load_state_dict(optimizer.state_dict())
         graph.replay()
-    for _ in range(7):
         eager()
-    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
-        assert torch.allclose(a, b, rtol=1e-2, atol=1e-3)
+        for (name, a), b in zip(model.state_dict().items(), twin.state_dict().values(), strict=True):
+            difference, change = (a - b).float().norm(), (a - before[name]).float().norm()
+            assert difference <= 0.02 * change + 1e-6 * b.float().norm(), name
     assert int(model.graph.real().sum()) == 32_000
 
 

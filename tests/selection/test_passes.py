@@ -1,6 +1,7 @@
 """Weights that are made for all layers at once: everything that may happen in and around a forward pass."""
 
 import copy
+import importlib
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -492,6 +493,7 @@ def test_a_rule_with_its_own_forward_is_asked(device: str) -> None:
 
 
 def test_generation_of_a_wired_language_model(device: str) -> None:
+    importlib.import_module("vision")  # transformers imports torchvision if it is installed
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=2, n_head=2)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 
 import wirings
-from wirings.selection import batched, passes
+from wirings.selection import batched, passes, shared
 from wirings.selection import functional as primitive
 
 
@@ -177,6 +177,96 @@ def test_layer_left_out_of_a_pass_is_chosen_again_after_a_step(device: str) -> N
     last.data.copy_(last.data.flip(0, 1) + torch.arange(25, device=device).view(5, 5))  # keeps the version
     wiring.step()
     assert torch.equal(model[6].weight != 0, wiring.masks()["6.weight"])
+
+
+class Losses(nn.Module):
+    """A model that is trained by a method, so that its hooks never run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 4)
+
+    def loss(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x).relu()).square().mean()
+
+
+@pytest.mark.parametrize("share", ["uniform", "global", "scaled"])
+@pytest.mark.parametrize("rule", ["dnw", "soft_threshold", "top_kast"])
+@pytest.mark.parametrize("way", ["fused", "data"])
+@pytest.mark.parametrize("at_once", [False, True])
+def test_writes_without_a_version_are_seen_without_a_forward_pass(
+    rule: str, share: str, way: str, at_once: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passes, "DEVICES", ("cpu", "cuda") if at_once else ())
+    torch.manual_seed(0)
+    model = Losses().to(device)
+    wiring = wirings.wire_(model, rule, density=0.2, share=share)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.05, fused=True)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model.loss(torch.randn(32, 16, device=device)).backward()
+        if way == "fused":
+            optimizer.step()
+        else:
+            for parameter in model.parameters():
+                parameter.data -= 0.5 * parameter.grad / parameter.grad.norm()
+        used = {f"{name}.weight": model.get_submodule(name).weight != 0 for name in ("first", "last")}
+        real = wiring.masks()  # which forgets everything cached
+        assert all(torch.equal(used[name], real[name]) for name in used)
+
+
+def test_shared_ranking_is_made_once_for_a_method(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "DEVICES", ())
+    made, plain = [], shared.rank_together
+    monkeypatch.setattr(shared, "rank_together", lambda *args: made.append(1) or plain(*args))
+    model = Losses().to(device)
+    wirings.wire_(model, "dnw", density=0.2, share="global")
+    made.clear()
+    for count in (1, 2, 3):
+        model.loss(torch.randn(2, 16, device=device))
+        assert len(made) == count
+
+
+@pytest.mark.parametrize("share", ["uniform", "global"])
+def test_compiled_submodule_that_the_model_does_not_use(device: str, share: str) -> None:
+    class Auxiliary(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.main, self.apart = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.main(x)
+
+    torch.manual_seed(0)
+    model = Auxiliary().to(device)
+    wiring = wirings.wire_(model, density=0.25, share=share)
+    compiled, apart = (torch.compile(one, backend="aot_eager") for one in (model, model.apart))
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    x = torch.randn(3, 8, device=device)
+    for _ in range(4):
+        compiled(x).square().sum().backward()
+        wiring.layers[1].weight.grad = torch.randn(8, 8, device=device)
+        optimizer.step()
+        with torch.no_grad():
+            torch.testing.assert_close(apart(x), model.apart(x))
+
+
+def test_pass_that_another_thread_ends(device: str) -> None:
+    class Ended(dict[Any, Any]):
+        """Is cleared as soon as it was looked into."""
+
+        def __contains__(self, key: object) -> bool:
+            found = super().__contains__(key)
+            self.clear()
+            return found
+
+    model = network(device)
+    wiring = wirings.wire_(model, density=0.25)
+    x = torch.randn(2, 3, 8, 8, device=device)
+    before = model(x)
+    for layer in wiring.layers:
+        layer.edges.__dict__["ready"] = Ended()
+    torch.testing.assert_close(model(x), before)
 
 
 def test_recomputing_in_the_backward_pass(device: str) -> None:

@@ -25,7 +25,7 @@ from wirings.selection.weight_groups import WeightGroups
 class GroupedRanking(SharedRanking):
     """The ranking of the blocks of all layers that share one budget."""
 
-    def mask(self, edges: Any, least: int | None = None) -> Tensor:
+    def _mask(self, edges: Any, least: int | None = None) -> Tensor:
         def rank() -> list[Tensor]:
             k: Tensor = self.layers[0].edges.k
             return self._rank(k if least is None else k.clamp(min=least))

@@ -6,16 +6,14 @@ on is noted with it, so that a weight, a budget or a precision that has changed 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
-from weakref import WeakSet
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from wirings.selection import batched
+from wirings.selection.expiry import expired, expires_after_step
 from wirings.selection.gradient import GradientReach, pass_all, pass_all_shrunk
 from wirings.selection.kept_edges import KeptEdges
 from wirings.selection.shared import SelectedWeight
@@ -49,21 +47,6 @@ class ReadyWeight(NamedTuple):
         )
 
 
-_running: WeakSet[ForwardPass] = WeakSet()
-"""The passes for which weights were made. An optimizer's step ends them, since fused ones change no version."""
-
-
-def _end_all(*_: Any) -> None:
-    for current in list(_running):
-        current.end()
-
-
-@functools.cache
-def _watch_optimizers() -> None:
-    """Have all passes ended after every step of any optimizer. Called when the first weights are made."""
-    register_optimizer_step_post_hook(_end_all)
-
-
 class ForwardPass:
     """The forward pass of a model that is running, if any.
 
@@ -85,7 +68,11 @@ class ForwardPass:
         for edges in self._made:
             edges.__dict__["ready"].clear()
         self._made.clear()
-        _running.discard(self)
+        expired(self)
+
+    def expire(self) -> None:
+        """End the pass, since an optimizer has changed weights."""
+        self.end()
 
     def lasts(self) -> bool:
         """Whether the pass is still going on for which weights were made."""
@@ -138,8 +125,7 @@ class ForwardPass:
                 used, other, other._version, other.data_ptr(), k, k._version, grad, edges.training
             )
         self._made += all_edges
-        _running.add(self)
-        _watch_optimizers()
+        expires_after_step(self)
 
 
 def kept_of(

@@ -21,18 +21,20 @@ one by one.
 a GPU the ranking is made once and kept until a weight changes, so that a step costs one ranking however many layers
 ask. For weights that are sharded over processes, the position at which the ranking is cut off is kept instead.
 
-A cached result is used only while its tensors are the same: the same objects, at the same version and address. Writes
-that no version counts (``weight.data``, fused optimizers) are covered by `Selection.forget`, which is called at the
-beginning of every forward pass of the model and by the handle; what was made for a pass is also dropped at its end and
-after every step of an optimizer. Nothing is cached under `torch.compile`, where the compiler merges equal rankings by
-itself, under `torch.func`, or for inference tensors, which have no version.
+A cached result is used only while its tensors are the same: the same objects, at the same version and address. Not
+every write counts a version (``weight.data``, fused optimizers). So everything is dropped at the beginning of every
+forward pass of the model, after every step of an optimizer (`wirings.selection.expiry`) and by the handle. What was
+made for a pass is dropped at its end, and a shared ranking is made again when a layer asks twice outside of a pass.
+Nothing is cached under `torch.compile`, where the compiler merges equal rankings by itself, under `torch.func`, or for
+inference tensors, which have no version.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -83,7 +85,8 @@ class Selection:
         self._pass = ForwardPass(shared, kept)
         self._ranking = SharedRanking()
         # A compiler may run the hook outside of the graph it makes of the model, so what is chosen passes through an
-        # attribute. Once a pass has not used a layer's part, nothing is passed on anymore: it would be out of date.
+        # attribute, which is empty again when the pass ends: a submodule that is compiled by itself would take what is
+        # left in it, though weights may have changed. A model that leaves something is not given anything anymore.
         self._traced: list[KeptPart | None] = []
         self._left_over = False
 
@@ -111,18 +114,29 @@ class Selection:
     def __call__(self, model: nn.Module, args: Any) -> None:
         """Note that a forward pass of the model begins."""
         if torch.compiler.is_compiling():
-            self._left_over |= any(part is not None for part in self._traced)
             self._traced = self._keep_all_traced()
             return
         if not self.layers:  # a copy, which has layers of its own
             self.set_layers(_members(model, self))
         self.forget()
-        self._pass.running = True
+        self._pass.running = self._ranking.lasts = True
 
     def end(self, model: nn.Module, args: Any, output: Any) -> None:
         """Note that a forward pass of the model has ended."""
+        if any(part is not None for part in self._traced):
+            self._left_over, self._traced = True, [None] * len(self._traced)
         if not torch.compiler.is_compiling():
             self._pass.end()
+            self._ranking.lasts = False
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep a ranking that was made, or is made meanwhile: for callers who know which writes no version counts."""
+        before, self._ranking.lasts = self._ranking.lasts, True
+        try:
+            yield
+        finally:
+            self._ranking.lasts = before
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Selection:
         memo[id(self)] = replica = type(self)(self.shared, self.kept)
@@ -177,13 +191,14 @@ class Selection:
         if torch._C._len_torch_dispatch_stack():  # a mode has to see how weights are made
             return None
         current, ready = self._pass, edges.__dict__["ready"]
-        if dtype not in ready or not current.lasts():
+        made: ReadyWeight | None = ready.get(dtype)  # another thread may end the pass at any time
+        if made is None or not current.lasts():
             if not current.serves(weight) or (self.kept.in_training and not edges.training):  # type: ignore[union-attr]
                 return None
             current.prepare(self.layers, weight, dtype)
-            if dtype not in ready:
+            made = ready.get(dtype)
+            if made is None:
                 return None
-        made: ReadyWeight = ready[dtype]
         if made.fits(weight, edges.training):
             return made.used
         if self.shared:  # so the ranking of all layers is out of date

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from wirings.selection import batched, functional, sharded
+from wirings.selection.expiry import expired, expires_after_step
 from wirings.utils.layers import original_weight
 from wirings.utils.transforms import in_transform
 
@@ -37,20 +38,49 @@ def original_of(layer: SelectedWeight) -> Tensor:
 
 
 class SharedRanking:
-    """The ranking of all layers that share one budget, made once and kept until one of their weights changes."""
+    """The ranking of all layers that share one budget, made once and kept until one of their weights changes.
+
+    Not every change counts a version: ``weight.data`` and fused optimizers do not. So a ranking is dropped after every
+    step of an optimizer and, outside of a forward pass of the model, when a layer asks for its part again.
+
+    Attributes:
+        lasts: whether layers may ask for the same ranking several times, as in a forward pass of the model.
+    """
 
     def __init__(self) -> None:
         self.layers: Sequence[SelectedWeight] = []
+        self.lasts = False
         self._cache: dict[Any, Any] = {}
+        self._given: set[tuple[int, int | None]] = set()  # the parts that layers have taken
         self._stamp: Stamp = []  # what the cached rankings were made of,
         self._sharded = False  # and whether any of that was sharded
 
     def forget(self) -> None:
-        self._cache.clear()
+        """Drop the ranking; it is made again when it is next needed."""
+        self._clear()
         self._stamp = []
+
+    def expire(self) -> None:
+        """Drop the ranking, since an optimizer has changed weights."""
+        self.forget()
+
+    def _clear(self) -> None:
+        self._cache.clear()
+        self._given.clear()
+        expired(self)
 
     def mask(self, edges: Any, least: int | None = None) -> Tensor:
         """A layer's part of the ranking: of the budget's number of edges, or of ``least`` if that is more."""
+        if torch.compiler.is_compiling():
+            return self._mask(edges, least)
+        part = (edges.place, least)
+        if part in self._given and not self.lasts:
+            self.forget()
+        found = self._mask(edges, least)
+        self._given.add(part)
+        return found
+
+    def _mask(self, edges: Any, least: int | None = None) -> Tensor:
         weights = self._weights()
 
         def rank() -> list[Tensor] | sharded.Cut:
@@ -72,7 +102,7 @@ class SharedRanking:
             return functional.next_magnitude(row, functional.choose(row, self.layers[0].edges.k, among), among)
         with sharded.on_shards(any(sharded.is_sharded(weight) for weight in weights)):
             parts = [
-                functional.next_magnitude(weight, self.mask(layer.edges), among)
+                functional.next_magnitude(weight, self._mask(layer.edges), among)
                 for layer, weight, among in zip(self.layers, weights, within, strict=True)
             ]
             return torch.stack([sharded.whole(part).double() for part in parts]).amax()
@@ -96,10 +126,11 @@ class SharedRanking:
         shards = any(sharded.is_sharded(weight) for weight in weights)
         stamp = _stamp((self.layers[0].edges.k, *weights, *left), shards)
         if shards != self._sharded or not _same(self._stamp, stamp, shards):
-            self._cache.clear()
+            self._clear()
             self._stamp, self._sharded = stamp, shards
         if what not in self._cache:
             self._cache[what] = find()
+            expires_after_step(self)
         return self._cache[what]
 
 

@@ -58,7 +58,7 @@ def _used_edges(model: nn.Module) -> dict[int, Tensor | None]:
         if selection in ranked:
             continue
         weight = layer.weight
-        with on_shards(is_sharded(weight)):
+        with on_shards(is_sharded(weight)), selection.held():  # gradients belong to what the forward pass has ranked
             if kept is not None and kept.mask is None and selection.layers:  # all layers at once, as the forward pass
                 ranked.add(selection)
                 used |= {id(x.weight): mask for x, mask in zip(selection.layers, selection.choose_all(), strict=True)}

@@ -6,6 +6,7 @@ Both change the model in place, and only after all checks have passed.
 from __future__ import annotations
 
 import warnings
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +41,7 @@ def finalize_(model: nn.Module) -> nn.Module:
         The model.
     """
     layers = checked_layers(model, "finalize")
-    with torch.no_grad(), on_shards(any(is_sharded(layer.weight) for layer in layers)):
+    with torch.no_grad(), on_shards(any(is_sharded(layer.weight) for layer in layers)), _held_rankings(layers):
         for layer in layers:  # computed again: to keep all of them would take as much memory as the model
             # As data, so that layers that share a budget are not ranked again after each of them.
             layer.weight.data.copy_(final_weight(layer))
@@ -79,6 +80,19 @@ def checked_layers(model: nn.Module, what: str) -> list[Layer]:
     places = _wired_layers(model, what)
     if sharding := fsdp.sharded_modules(model):  # not checked before if the handle was never used
         fsdp.check(sharding, places, ranked=False)
+    with _held_rankings(places):
+        return _checked(places)
+
+
+def _held_rankings(layers: list[Layer]) -> ExitStack:
+    """Rank layers that share a budget once, while they are checked and written."""
+    held = ExitStack()
+    for selection in {layer.edges.selection for layer in layers}:
+        held.enter_context(selection.held())
+    return held
+
+
+def _checked(places: list[Layer]) -> list[Layer]:
     _check_totals(places)
     unique: dict[int, Layer] = {}  # tied weights once
     for layer in places:

@@ -41,6 +41,7 @@ GENERATES = ("gpt2", "llama", "t5", "mixtral", "qwen3_moe", "gpt_oss")
 def need_transformers() -> Any:
     """Skip a test if transformers or accelerate cannot be imported; importing them takes seconds."""
     try:
+        importlib.import_module("vision")  # transformers imports torchvision if it is installed
         importlib.import_module("accelerate")
         return importlib.import_module("transformers")
     except Exception as error:
