@@ -11,6 +11,7 @@ FILES = {
     "compact": "compact models (`.safetensors`)",
     "int8": "compact models, rounded to int8",
     "bfloat16": "compact models, rounded to bfloat16",
+    "operators": "compact models with one operator and random arguments",
     "engine": "compiled networks (`.safetensors`)",
     "sparse": "sparse states of `save_sparse`, rounded to int8",
     "sparse_bfloat16": "sparse states, rounded to bfloat16",
@@ -40,6 +41,8 @@ FILES = {
     "cifar_labels": "labels of CIFAR-10 (JSON)",
     "cifar.tar.gz": "CIFAR-10 (archives)",
     "cifar.npy": "CIFAR-10 (prepared)",
+    "cifar100": "CIFAR-100 (pickles)",
+    "cifar100.npy": "CIFAR-100 (prepared)",
 }
 CALLS = {
     "setting_changes": "settings changed at random (`--set`)",

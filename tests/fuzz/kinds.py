@@ -9,6 +9,7 @@ from tests.fuzz import (
     image_sizes,
     interruptions,
     lives,
+    operators,
     programs,
     readers,
     settings,
@@ -29,4 +30,5 @@ FUZZERS: dict[str, Fuzzer] = {
     **image_sizes.FUZZERS,
     **interruptions.FUZZERS,
     **lives.FUZZERS,
+    **operators.FUZZERS,
 }

@@ -40,6 +40,27 @@ def opaque(output: str, target: str, *arguments: Any, inputs: tuple[str, ...] = 
 X: Any = {"InputRef": 0}
 
 
+@pytest.mark.parametrize("value", [-1, -3, 0, 1, 1000, True, 0.5, "x"])
+@pytest.mark.parametrize(
+    ("target", "more", "name"),
+    [
+        ("aten::clone", (), "memory_format"),
+        ("aten::zeros_like", (), "dtype"),
+        ("aten::zeros_like", (), "layout"),
+        ("aten::zeros_like", (), "device"),
+        ("aten::log_softmax.int", (1,), "dtype"),
+        ("aten::to.dtype", (), "dtype"),
+    ],
+)
+def test_numbers_instead_of_constants_are_refused(
+    target: str, more: tuple[int, ...], name: str, value: Any, tmp_path: Path
+) -> None:
+    path = written(tmp_path, {}, about_of(opaque("y", target, X, *more, **{name: value})))
+    for load in (load_compact, engine.load):
+        with pytest.raises(WiringError, match=rf"expected a torch\.\w+ as {name}"):
+            load(path)
+
+
 def test_valid_crafted_file_loads(tmp_path: Path) -> None:
     path = written(tmp_path, {}, about_of(opaque("y", "aten::exp", X)))
     assert torch.equal(load_compact(path)(torch.zeros(2, 4)), torch.ones(2, 4))

@@ -114,8 +114,11 @@ class TorchOperator(Operation):
         _check_references((self.arguments, self.options), len(inputs), len(self.held))
         options = dict(_on_meta(self.options))
         if self.target not in PYTHON_OPERATORS:
-            names = [argument.name for argument in find_operator(self.target)._schema.arguments]
+            schema = find_operator(self.target)._schema.arguments
+            names = [argument.name for argument in schema]
+            expect(len(self.arguments) <= len(names), f"at most {len(names)} arguments")
             expect(set(options) <= set(names), "arguments that the operator has")
+            _check_constants(schema, {**dict(zip(names, self.arguments, strict=False)), **options})
             if "device" in names[len(self.arguments) :]:
                 options["device"] = torch.device("meta")
         own = {name: torch.empty_like(x, device="meta") for name, x in self.tensors().items() if x is not None}
@@ -126,6 +129,24 @@ class TorchOperator(Operation):
         on_meta = all(not isinstance(x, Tensor) or x.is_meta for x in several)
         expect(on_meta, "tensors that depend on its arguments alone")
         return made
+
+
+_CONSTANTS: dict[str, type] = {
+    "ScalarType": torch.dtype,
+    "Layout": torch.layout,
+    "MemoryFormat": torch.memory_format,
+    "Device": torch.device,
+}
+"""PyTorch's names of constants in the schema of an operator. Operators take them as integers, too, without a check: an
+integer that is none of them ends the process."""
+
+
+def _check_constants(schema: Sequence[Any], given: dict[str, Any]) -> None:
+    """Raise if an operator is given anything but a constant where it expects one."""
+    for argument in schema:
+        kind = str(argument.real_type).removeprefix("Optional[").removesuffix("]")
+        if kind in _CONSTANTS and (value := given.get(argument.name)) is not None:
+            expect(isinstance(value, _CONSTANTS[kind]), f"a torch.{_CONSTANTS[kind].__name__} as {argument.name}")
 
 
 def find_operator(target: str) -> Any:
