@@ -86,6 +86,18 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "activations": (lambda: ActivationNode(["relu"]), r"unknown activation"),
     "a list for a solver": (lambda: ContinuousGraph(4, inputs=1, outputs=1, solver=["rk4"]), r"unknown solver"),
     "no tolerance": (lambda: ContinuousGraph(4, inputs=1, outputs=1, rtol=None), r"rtol must be positive"),
+    "a time beyond float32": (
+        lambda: ContinuousGraph(4, inputs=1, outputs=1, solver="euler", steps=1, until=1e300),
+        r"times must be finite, got 1e\+300 to 1e\+300 for a state in torch.float32",
+    ),
+    "a time beyond all floats": (
+        lambda: ContinuousGraph(4, inputs=1, outputs=1, until=10**400),
+        r"times must be finite",
+    ),
+    "a tolerance beyond all floats": (
+        lambda: ContinuousGraph(4, inputs=1, outputs=1, rtol=10**400),
+        r"rtol must be positive and finite",
+    ),
     "a word for a time": (lambda: ContinuousGraph(4, inputs=1, outputs=1, until="1"), r"times must be finite"),
     "one value for a batch norm": (
         lambda: StaticGraph([2, 3], node=ConvNode("batch"))(torch.zeros(1, 2, 1, 1)),

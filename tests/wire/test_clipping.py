@@ -1,5 +1,6 @@
 """`Wiring.clip_grad_norm_`: which edges count, and what it costs."""
 
+import math
 from typing import Any
 
 import pytest
@@ -136,3 +137,31 @@ def test_does_not_wait_for_the_gpu(rule: str, share: str) -> None:
     with without_waiting():
         norm = wiring.clip_grad_norm_(1.0)
     torch.testing.assert_close(norm, expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"max_norm": float("nan")}, "max_norm"),
+        ({"max_norm": -1.0}, "max_norm"),
+        ({"max_norm": "a"}, "max_norm"),
+        ({"max_norm": None}, "max_norm"),
+        ({"max_norm": 10**400}, "max_norm"),
+        ({"max_norm": 1.0, "norm_type": 0}, "norm_type"),
+        ({"max_norm": 1.0, "norm_type": float("nan")}, "norm_type"),
+        ({"max_norm": 1.0, "norm_type": "inf"}, "norm_type"),
+    ],
+)
+def test_rejects_invalid_norms(given: dict[str, Any], what: str) -> None:
+    model, wiring = with_gradients("dnw")
+    before = [p.grad.clone() for p in model.parameters()]
+    with pytest.raises(wirings.WiringError, match=f"{what} must be a number"):
+        wiring.clip_grad_norm_(**given)
+    assert all(torch.equal(p.grad, grad) for p, grad in zip(model.parameters(), before, strict=True))
+
+
+def test_an_infinite_limit_only_measures() -> None:
+    model, wiring = with_gradients("dnw")
+    before = [p.grad.clone() for p in model.parameters()]
+    assert wiring.clip_grad_norm_(math.inf) > 0
+    assert all(torch.equal(p.grad, grad) for p, grad in zip(model.parameters(), before, strict=True))

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from wirings.errors import WiringError, unknown
+from wirings.utils.checks import is_finite
 from wirings.utils.text import brief
 from wirings.utils.transforms import in_transform
 
@@ -151,10 +152,14 @@ class SolverOptions:
             raise unknown("solver", self.method, METHODS)
         if not y.is_floating_point():
             raise WiringError(f"{self.where}: the state must have a real floating-point dtype, got {y.dtype}.")
-        if not all(_number(t) and math.isfinite(t) for t in (self.t0, self.t1)):
-            raise WiringError(f"{self.where}: the times must be finite, got {brief(self.t0)} to {brief(self.t1)}.")
+        most = torch.finfo(y.dtype).max / 4  # differences of times are multiplied with the state
+        if not all(_number(t) and is_finite(t, most) for t in (self.t0, self.t1)):
+            raise WiringError(
+                f"{self.where}: the times must be finite, got {brief(self.t0)} to {brief(self.t1)} for a state in "
+                f"{y.dtype}."
+            )
         for name in ("rtol", "atol"):
-            if not _number(getattr(self, name)) or not 0 < getattr(self, name) < math.inf:
+            if not _number(getattr(self, name)) or not 0 < getattr(self, name) <= most:
                 raise WiringError(
                     f"{self.where}: {name} must be positive and finite, got {brief(getattr(self, name))}."
                 )

@@ -5,6 +5,7 @@ Booleans are never accepted as numbers. NumPy's scalars are accepted wherever Py
 
 import math
 import numbers
+import sys
 from typing import Any, TypeGuard
 
 from wirings.errors import WiringError
@@ -19,6 +20,11 @@ def is_int(value: object) -> TypeGuard[int]:
 def is_number(value: object) -> TypeGuard[float]:
     """Whether a value is a real number by its type; it may be infinite or NaN."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def is_finite(value: float, most: float = sys.float_info.max) -> bool:
+    """Whether a number can be a finite float, of magnitude at most ``most``; Python's integers can be larger."""
+    return -most <= value <= most
 
 
 def check_int(where: str, what: str, value: Any, least: int = 1, most: int | None = None, hint: str = "") -> int:
@@ -52,7 +58,7 @@ def check_number(
         hint: appended to the message, with a space before it.
         above: whether ``least`` itself is excluded.
     """
-    inside = is_number(value) and math.isfinite(value) and least <= value <= most
+    inside = is_number(value) and is_finite(value) and least <= value <= most
     if not inside or (above and value == least):
         if above:
             span = f"above {least:g}" + (f" and at most {most:g}" if math.isfinite(most) else "")

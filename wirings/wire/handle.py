@@ -22,6 +22,7 @@ A training step runs as follows, with the places where it happens:
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -38,7 +39,7 @@ from wirings.rules.rule import Rule, Training
 from wirings.selection import sharded
 from wirings.selection.grouped import GroupedSelection
 from wirings.selection.structure import Structure
-from wirings.utils.checks import check_int
+from wirings.utils.checks import check_int, check_number
 from wirings.utils.layers import original_weight
 from wirings.wire import fsdp
 from wirings.wire.checks import check_total
@@ -300,12 +301,16 @@ class Wiring:
         own rules.
 
         Args:
-            max_norm: the largest norm allowed.
-            norm_type: the order of the norm.
+            max_norm: the largest norm allowed; ``math.inf`` only measures.
+            norm_type: the order of the norm, positive; ``math.inf`` for the largest magnitude.
 
         Returns:
             The norm before clipping.
         """
+        if max_norm != math.inf:
+            max_norm = check_number("wiring.clip_grad_norm_()", "max_norm", max_norm, 0.0, math.inf)
+        if norm_type != math.inf:
+            norm_type = check_number("wiring.clip_grad_norm_()", "norm_type", norm_type, 0.0, math.inf, above=True)
         self._check_wired()  # and forget nothing: what the forward pass has ranked is what the gradients belong to
         with sharded.on_shards(self._sharded()):
             norm = clip_by_used(self.model, max_norm, norm_type)
