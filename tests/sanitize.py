@@ -1,4 +1,4 @@
-"""Run the engine under AddressSanitizer and UndefinedBehaviorSanitizer: ``python -m tests.sanitize --cases 10000``.
+"""Run what is compiled under AddressSanitizer and UndefinedBehaviorSanitizer: ``python -m tests.sanitize``.
 
 The kernels are compiled with both into a cache of their own. Whatever a sanitizer finds ends the process that runs the
 kernels, which fails the test or is counted as a crash of the case.
@@ -18,6 +18,8 @@ ROOT = Path(__file__).parents[1]
 FLAGS = "-g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer"
 LIBRARIES = ("libasan.so", "libubsan.so")
 CACHE = ROOT / "build" / "sanitize"
+TESTS = ("tests/engine", "tests/selection/test_compiled.py")
+"""The tests of everything that is compiled: the kernels of the engine, and the selection of edges."""
 
 
 def compiler() -> str | None:
@@ -54,12 +56,12 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=2000, help="how many random programs")
     parser.add_argument("--seed", type=int, default=0, help="the first of them")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="time for the random programs")
-    parser.add_argument("--no-tests", action="store_true", help="leave out the engine's tests")
+    parser.add_argument("--no-tests", action="store_true", help="leave out the tests")
     parser.add_argument("--record", type=Path, help="folder to write a record to, as JSON")
     given = parser.parse_args()
     env, failed, began, tests = environment(), 0, time.monotonic(), "not run"
     if not given.no_tests:
-        words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/engine"]
+        words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS]
         done = subprocess.run(words, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, check=False)
         tests = done.stdout.strip().splitlines()[-1]
         print(done.stdout if done.returncode else tests, flush=True)

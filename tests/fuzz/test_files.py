@@ -1,6 +1,7 @@
 """Damaged and malicious files raise WiringError."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,20 @@ def test_numbers_instead_of_constants_are_refused(
     for load in (load_compact, engine.load):
         with pytest.raises(WiringError, match=rf"expected a torch\.\w+ as {name}"):
             load(path)
+
+
+@pytest.mark.parametrize("most", ["x", float("nan"), -1, True, [1]])
+def test_rejects_invalid_limits_without_blaming_the_file(most: Any, sound: Path) -> None:
+    for load in (load_compact, engine.load):
+        with pytest.raises(WiringError, match="max_bytes must be a number of at least 0, got"):
+            load(sound, max_bytes=most)
+
+
+def test_folders_and_pipes_are_not_files(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(WiringError, match="is not a file"):
+            load_compact(path)
 
 
 def test_valid_crafted_file_loads(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from wirings.compaction.operations.torch_operator import check_allowed_operator
 from wirings.compaction.program import TORCH_CONSTANTS, Program
 from wirings.compaction.tensor_storage import equal_tensors, is_constant, loaded_tensors, stored_parts
 from wirings.errors import WiringError
+from wirings.utils.checks import check_number
 from wirings.utils.encoded_tensors import Description, rounding_type
 from wirings.utils.files import check_file, check_path, disk_errors, whole_file
 from wirings.utils.tensor_files import OtherFileError, read_tensors, require_safetensors, write_tensors
@@ -106,8 +107,11 @@ def load(path: str | Path, max_bytes: float | None = None) -> Program:
         path: the file.
         max_bytes: the most memory that the weights, and the maps of one image, may take; by default as above.
     """
+    if max_bytes is not None and max_bytes != math.inf:
+        max_bytes = check_number("load", "max_bytes", max_bytes, 0.0, math.inf)
     if not check_path(path).is_file():
-        raise WiringError(f"expected a .safetensors file that wirings saved, but {path} does not exist.")
+        what = "is not a file" if Path(path).exists() else "does not exist"
+        raise WiringError(f"expected a .safetensors file that wirings saved, but {path} {what}.")
     require_safetensors(_WHAT)
     with file_errors(path):
         tensors, header = read_tensors(path, lambda header: _check_header(header, path))
