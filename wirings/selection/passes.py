@@ -1,7 +1,7 @@
 """A forward pass of a model on a GPU: the weights of all its layers are made at once, when the first one is needed.
 
-Every layer finds its weight under ``edges.ready`` and takes it from there, in about a microsecond. Whatever it depends
-on is noted with it, so that a weight, a budget or a precision that has changed since is noticed.
+Every layer finds its weight under ``edges.ready`` and takes it from there. Whatever it depends on is noted with it, so
+that a weight, a budget or a precision that has changed since is noticed.
 """
 
 from __future__ import annotations

@@ -9,12 +9,12 @@ A training step runs as follows, with the places where it happens:
     wiring.step(optimizer)           # 6
 
 1. The forward pass of the model begins. Its pre-hook, `wirings.selection.service.Selection`, drops all earlier choices.
-2. The first wired layer that runs asks for its weight. Its parametrization (`wirings.wire.edges.Edges`) asks the rule
-   (`Rule.forward`), and the rule asks the selection, which chooses the edges of all layers at once: one batched
-   selection on a GPU, one ranking for a shared budget; on a CPU layers with a budget of their own choose when they are
-   asked.
-3. Each further layer takes its weight from what was chosen.
-4. The backward pass: the rule's autograd function decides which edges get a gradient.
+2. The first wired layer that runs asks for its weight. On a GPU, the selection makes the weights of all layers at
+   once, if the rule says what they keep (`Rule.kept`). Otherwise the layer's parametrization
+   (`wirings.wire.edges.Edges`) asks the rule (`Rule.forward`), and the rule asks the selection, which ranks layers
+   that share a budget once.
+3. Each further layer takes its weight from what was made, or is asked itself.
+4. The backward pass: the gradient goes straight through to all edges, or to those that the rule says it reaches.
 5. The optimizer changes the parameters, which hold the weights of all edges, hallucinated ones included.
 6. `Wiring.step` advances the schedules, writes the new budgets to the layers' ``edges.k``, and calls `Rule.update` with
    the step, the planned length of training, and whether the budget has changed. If that raises, everything is restored.
