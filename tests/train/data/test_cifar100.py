@@ -222,6 +222,21 @@ def test_archives_under_official_names_must_have_their_checksums(
 
 
 @pytest.mark.usefixtures("official")
+def test_pickles_must_have_their_checksums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = python(tmp_path / "data")
+    with pytest.raises(WiringError, match=r"expected md5 16019d7\w+ for .*data/train, got "):
+        load("cifar100", directory=folder, per_class=COUNTS)
+    for part in PARTS:
+        monkeypatch.setitem(cifar100.PICKLES, part, hashlib.md5((folder / part).read_bytes()).hexdigest())
+    assert load("cifar100", directory=folder, per_class=COUNTS).md5 == MD5
+    content = bytearray((folder / "test").read_bytes())
+    content[len(content) // 2] ^= 1  # a pixel
+    (folder / "test").write_bytes(content)
+    with pytest.raises(WiringError, match=r"expected md5 \w+ for .*data/test, got "):
+        load("cifar100", directory=folder, per_class=COUNTS)
+
+
+@pytest.mark.usefixtures("official")
 def test_downloads_and_checks_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = (archive(tmp_path / "data") / "cifar-100-binary.tar.gz").read_bytes()
     monkeypatch.setattr(urllib.request, "urlopen", lambda url, timeout: io.BytesIO(content))

@@ -8,8 +8,9 @@ the end of the file: checksums of the sorted records are not published, so a cha
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ ARCHIVES = {
     "cifar-100-python.tar.gz": "eb9058c3a382ffc7106e4002c42a8d85",
 }
 """md5 of the official archives."""
+PICKLES = {"train": "16019d7e3df5f24257cddd939b257f8d", "test": "f0ef6b0ae62326f3e7ffdfab6717acfc"}
+"""md5 of the files in cifar-100-python.tar.gz."""
 URL = "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz"
 FOLDERS = ("", "cifar-100-binary", "cifar-100-python")
 PARTS = ("train", "test")
@@ -192,7 +195,7 @@ def _find(place: Path, official: bool) -> Iterator[Source]:
 
     Args:
         place: The folder or the archive.
-        official: Whether archives under the names of the official ones must have their checksums.
+        official: Whether pickles, and archives under the names of the official ones, must have their checksums.
     """
 
     def nothing() -> Records:
@@ -210,7 +213,7 @@ def _find(place: Path, official: bool) -> Iterator[Source]:
         for ending in (".bin", ""):
             files = [folder / f"{part}{ending}" for part in PARTS]
             if all(file.is_file() for file in files):
-                yield str(folder), lambda files=files: [_from_file(read_part(f), str(f)) for f in files]  # type: ignore[misc]
+                yield str(folder), functools.partial(_from_files, files, official)
     yield from (packed(place / name) for name in ARCHIVES if (place / name).is_file())
     yield str(place), nothing
 
@@ -232,6 +235,18 @@ def _from_folders(folder: Path) -> np.ndarray:
                 raise WiringError(f"{path} must have 32 × 32 pixels, got {pixels.shape[1]} × {pixels.shape[0]}.")
             records.append(np.append(np.uint8(label), pixels.transpose(2, 0, 1)))
     return np.stack(records)
+
+
+def _from_files(files: Sequence[Path], official: bool) -> Records:
+    """Read unpacked files, and compare the checksums of pickles with the official ones if they must be equal."""
+    found = []
+    for file in files:
+        content = read_part(file)
+        expected, got = PICKLES.get(file.name), hashlib.md5(content).hexdigest()
+        if official and expected is not None and got != expected:
+            raise WiringError(f"expected md5 {expected} for {file}, got {got}. Remove it and download it again.")
+        found.append(_from_file(content, str(file)))
+    return found
 
 
 def _from_file(content: bytes, where: str) -> np.ndarray:
