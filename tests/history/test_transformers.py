@@ -1,5 +1,6 @@
 """The structure of transformers: blocks, kinds of layers and heads, found by names and shapes; dead heads."""
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +277,7 @@ def test_heads_that_share_keys_and_values() -> None:
 
 @pytest.mark.parametrize("kind", ["gpt2", "bert", "llama", "vit"])
 def test_hugging_face(kind: str) -> None:
+    importlib.import_module("vision")  # transformers imports torchvision if it is installed
     transformers = pytest.importorskip("transformers")
     small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     small |= {"num_key_value_heads": 2} if kind == "llama" else {}

@@ -414,3 +414,15 @@ def test_states_of_the_former_rule_nm_are_refused() -> None:
     handle = wirings.wire_(nn.Linear(8, 4), "dnw", structure="2:4")
     with pytest.raises(WiringError, match="former rule 'nm'"):
         handle.load_state_dict({**handle.state_dict(), "rule": "nm"})
+
+
+def test_warns_if_one_group_in_every_layer_is_far_above_the_density() -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+
+    text = r"structure='32x32' leaves 25 % of the edges instead of 1 %: .* 2 of 2 layers \(0.weight, 1.weight\) have "
+    with pytest.warns(UserWarning, match=text + "fewer than 100. Use smaller groups"):
+        wiring = wirings.wire_(model(), "dnw", density=0.01, structure="32x32")
+    assert sum(report.edges for report in wiring.report()) == 2 * 32 * 32
+    wirings.wire_(model(), "dnw", density=0.01, structure="4x4")  # 2 of 256 blocks
+    wirings.wire_(model(), "dnw", density=0.2, structure="32x32")  # one of four is near enough

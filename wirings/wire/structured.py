@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,6 +22,7 @@ from wirings.selection.weight_layout import WeightLayout
 from wirings.utils.checks import check_int, is_int, is_number
 from wirings.utils.layers import CONVOLUTIONS, is_graph_weight, sends_first
 from wirings.utils.text import brief
+from wirings.wire.checks import first_names
 from wirings.wire.layer import Layer
 from wirings.wire.targets import Target
 
@@ -209,6 +211,28 @@ def _amount(amount: Amount | None, size: LayerSize, groups: WeightGroups) -> Amo
             f"{amount} edges in {size.name} are fewer than one whole group of {groups.edges // groups.possible:,}."
         )
     return units
+
+
+FAR = 2.0
+"""How many times the density that was asked for the groups of all layers may have before `wire_` warns."""
+
+
+def warn_if_denser(structure: Structure, density: object, targets: Sequence[Target], groups: Any) -> None:
+    """Warn if one group in every layer is much more than a density, the same for all layers, asks for."""
+    if not is_number(density) or structure.nm is not None:
+        return
+    each = list(zip(targets, groups, strict=True))
+    few = [target.name for target, one in each if density * one.possible < 1]
+    total = sum(one.edges for one in groups)
+    least = sum(max(1, int(density * one.possible + 1e-6)) * one.edges / one.possible for one in groups)
+    if few and least > FAR * density * total:
+        warnings.warn(
+            f"structure={structure.text!r} leaves {100 * least / total:.2g} % of the edges instead of "
+            f"{100 * density:.2g} %: every layer keeps one group at least, and {len(few)} of {len(each)} layers "
+            f"({first_names(few)}) have fewer than {math.ceil(1 / density):,}. Use smaller groups, skip these layers, "
+            'or share="global".',
+            stacklevel=3,
+        )
 
 
 def check_whole_groups(layer: Layer, real: Tensor) -> None:

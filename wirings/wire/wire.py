@@ -56,6 +56,7 @@ from wirings.wire.structured import (
     complete,
     groups_of,
     in_groups,
+    warn_if_denser,
 )
 from wirings.wire.targets import Target, all_targets, find
 from wirings.wire.transaction import restored_on_error
@@ -192,6 +193,8 @@ def wire_(
     )
     if wiring.layers[0].edges.shared and not rule.starts_with_all:
         _warn_if_cut_off(reports, share)
+    if made is not None and share == "uniform":
+        warn_if_denser(made, density, targets, groups)
     if rule.keeps_zeros:
         warn_if_all_zero(reports)
     if include is None and budget is None:
