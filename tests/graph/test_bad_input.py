@@ -80,6 +80,14 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         r"Groups: .*different sizes, 8×8, 4×4.*pad=True",
     ),
     "groups without a list": (lambda: Groups(3, [None]), r"Groups: counts must be a list, got 3"),
+    "more nodes than can be counted": (
+        lambda: ContinuousGraph(10**30, inputs=1, outputs=1),
+        r"nodes must be a whole number from 1 to 2147483647, got 10",
+    ),
+    "an array of edges for a rule with its own": (
+        lambda: ContinuousGraph(4, inputs=1, outputs=1, rule="dense", edges=np.zeros((50, 50))),
+        r"^.{1,200}$",
+    ),
     "a group of no nodes": (lambda: Groups([0, 4], [None, None]), r"Groups: each count must be a whole number"),
     "no steps for functions": (lambda: PerStep(ActivationNode(), 0), r"PerStep: steps must be a whole number"),
     "parts that are no list": (lambda: ConvNode(before=None), r"expect lists of parts"),

@@ -20,6 +20,7 @@ from wirings.graph.topology import Blocks, Complete, EdgeTile, Matrix, Topology,
 from wirings.rules import Rule
 from wirings.utils.checks import is_int
 from wirings.utils.layers import parametrizations_of
+from wirings.utils.text import brief
 from wirings.wire.edges import Edges
 from wirings.wire.handle import Wiring
 from wirings.wire.parametrization import read_converted
@@ -108,7 +109,7 @@ class Graph(nn.Module):
         rule = rules.get("dnw" if rule is None else rule)
         if edges is not None and rule.own_budget:
             raise WiringError(
-                f"{self._kind}: rule {rule.name!r} sets the number of edges itself; remove edges={edges!r}."
+                f"{self._kind}: rule {rule.name!r} sets the number of edges itself; remove edges={brief(edges)}."
             )
         if edges is None and not rule.own_budget:
             raise WiringError(

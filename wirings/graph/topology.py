@@ -28,6 +28,9 @@ from wirings.utils.text import brief
 GROUP = 32
 """The number of nodes that a static graph gathers, level by level, before it starts a new group."""
 
+MAX_NODES = 2**31 - 1
+"""The largest number of nodes that a topology takes; far fewer fit into memory."""
+
 Nodes = range | np.ndarray
 
 
@@ -127,7 +130,7 @@ class Blocks(Topology):
             raise WiringError(f"Blocks expects a list with the size of each block, got {brief(sizes)}.")
         self.sizes, self.reach = list(sizes), reach
         for i, size in enumerate(self.sizes):
-            check_int("Blocks", f"the size of block {i}", size)
+            check_int("Blocks", f"the size of block {i}", size, most=MAX_NODES)
         if len(self.sizes) < 2:
             raise WiringError(f"Blocks needs at least 2 blocks, inputs and outputs, got sizes={self.sizes}.")
         if reach is not None:
@@ -178,7 +181,7 @@ class Dag(Topology):
     """
 
     def __init__(self, nodes: int, inputs: int = 1) -> None:
-        self.nodes, self.inputs = check_int("Dag", "nodes", nodes), check_int("Dag", "inputs", inputs)
+        self.nodes, self.inputs = check_int("Dag", "nodes", nodes, most=MAX_NODES), check_int("Dag", "inputs", inputs)
         if inputs >= nodes:
             raise WiringError(f"Dag: inputs={inputs} of {nodes} nodes leaves no node to wire; use more nodes.")
 
@@ -215,7 +218,7 @@ class Complete(Topology):
     """
 
     def __init__(self, nodes: int) -> None:
-        self.nodes = check_int("Complete", "nodes", nodes)
+        self.nodes = check_int("Complete", "nodes", nodes, most=MAX_NODES)
 
     def tiles(self) -> list[EdgeTile]:
         return [EdgeTile(range(self.nodes), range(self.nodes), 0)]
