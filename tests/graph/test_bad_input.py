@@ -88,6 +88,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: ContinuousGraph(4, inputs=1, outputs=1, rule="dense", edges=np.zeros((50, 50))),
         r"^.{1,200}$",
     ),
+    "a stride beyond all maps": (lambda: ConvNode(stride=2**70), r"stride must be a whole number from 1 to 1048576"),
     "a group of no nodes": (lambda: Groups([0, 4], [None, None]), r"Groups: each count must be a whole number"),
     "no steps for functions": (lambda: PerStep(ActivationNode(), 0), r"PerStep: steps must be a whole number"),
     "parts that are no list": (lambda: ConvNode(before=None), r"expect lists of parts"),

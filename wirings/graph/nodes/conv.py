@@ -20,6 +20,7 @@ from wirings.utils.checks import check_bool, check_int, is_int
 from wirings.utils.text import brief
 
 PARTS = ("norm", "activation", "conv")
+MAX_SIZE = 2**20  # pixels of a kernel or a stride
 BATCH_MOMENTUM = 0.1  # PyTorch's default
 _CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 MAP_DIMS = tuple(_CONVOLUTIONS)
@@ -297,8 +298,8 @@ class ConvNode(Node):
         twice = set(self.before) & set(self.after)
         if twice:
             raise WiringError(f"ConvNode: {twice.pop()!r} is in both before= and after=; name it in one of them.")
-        check_int("ConvNode", "stride", self.stride)
-        check_int("ConvNode", "kernel", self.kernel)
+        check_int("ConvNode", "stride", self.stride, most=MAX_SIZE)
+        check_int("ConvNode", "kernel", self.kernel, most=MAX_SIZE)
         check_bool("ConvNode", "pad", self.pad)
         if self.kernel % 2 == 0:
             raise WiringError(f"ConvNode: kernel must be odd, so that it has a centre, got {self.kernel}.")
