@@ -231,6 +231,8 @@ class EngineModel(nn.Module):
     def _check(self, inputs: Sequence[Tensor]) -> None:
         shapes = self.program.inputs
         for (name, shape), like, x in zip(shapes.items(), self._like, inputs, strict=True):
+            if x.is_nested:
+                raise WiringError(f"{name}: a compiled network expects a dense tensor, got a nested one. Pad it.")
             if x.shape[1:] != shape or x.dim() != len(shape) + 1:
                 expected = ", ".join(map(str, ("batch", *shape)))
                 raise WiringError(

@@ -186,13 +186,23 @@ class ExecutionPlan:
             low, high = (int(x) for x in inputs[number].aminmax())
             if low < 0 or high >= limit:
                 raise WiringError(f"this network expects tokens from 0 to {limit - 1:,}, got {low:,} to {high:,}.")
+        try:
+            addresses = [x.data_ptr() for x in inputs]
+        except RuntimeError:  # as within torch.vmap
+            addresses = [0]
+        if not all(addresses):  # the kernels would crash
+            kinds = ", ".join(f"{type(x).__name__} {tuple(x.shape)}" for x in inputs)
+            raise WiringError(
+                f"a compiled network expects tensors that hold their numbers, got {kinds} without any, as within "
+                "torch.vmap or FakeTensorMode. Pass plain tensors."
+            )
         with self._lock:
             if not self._arenas:
                 self._allocate()
             if self._pool is None:
                 self._pool = shared_pool(self.library, self.threads)
-            for i, x in enumerate(inputs):
-                self._inputs[i] = x.data_ptr()
+            for i, address in enumerate(addresses):
+                self._inputs[i] = address
             for i, x in enumerate(outputs):
                 self._outputs[i] = x.data_ptr()
             full = self.library.wirings_run(

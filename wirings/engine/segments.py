@@ -91,7 +91,8 @@ class ProgramSegment:
                 f"a part of this compiled network expects {dtype} ({expected}), got {x.dtype} {tuple(x.shape)}. "
                 "Compile the network for this batch size."
             )
-        return x.contiguous()
+        x = x.contiguous()
+        return x.resolve_neg() if x.is_neg() else x  # of what PyTorch negates as it reads, such as conj().imag
 
 
 def check_tokens(operation: Operation, values: Mapping[str, Tensor]) -> None:
