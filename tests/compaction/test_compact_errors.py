@@ -74,6 +74,17 @@ class Dropping(nn.Module):
         return self.inner.train()(x)[0]  # type: ignore[no-any-return]
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("made", [lambda: nn.Linear(3, 0), lambda: nn.Linear(0, 3), lambda: nn.Conv2d(0, 2, 3)])
+def test_layers_without_weights(made: Any) -> None:
+    model = made().eval()
+    shape = (1, 0, 4, 4) if isinstance(model, nn.Conv2d) else (1, model.in_features)
+    model(torch.randn(shape))
+    for call in (compact, engine.compile):
+        with pytest.raises(WiringError, match=r"the weight of .* so it is empty.*Remove the layer"):
+            call(model, torch.randn(shape))
+
+
 def test_rejects_other_outputs_and_randomness() -> None:
     with pytest.raises(WiringError, match=r"got set. Wrap the model"):
         compact(Returns(lambda x: {x}), torch.randn(1, 2))

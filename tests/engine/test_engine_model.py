@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import wirings
 from tests.engine.test_kernels import nodes
@@ -182,6 +183,55 @@ def test_copies_and_pickles(program: Program) -> None:
     made = engine.compile(program, engine="sparse", threads=2)
     for other in (copy.deepcopy(made), pickle.loads(pickle.dumps(made)), engine.compile(made, engine="dense")):
         close(other(images), made(images))
+
+
+@pytest.mark.parametrize("way", ["auto", "sparse", "dense"])
+def test_inputs_that_pytorch_negates_as_it_reads(way: str) -> None:
+    model = nn.Linear(4, 2).eval()
+    made = engine.compile(model, torch.randn(1, 4), engine=way, threads=2)
+    for batch in (1, 5):
+        x = torch.randn(batch, 4, dtype=torch.cfloat).conj().imag
+        assert x.is_neg()
+        close(made(x), model(x.resolve_neg()).detach())
+        close(made(x[:1].expand(batch, 4)), model(x[:1].expand(batch, 4)).detach())
+
+
+class Wrapper(Tensor):
+    """A tensor whose numbers are another's, as those of many libraries are."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> "Wrapper":
+        made = Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # type: ignore[attr-defined]
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*(x.inner if isinstance(x, Wrapper) else x for x in args), **(kwargs or {}))
+
+
+def without_storage() -> Tensor:
+    x = torch.randn(2, 4)
+    x.untyped_storage().resize_(0)
+    return x
+
+
+@needs_kernels
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_tensors_without_numbers_of_their_own_are_refused() -> None:
+    """The kernels would read from address zero."""
+    made = engine.compile(nn.Linear(4, 2).eval(), torch.randn(1, 4), engine="sparse", threads=1)
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(torch.randn(2, 4))
+    for x in (without_storage(), Wrapper(torch.randn(2, 4)), fake, torch._efficientzerotensor((2, 4))):
+        with pytest.raises(WiringError, match=r"tensors that hold their numbers, got .*Pass plain tensors"):
+            made(x)
+    with pytest.raises(WiringError, match=r"tensors that hold their numbers"):
+        torch.vmap(made)(torch.randn(3, 2, 4))
+    with pytest.raises(WiringError, match=r"a nested one\. Pad it"):
+        made(torch.nested.nested_tensor([torch.randn(4), torch.randn(4)]))
 
 
 @needs_kernels

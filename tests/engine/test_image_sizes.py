@@ -1,6 +1,8 @@
 """Images of every size: compiled networks return what PyTorch does or raise; they never crash the process."""
 
 import dataclasses
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +20,9 @@ from wirings.compaction.operations import Conv
 from wirings.compaction.program import Program
 from wirings.engine import bounds
 from wirings.engine.engine_model import EngineModel
+from wirings.engine.execution_plan import ExecutionPlan
 from wirings.engine.memory_layout import MapMemory
+from wirings.engine.memory_needs import bytes_per_image
 from wirings.engine.pack_weights import grouped
 from wirings.engine.quantization import Quantization
 from wirings.engine.step import LoweredStep, StepContext
@@ -240,6 +244,110 @@ def test_networks_that_do_not_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("wirings.engine.execution_plan.installed_memory", lambda: plan.bytes)
     with pytest.raises(WiringError, match=r"bytes of memory on 4 threads, but this machine has .* Use fewer threads"):
         engine.compile(program, engine="sparse", threads=4)
+
+
+def say_available(monkeypatch: pytest.MonkeyPatch, left: int) -> None:
+    for module in ("memory_needs", "execution_plan", "verification"):
+        monkeypatch.setattr(f"wirings.engine.{module}.available_memory", lambda: left)
+
+
+@needs_kernels
+def test_many_images_that_do_not_fit_are_run_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Networks are compared on as many images as fit into memory."""
+    program = nodes(0, (20, 20), [60, 40], 1, 0.5)
+    images = torch.randn(5, 3, 20, 20)
+    full = engine.compile(program, engine="sparse", threads=4)
+    each = bytes_per_image(program, program.shapes())
+    (segment,) = full._segments
+    assert segment.plan is not None
+    scratch = sum(4 * len(arena.values) for arena in segment.plan._scratch)
+    for more, batches, several in (
+        (full.bytes + 5 * each, True, 5),
+        (segment.plan.bytes + scratch + 2 * each, False, 2),
+        (segment.plan.bytes + scratch + each, False, 1),
+    ):
+        counts: list[int] = []
+        run = Program.run
+
+        def counted(self: Program, *inputs: Tensor, counts: list[int] = counts, run: Any = run) -> Any:
+            counts.append(len(inputs[0]))
+            return run(self, *inputs)
+
+        with monkeypatch.context() as patch:
+            say_available(patch, more)
+            patch.setattr(Program, "run", counted)
+            made = engine.compile(program, engine="sparse", threads=4)
+        assert [(p.plan is not None, p.batch_plan is not None) for p in made._segments] == [(True, batches)]
+        assert counts == [several]
+        torch.testing.assert_close(made(images), program.run(images)[0], rtol=1e-5, atol=1e-5)
+
+
+@needs_kernels
+@pytest.mark.parametrize("threads", [1, 4])
+def test_images_that_do_not_fit_are_refused_or_run_on_pytorch(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = nodes(0, (20, 20), [60, 40], 1, 0.5)
+    images = torch.randn(5, 3, 20, 20)
+    (segment,) = engine.compile(program, engine="sparse", threads=threads)._segments
+    assert segment.plan is not None
+    scratch = sum(4 * len(arena.values) for arena in segment.plan._scratch)
+    say_available(monkeypatch, segment.plan.bytes + scratch + bytes_per_image(program, program.shapes()) // 2)
+    for way in ("sparse", "dense"):
+        with pytest.raises(WiringError, match=r"images of this size need .* bytes .* available: .* Use fewer threads"):
+            engine.compile(program, engine=way, threads=threads)
+    made = engine.compile(program, engine="auto", threads=threads)
+    assert made.uses_torch
+    torch.testing.assert_close(made(images), program.run(images)[0])
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: not enough memory: you tried to"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+        MemoryError("not enough memory to run 3 images"),
+    ],
+)
+def test_failed_allocations_are_refused_or_run_on_pytorch(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = nodes(0, (20, 20), [6, 4], 1, 0.5)
+
+    def fails(*_: Any) -> None:
+        raise error
+
+    for name in ("run", "choose"):
+        with monkeypatch.context() as patch:
+            patch.setattr(ExecutionPlan, name, fails)
+            with pytest.raises(WiringError, match=r"not enough memory to compile .* Use fewer threads, smaller images"):
+                engine.compile(program, engine="sparse", threads=2)
+            made = engine.compile(program, engine="auto", threads=2)
+        assert made.uses_torch
+        images = torch.randn(3, 3, 20, 20)
+        torch.testing.assert_close(made(images), program.run(images)[0])
+
+
+@needs_kernels
+@pytest.mark.skipif(sys.platform != "linux", reason="it limits memory as Linux does")
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["auto", "sparse"])
+def test_large_results_with_little_memory(way: str) -> None:
+    """Four images of 256 MiB each and their copies would take more than the process may."""
+    code = f"""
+import resource, torch
+from torch import nn
+from wirings import WiringError, engine
+from tests.fuzz.runner import limit_memory
+engine.available()
+limit_memory(3 * 2**29)
+model = nn.Upsample(scale_factor=2048)
+image = torch.randn(1, 1, 4, 4)
+try:
+    made = engine.compile(model, image, engine="{way}", threads=7)
+except WiringError as error:
+    assert "memory" in str(error), error
+else:
+    assert torch.equal(made(image), model(image))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @needs_kernels

@@ -15,8 +15,9 @@ from wirings.compaction.compact_model import CompactModel
 from wirings.compaction.compare import TOLERANCE, check_outputs, largest_magnitude, relative_difference
 from wirings.compaction.fold import fold
 from wirings.compaction.lower_graphs import can_lower, lower_discrete, lower_static
+from wirings.compaction.operations.weighted_sum import WeightedSum
 from wirings.compaction.output_structure import flatten_outputs
-from wirings.compaction.program import Program
+from wirings.compaction.program import LARGE_IMAGE, Program
 from wirings.compaction.prune import prune
 from wirings.compaction.report import CompactionReport, model_size, program_size, uncounted_operators
 from wirings.compaction.trace import LowerModule, trace
@@ -82,6 +83,12 @@ def compact(model: nn.Module, example_input: ExampleInput | None = None) -> Comp
     if left_out:
         program.notes["left_out"] = left_out
     program = program.without_unused()
+    for o in program.operations:
+        if isinstance(o, WeightedSum) and o.weight.numel() == 0:
+            raise WiringError(
+                f"the weight of {o.output} has shape {tuple(o.weight.shape)}, so it is empty, and nothing passes "
+                "through the layer. Remove the layer, or use the model as it is."
+            )
     small = shrink(program)
     if program_size(small).bytes > program_size(program).bytes + FEW_BYTES:
         # The maps in place of constant channels are larger than the weights that they replace.
@@ -200,8 +207,10 @@ def _works_for_any_size(model: nn.Module, small: Program, inputs: Sequence[Tenso
 
     def enlarge(x: Tensor) -> Tensor:
         x = x if "batch" in small.notes else x[:1]
+        share = 2 if x.numel() <= LARGE_IMAGE else 16  # more pixels need more memory than the example
         for dim in range(2, x.dim()):
-            x = torch.cat([x, x], dim).narrow(dim, 0, x.shape[dim] + x.shape[dim] // 2 + 1)
+            more = x.shape[dim] // share + 1
+            x = torch.cat([x, x.narrow(dim, 0, more)], dim)
         return x
 
     if small.one_size:

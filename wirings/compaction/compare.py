@@ -16,6 +16,9 @@ TOLERANCE = 1e-5
 WORSE = 10
 """Outputs may be so many times as far from exact arithmetic as the model's own."""
 
+PIECE = 2**18
+"""How many numbers are compared at a time."""
+
 
 @torch.no_grad()
 def check_outputs(
@@ -72,14 +75,23 @@ def check_outputs(
 
 def largest_magnitude(x: Tensor) -> float:
     """The largest finite magnitude of a tensor; 1 if it has none, or if all are zero."""
-    finite = x[torch.isfinite(x)].double()
-    return (float(finite.abs().max()) or 1.0) if finite.numel() else 1.0
+    finite = (piece[torch.isfinite(piece)].double() for piece in _pieces(x))
+    return max((float(piece.abs().max()) for piece in finite if piece.numel()), default=0.0) or 1.0
 
 
 def relative_difference(one: Tensor, two: Tensor, scale: float) -> float:
     """The largest difference between two tensors, divided by ``scale``."""
     if one.shape != two.shape:
         raise WiringError(f"the compact model returns shape {tuple(one.shape)}, the model {tuple(two.shape)}.")
-    difference = (one.double() - two.double()).abs()
-    same = torch.isnan(one) & torch.isnan(two) | (one == two)  # infinities are equal, but their difference is NaN
-    return float(torch.where(same, 0.0, difference).max()) / scale if difference.numel() else 0.0
+    if not one.numel():
+        return 0.0
+    found = []
+    for a, b in zip(_pieces(one), _pieces(two), strict=True):
+        same = torch.isnan(a) & torch.isnan(b) | (a == b)  # infinities are equal, but their difference is NaN
+        found.append(torch.where(same, 0.0, (a.double() - b.double()).abs()).max())
+    return float(torch.stack(found).max()) / scale
+
+
+def _pieces(x: Tensor) -> tuple[Tensor, ...]:
+    """The numbers of a tensor in pieces: in double precision, all of a large image's would take gigabytes."""
+    return x.reshape(-1).split(PIECE)

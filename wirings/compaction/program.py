@@ -25,6 +25,8 @@ TORCH_CONSTANTS = {str(x): x for x in (
 
 LARGE_WORK = 1e9
 """Above this many multiply-adds, roughly, shapes are found on the meta device instead of by running the program."""
+LARGE_IMAGE = 2**20
+"""Above this many pixels, too: some of PyTorch's convolutions take 16 floats for every pixel of one channel."""
 
 
 @dataclass(eq=False)
@@ -53,13 +55,13 @@ class Program:
     @torch.no_grad()
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of every tensor, without the batch dimension, for inputs of the program's sizes."""
-        zeros = self.zeros(self.notes.get("batch", 1))
+        batch = self.notes.get("batch", 1)
         values: dict[str, Tensor] | None = None
-        work = sum(x.numel() for _, x in self.tensors()) * max(math.prod(shape[1:]) for shape in self.inputs.values())
-        if work > LARGE_WORK:
+        pixels = max(math.prod(shape[1:]) for shape in self.inputs.values())
+        if pixels > LARGE_IMAGE or pixels * sum(x.numel() for _, x in self.tensors()) > LARGE_WORK:
             with contextlib.suppress(Exception):  # not every operator supports the meta device
-                values = self.to("meta").values(*(x.to("meta") for x in zeros))
-        values = self.values(*zeros) if values is None else values
+                values = self.to("meta").values(*(x.to("meta") for x in self.zeros(batch)))
+        values = self.values(*self.zeros(batch)) if values is None else values
         return {name: tuple(x.shape[1:]) for name, x in values.items() if isinstance(x, Tensor)}
 
     @property

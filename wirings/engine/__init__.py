@@ -24,6 +24,7 @@ from wirings.engine.bfloat16 import restore_slower, round_weights
 from wirings.engine.build import kernels
 from wirings.engine.choices import ENGINES, check_choices, check_settings
 from wirings.engine.engine_model import EngineModel
+from wirings.engine.memory_needs import images_that_fit, memory_errors
 from wirings.engine.operations import supports
 from wirings.engine.quantization import SAMPLE, Quantization, choose_layers, read_batches
 from wirings.engine.report import EngineReport, StepReport
@@ -70,6 +71,18 @@ def compile(
     """
     check_settings(engine, threads)
     kind = _dtype(dtype, calibrate)
+    with memory_errors():
+        return _compiled(model, example_input, engine, threads, kind, calibrate)
+
+
+def _compiled(
+    model: nn.Module | Program,
+    example_input: ExampleInput | None,
+    engine: str,
+    threads: int | None,
+    kind: str,
+    calibrate: Iterable[Any] | None,
+) -> EngineModel:
     if isinstance(model, EngineModel):
         model = model.program
     if not isinstance(model, (Program, CompactModel)):
@@ -118,7 +131,8 @@ def quantization_for(
         return None
     program = program.to("cpu", torch.float32)
     shapes = program.shapes()
-    examples = [inputs or program.example(SAMPLE)] if calibrate is None else read_batches(program, calibrate)
+    sample = images_that_fit(program, shapes, [SAMPLE]) or 1
+    examples = [inputs or program.example(sample)] if calibrate is None else read_batches(program, calibrate)
     return choose_layers(program, lambda o: supports(o, shapes), examples, calibrate is not None)
 
 
@@ -150,8 +164,9 @@ def load(
                 threads = saved["threads"]
         # Run the program as compiling does, on the same batch sizes: what fails after that is not the file's fault.
         program = program.to("cpu", torch.float32)
-        for batch in (1, (threads or torch.get_num_threads()) + 1):
-            program.run(*program.example(batch))
+        several = (threads or torch.get_num_threads()) + 1
+        for batch in (1, images_that_fit(program, program.shapes(), [several])):
+            program.run(*program.example(batch or 1))
         quantization = Quantization.from_mapping(saved["int8"], program) if saved and "int8" in saved else None
     fast = EngineModel(program, engine or "auto", threads, saved, quantization)
     if fast.engine == "auto":

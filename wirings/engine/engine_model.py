@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wirings.compaction import check_export_path, check_outputs
+from wirings.compaction import check_export_path
 from wirings.compaction.operations import Embedding, Operation
 from wirings.compaction.program import Program, bind_inputs, check_batch
 from wirings.compaction.report import operation_counts
@@ -22,21 +22,19 @@ from wirings.engine.choices import check_settings, is_valid_choice
 from wirings.engine.execution_plan import ExecutionPlan
 from wirings.engine.export import export_network
 from wirings.engine.int8_speed import slower_layers
+from wirings.engine.memory_needs import NotEnoughMemoryError, images_that_fit, says_not_enough
 from wirings.engine.quantization import Quantization
 from wirings.engine.report import EngineReport, StepReport
-from wirings.engine.segments import ProgramSegment, check_tokens, split_program
+from wirings.engine.segments import ProgramSegment, check_tokens, run_segments, split_program
 from wirings.engine.step import StepChoice
 from wirings.engine.tune import fastest_of, step_seconds, tune
+from wirings.engine.verification import missing_bytes, run_images_in_turn, verify
 from wirings.errors import WiringError
 from wirings.utils.compiler import processor
 
 if TYPE_CHECKING:
     from wirings.engine.generation import TokenGenerator
 
-TOLERANCE = 1e-3
-"""A larger difference from PyTorch's outputs, as a share of the largest output, cannot be explained by rounding."""
-INT8_TOLERANCE = 0.1
-"""The same for networks in int8, where a number that is rounded differently changes by a whole step."""
 SLOWER = 0.9
 """PyTorch is used if it takes less than this share of the kernels' time; anything closer may be noise."""
 CLEARLY_SLOWER = 3.0
@@ -78,8 +76,12 @@ class EngineModel(nn.Module):
         self._seconds: tuple[float, float] | None = None
         self._compared = False  # whether it is known that the kernels are faster than PyTorch, or not
         if library is not None:
-            self._choose(choices)
-            self._verify()
+            try:
+                self._prepare(choices)
+            except Exception as error:
+                if engine != "auto" or not says_not_enough(error):
+                    raise
+                self._segments, self.compiled = self._make_segments(None), False
 
     # ---- compiling --------------------------------------------------------------------------------------------------
 
@@ -108,6 +110,15 @@ class EngineModel(nn.Module):
                         segment.batch_plan = None if many.too_large else many
             segments.append(segment)
         return segments
+
+    def _prepare(self, choices: dict[str, Any] | None) -> None:
+        try:
+            self._choose(choices)
+        except NotEnoughMemoryError:
+            if not run_images_in_turn(self._segments):
+                raise
+            self._choose(choices)
+        verify(self.program, self._shapes, self._segments, self.threads, self.quantization)
 
     def _plans(self) -> list[ExecutionPlan]:
         return [p for segment in self._segments for p in (segment.plan, segment.batch_plan) if p is not None]
@@ -152,19 +163,6 @@ class EngineModel(nn.Module):
         self._segments = self._make_segments(kernels())
         return True
 
-    def _verify(self) -> None:
-        """Raise unless the kernels compute what PyTorch does, with one image per thread and with one on all threads.
-
-        This finds bugs. The tolerance is wide, since sums in another order are rounded differently.
-        """
-        images = self.program.example(self.threads + 1)
-        found = self._run_segments(self._segments, images)
-        reference, tolerance = self.program, TOLERANCE
-        if self.quantization is not None:
-            reference, tolerance = self.quantization.reference(self.program), INT8_TOLERANCE
-        # What rounding to int8 may do shows in how far the reference is from the network itself.
-        check_outputs(self.program, found, images, reference.run(*images), "the compiled network", tolerance)
-
     def use_torch_if_faster(self, inputs: Sequence[Tensor] | None = None, model: nn.Module | None = None) -> None:
         """Use PyTorch instead if it is faster for a batch like ``inputs``, with PyTorch's own threads.
 
@@ -175,11 +173,14 @@ class EngineModel(nn.Module):
         """
         if not self.compiled or not any(segment.plan for segment in self._segments):
             return
+        count = 1 if inputs is None else len(inputs[0])
+        if not images_that_fit(self.program, self._shapes, [count], missing_bytes(self._segments)):
+            return  # the kernels need less memory
         given = self.program.example(1) if inputs is None else inputs
         whole = self._torch_segment()
-        calls = [lambda: self._run_segments(self._segments, given)]
+        calls = [lambda: run_segments(self.program, self._segments, given, self.threads)]
         if not self._compared:
-            calls.append(lambda: self._run_segments([whole], given))
+            calls.append(lambda: run_segments(self.program, [whole], given, self.threads))
         if model is not None:
             calls.append(torch.no_grad()(lambda: model(*given)))
         if len(calls) == 1:
@@ -220,17 +221,14 @@ class EngineModel(nn.Module):
         if self._original:
             with torch.no_grad():
                 return list(self._original[0](*inputs))
-        return self._run_segments([self._program_on_torch] if self._program_on_torch else self._segments, inputs)
-
-    def _run_segments(self, segments: Sequence[ProgramSegment], inputs: Sequence[Tensor]) -> list[Tensor]:
-        values: dict[str, Tensor] = dict(zip(self.program.inputs, inputs, strict=True))
-        for segment in segments:
-            segment.run(values, self.threads)
-        return [values[name] for name in self.program.outputs]
+        segments = [self._program_on_torch] if self._program_on_torch else self._segments
+        return run_segments(self.program, segments, inputs, self.threads)
 
     def _check(self, inputs: Sequence[Tensor]) -> None:
         shapes = self.program.inputs
         for (name, shape), like, x in zip(shapes.items(), self._like, inputs, strict=True):
+            if x.is_nested:
+                raise WiringError(f"{name}: a compiled network expects a dense tensor, got a nested one. Pad it.")
             if x.shape[1:] != shape or x.dim() != len(shape) + 1:
                 expected = ", ".join(map(str, ("batch", *shape)))
                 raise WiringError(

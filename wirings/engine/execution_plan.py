@@ -16,13 +16,14 @@ from wirings.compaction.program import Program
 from wirings.engine.build import kernel_kinds
 from wirings.engine.kernel_step import KernelStep
 from wirings.engine.lowering import Lowering
+from wirings.engine.memory_needs import expect_available, not_enough
 from wirings.engine.operations import lower
 from wirings.engine.pack_steps import PackedStep
 from wirings.engine.quantization import Quantization
 from wirings.engine.step import KernelSizes, LoweredStep, StepChoice, WorkDivision
 from wirings.engine.thread_pool import ThreadPool, reset_in_children, shared_pool
 from wirings.errors import WiringError
-from wirings.utils.memory import installed_memory
+from wirings.utils.memory import available_memory, installed_memory
 
 MAX_FLOATS = 2**31 - 2**16
 """The most floats of maps, and words of the weights of one step, that the kernels can address."""
@@ -93,13 +94,16 @@ class ExecutionPlan:
         numbers = {name: number for number, name in enumerate(program.inputs)}
         self._limits = {numbers[name]: limit for name, limit in program.index_limits().items()}
         self._output_sizes = _sizes(self.output_shapes)
+        images = 1 if together else threads
+        self._besides = (like.missing if like else 0) + 4 * images * (sum(self._input_sizes) + sum(self._output_sizes))
+        """Bytes for another plan, and for the images that it is measured with."""
         self.choices: list[StepChoice] = []
 
     @property
     def too_large(self) -> bool:
         """Whether it exceeds the 32-bit offsets of the kernels, or the memory of this machine."""
         counted = self.lowering.floats > MAX_FLOATS or any(step.words > MAX_FLOATS for step in self.steps)
-        return counted or self.bytes > installed_memory()
+        return counted or self.bytes > installed_memory() or self._besides + self.bytes > available_memory()
 
     # ---- how steps are computed --------------------------------------------------------------------------------------
 
@@ -133,11 +137,10 @@ class ExecutionPlan:
         need = max((self.library.wirings_scratch(ctypes.byref(p.step)) for p in packed), default=0)
         wanted = self.bytes + 4 * need * self.threads
         if wanted > installed_memory():
-            raise WiringError(
-                f"images of this size need {wanted:,} bytes of memory on {self.threads} threads, "
-                f'but this machine has {installed_memory():,}. Use fewer threads, smaller images, or engine="torch".'
-            )
+            raise not_enough(wanted, self.threads, installed_memory(), "this machine has")
         if not self._scratch or len(self._scratch[0].values) < need:
+            self._scratch = []  # freed before more is allocated
+            expect_available(4 * need * self.threads + self.missing, self.threads)
             self._scratch = [KernelMemory(self.library, need) for _ in range(self.threads)]
         self._scratches = _pointers(self._scratch)
 
@@ -171,6 +174,11 @@ class ExecutionPlan:
         """Bytes of memory for maps."""
         return 4 * self.lowering.floats * (self.lowering.bands if self.together else self.threads)
 
+    @property
+    def missing(self) -> int:
+        """Bytes for maps that are allocated with the first call."""
+        return 0 if self._arenas else self.bytes
+
     def run(self, inputs: Sequence[Tensor], times: np.ndarray | None = None) -> list[Tensor]:
         """The outputs for inputs, which are contiguous float32 tensors on the CPU.
 
@@ -186,13 +194,23 @@ class ExecutionPlan:
             low, high = (int(x) for x in inputs[number].aminmax())
             if low < 0 or high >= limit:
                 raise WiringError(f"this network expects tokens from 0 to {limit - 1:,}, got {low:,} to {high:,}.")
+        try:
+            addresses = [x.data_ptr() for x in inputs]
+        except RuntimeError:  # as within torch.vmap
+            addresses = [0]
+        if not all(addresses):  # the kernels would crash
+            kinds = ", ".join(f"{type(x).__name__} {tuple(x.shape)}" for x in inputs)
+            raise WiringError(
+                f"a compiled network expects tensors that hold their numbers, got {kinds} without any, as within "
+                "torch.vmap or FakeTensorMode. Pass plain tensors."
+            )
         with self._lock:
             if not self._arenas:
                 self._allocate()
             if self._pool is None:
                 self._pool = shared_pool(self.library, self.threads)
-            for i, x in enumerate(inputs):
-                self._inputs[i] = x.data_ptr()
+            for i, address in enumerate(addresses):
+                self._inputs[i] = address
             for i, x in enumerate(outputs):
                 self._outputs[i] = x.data_ptr()
             full = self.library.wirings_run(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -91,7 +91,18 @@ class ProgramSegment:
                 f"a part of this compiled network expects {dtype} ({expected}), got {x.dtype} {tuple(x.shape)}. "
                 "Compile the network for this batch size."
             )
-        return x.contiguous()
+        x = x.contiguous()
+        return x.resolve_neg() if x.is_neg() else x  # of what PyTorch negates as it reads, such as conj().imag
+
+
+def run_segments(
+    program: Program, segments: Sequence[ProgramSegment], inputs: Sequence[Tensor], threads: int
+) -> list[Tensor]:
+    """The outputs of a program, in its order, computed by its segments."""
+    values: dict[str, Tensor] = dict(zip(program.inputs, inputs, strict=True))
+    for segment in segments:
+        segment.run(values, threads)
+    return [values[name] for name in program.outputs]
 
 
 def check_tokens(operation: Operation, values: Mapping[str, Tensor]) -> None:
