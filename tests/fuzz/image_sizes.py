@@ -28,6 +28,8 @@ WEIGHTS = 2**20
 """The most weights of a layer."""
 HUGE = (2**15, 2**16 + 1, 10**6, 2**31 - 1, 2**31, 2**32 + 1, 2**40, 2**62)
 """Strides, dilations and paddings that do not fit into fewer bits."""
+HUGE_SHARE = 0.03
+"""The share of cases with images of 4,096 to 8,192 pixels a side and several threads."""
 CLOSE = 3e-5
 """The difference from PyTorch's outputs, as a share of the largest, that rounding explains."""
 
@@ -74,7 +76,9 @@ def convolution(draw: random.Random, channels: int, sides: Sequence[int], large:
     weights, after = out * channels // groups * math.prod(kernel), math.prod(lengths(sides, axes))
     padded = channels * math.prod(n + 2 * p for n, (_, _, p, _) in zip(sides, axes, strict=True))
     read = weights * math.prod(lengths(sides, axes)[:-1]) * sides[-1]  # the engine passes over rows as a whole
-    if weights > WEIGHTS or weights * after > PRODUCTS or read > PRODUCTS or out * after > NUMBERS:
+    pixels = channels * math.prod(sides)
+    products, numbers = max(PRODUCTS, 9 * pixels), max(NUMBERS, 2 * pixels)  # one convolution of a large image
+    if weights > WEIGHTS or weights * after > products or read > products or out * after > numbers:
         return None
     mode = draw.choice(("zeros", "zeros", "zeros", "reflect", "replicate", "circular")) if padded < NUMBERS else "zeros"
     made = (nn.Conv1d if len(sides) == 1 else nn.Conv2d)(
@@ -141,6 +145,11 @@ def network(draw: random.Random, images: Tensor) -> nn.Module | None:
     return nn.Sequential(*layers).eval() if layers else None
 
 
+def is_huge(seed: int) -> bool:
+    """Whether a case has images of 4,096 to 8,192 pixels a side."""
+    return random.Random(f"huge {seed}").random() < HUGE_SHARE
+
+
 @torch.no_grad()
 def case(_: None, folder: Path, seed: int) -> str:
     """Compile a random network for random images."""
@@ -149,13 +158,16 @@ def case(_: None, folder: Path, seed: int) -> str:
     sides = [size(draw, LONGEST) for _ in range(1 if draw.random() < 0.15 else 2)]
     most = draw.choice((2**14, 2**14, 2**14, 2**14, 2**18, 2**22, 2**22)) if draw.random() < 0.99 else LONGEST**2
     sides[0] = min(sides[0], max(1, most // math.prod(sides[1:])))
+    huge = is_huge(seed)
+    if huge:
+        sides = [draw.randint(LONGEST // 2, LONGEST) for _ in range(2)]
     pixels = math.prod(sides)
     channels = size(draw, max(1, min(2048, 2**18 // pixels))) if draw.random() < 0.3 else draw.randint(1, 4)
     images = torch.randn(*((1, 1) if pixels > PIXELS else (draw.randint(1, 2), channels)), *sides)
     model = None
     while model is None:
         model = network(draw, images)
-    way, threads = draw.choice(("auto", "sparse", "dense")), draw.randint(1, 8)
+    way, threads = draw.choice(("auto", "sparse", "dense")), draw.randint(2 if huge else 1, 8)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.fuzz import foreign_files, programs, runner
+from tests.fuzz import foreign_files, image_sizes, programs, runner
 from tests.fuzz.kinds import FUZZERS
 from tests.fuzz.runner import Fuzzer
 from wirings import engine
@@ -69,6 +69,12 @@ def test_a_short_run(kind: str, seeds: range) -> None:
     if kind in REFUSED:
         refused = sum(count for outcome, count in outcomes.counts.items() if outcome.endswith("refused"))
         assert refused > len(seeds) / 3, outcomes.counts
+
+
+def test_huge_images_are_drawn_but_not_in_the_short_run() -> None:
+    huge = [seed for seed in range(5000) if image_sizes.is_huge(seed)]
+    assert 100 < len(huge) < 200
+    assert min(huge) >= FUZZERS["image sizes"].short
 
 
 def test_outputs_are_not_right_because_of_nan() -> None:
