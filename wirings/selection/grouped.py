@@ -17,7 +17,8 @@ from wirings.selection.block_groups import BlockGroups
 from wirings.selection.gradient import GradientReach, pass_through
 from wirings.selection.kept_edges import KeptEdges
 from wirings.selection.passes import more_edges
-from wirings.selection.service import KeptPart, SelectableEdges, Selection
+from wirings.selection.selectable_edges import SelectableEdges
+from wirings.selection.service import KeptPart, Selection
 from wirings.selection.shared import SelectedWeight, SharedRanking, rank_together
 from wirings.selection.weight_groups import WeightGroups
 

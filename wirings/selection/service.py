@@ -35,7 +35,7 @@ import copy
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,31 +44,13 @@ from wirings.selection import batched, functional, passes, sharded
 from wirings.selection.gradient import pass_through
 from wirings.selection.kept_edges import KeptEdges
 from wirings.selection.passes import ForwardPass, ReadyWeight, more_edges
+from wirings.selection.selectable_edges import SelectableEdges
 from wirings.selection.shared import SelectedWeight, SharedRanking, original_of, part_of, rank_together
 from wirings.utils.layers import parametrizations_of
 from wirings.utils.transforms import is_plain
 
 KeptPart = tuple[Tensor, Tensor | None, Tensor | None]
 """The weights of the forward pass of one layer, the mask that its gradient depends on, and the learned threshold."""
-
-
-class SelectableEdges(Protocol):
-    """What a selection needs to know about the edges of one weight."""
-
-    k: Tensor
-    """The number of real edges: of this weight, or of all weights that share the budget."""
-    allowed: Tensor | None
-    """The edges that may exist, or None for all."""
-    possible: int
-    """The number of allowed edges."""
-    place: int
-    """The position of the weight among those of its selection, which sets it."""
-    rank_factor: Tensor | None
-    """What magnitudes are multiplied by where layers are ranked together (``share="scaled"``), or None."""
-    selection: Selection
-
-    def within(self) -> Tensor | None:
-        """The edges that may be chosen, or None for all."""
 
 
 class Selection:
