@@ -242,8 +242,8 @@ def _from_files(files: Sequence[Path], official: bool) -> Records:
     found = []
     for file in files:
         content = read_part(file)
-        expected, got = PICKLES.get(file.name), hashlib.md5(content).hexdigest()
-        if official and expected is not None and got != expected:
+        expected = PICKLES.get(file.name) if official else None
+        if expected is not None and (got := hashlib.md5(content).hexdigest()) != expected:
             raise WiringError(f"expected md5 {expected} for {file}, got {got}. Remove it and download it again.")
         found.append(_from_file(content, str(file)))
     return found
