@@ -45,7 +45,7 @@ static constexpr Kernel KERNELS[] = {
     kernel<CopyStep, run_copy>("copy"),
     kernel<GiveStep, run_give>("give"),
     kernel<GatherStep, run_gather>("gather"),
-    kernel<PoolStep, run_pool>("pool"),
+    kernel<PoolStep, run_pool, pool_scratch>("pool"),
     kernel<MeanStep, run_mean>("mean"),
     kernel<LinearStep, run_linear, linear_scratch>("linear"),
     kernel<SparseLinearStep, run_sparse_linear>("sparse_linear"),
