@@ -13,6 +13,7 @@ from tests.engine.random_programs import RandomProgram
 from wirings import engine
 from wirings.compaction.operations import Activation, Add, Concat, Conv, Linear, Mean, ScatterChannels, SelectChannels
 from wirings.compaction.program import Program
+from wirings.engine.copies import CopyStep
 
 pytestmark = pytest.mark.skipif(not engine.available(), reason="there is no C++ compiler")
 
@@ -215,3 +216,17 @@ def test_norms_of_maps_that_hardly_vary_keep_their_mean(groups: int) -> None:
     with torch.no_grad():
         exact = norm.double()(x.double()).mean((2, 3))
     assert float((made(x).double().mean((2, 3)) - exact).abs().max()) < 5e-7
+
+
+def test_only_the_phases_that_are_read_are_copied() -> None:
+    """A shortcut of single pixels with a stride of 2 reads a quarter of its input."""
+    made = RandomProgram(0, (3, 9, 8))
+    first = made.add(Activation("relu", (made.add(Conv("a", ("x",), made.normal(5, 3, 1, 1))),)))
+    made.add(Conv("short", (first,), made.normal(4, 5, 1, 1), None, (2, 2)))
+    made.add(Conv("long", (first,), made.normal(4, 5, 1, 1)))
+    program = Program(made.inputs, made.operations, ("short", "long"))
+    fast = engine.compile(program, engine="sparse", threads=1)
+    (copy,) = [s for s in fast._segments[0].plan.steps if isinstance(s, CopyStep) and s.stride == (2, 2)]  # type: ignore[union-attr]
+    assert copy.needed is not None
+    assert copy.needed.reshape(5, 2, 2).tolist() == 5 * [[[True, False], [False, False]]]
+    assert max(differences(program, torch.randn(2, 3, 9, 8), engine="sparse")) < 1e-5

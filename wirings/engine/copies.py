@@ -34,6 +34,8 @@ class CopyStep(LoweredStep):
     height: int
     width: int
     stride: tuple[int, int] = (1, 1)
+    needed: np.ndarray | None = None
+    """Which phases are read; None for all. A convolution of single pixels reads one in four, with a stride of 2."""
 
     def reads(self) -> list[FeatureMaps]:
         return [self.source] if isinstance(self.source, FeatureMaps) else []
@@ -51,7 +53,9 @@ class CopyStep(LoweredStep):
             number, size = self.source, context.input_sizes[self.source]
             in_, pitch = np.arange(len(out) // (stride_y * stride_x)) * self.height * self.width, self.width
         expect_inside(self.name, in_, (self.height - 1) * pitch + self.width, size)
-        expect_inside(self.name, out, context.extent(self.out), context.floats)
+        if self.needed is not None:
+            out = np.where(self.needed, out, -1)
+        expect_inside(self.name, out[out != -1], context.extent(self.out), context.floats)
         chunks = context.channel_chunks(len(in_), self.height, self.width, strips)
         values = {
             "in_": in_,

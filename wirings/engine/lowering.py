@@ -199,10 +199,16 @@ class Lowering:
             return out
         outside = name in self.program.inputs and name not in self.values
         source = self.input_number(name) if outside else self.solid(self.ready(name))
-        copy = CopyStep(f"{name} by {sy} × {sx}", out, source, height, width, stride)
+        copy = CopyStep(f"{name} by {sy} × {sx}", out, source, height, width, stride, np.zeros(len(out), bool))
         self.emit(copy)
         self.phases[(name, *stride)] = out, copy
         return out
+
+    def read_phases(self, name: str, stride: tuple[int, int], phases: np.ndarray) -> None:
+        """Record which of the phases of a tensor a step reads."""
+        _, step = self.phases[(name, *stride)]
+        if isinstance(step, CopyStep) and step.needed is not None:
+            step.needed[phases] = True
 
     def _only_strided(self, name: str, stride: tuple[int, int]) -> bool:
         """Whether only convolutions of this stride read a tensor, so that it is needed in no other form."""

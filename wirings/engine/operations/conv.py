@@ -83,6 +83,8 @@ def _edges(lowering: Lowering, o: Conv, weight: np.ndarray) -> EdgeTerm:
     dy, dx = y // sy, x // sx
     real = source.buffers[channel] != EMPTY
     row, channel, value, dy, dx = (part[real] for part in (row, channel, value, dy, dx))
+    if (name, sy, sx) in lowering.phases:
+        lowering.read_phases(name, (sy, sx), channel)
     term = EdgeTerm(source, row, channel, value, dy, dx, int(taps))
     if not len(term.row):
         lowering.memory.reach(source, 0, 0, 0, out_width)

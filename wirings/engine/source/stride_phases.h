@@ -6,13 +6,13 @@
 
 enum { MAX_STRIDE = 16 };
 
-// Distribute the pixels of a row over as many rows as the stride.
+// Distribute the pixels of a row over as many rows as the stride; those that are null are left out.
 static inline void deal_out(const float *row, int width, int stride, float *const *to) {
     if (stride == 1) {
-        memcpy(to[0], row, sizeof(float) * width);
+        if (to[0]) memcpy(to[0], row, sizeof(float) * width);
         return;
     }
-    if (stride == 2) {
+    if (stride == 2 && to[0] && to[1]) {
         int64_t x = 0, half = 0;
         for (; x + 2 * LANES <= width; x += 2 * LANES, half += LANES) {
             const V a = load(row + x), b = load(row + x + LANES);
@@ -26,8 +26,13 @@ static inline void deal_out(const float *row, int width, int stride, float *cons
         if (x < width) to[0][half] = row[x];
         return;
     }
-    for (int phase = 0; phase < stride; phase++)
-        for (int64_t x = phase, i = 0; x < width; x += stride, i++) to[phase][i] = row[x];
+    for (int phase = 0; phase < stride; phase++) {
+        if (!to[phase]) continue;
+        int64_t x = phase, i = 0;
+        for (; stride == 2 && x + 2 * LANES <= width; x += 2 * LANES, i += LANES)
+            store(to[phase] + i, evens(load(row + x), load(row + x + LANES)));
+        for (; x < width; x += stride, i++) to[phase][i] = row[x];
+    }
 }
 
 // The phases of a map. With strides of 1, there is one, which is the map.
@@ -38,11 +43,13 @@ struct StridePhases {
     int64_t count() const { return int64_t{stride_y} * stride_x; }
 };
 
-// Distribute row y of a map over its phases, which are at the offsets `out`.
+// Distribute row y of a map over its phases, which are at the offsets `out`; -1 for those that nothing reads.
 static inline void deal_out(const float *row, int y, int width, const StridePhases &phases, float *memory, const int32_t *out) {
     float *to[MAX_STRIDE];
-    for (int x = 0; x < phases.stride_x; x++)
-        to[x] = memory + at(out[y % phases.stride_y * phases.stride_x + x], y / phases.stride_y, phases.pitch);
+    for (int x = 0; x < phases.stride_x; x++) {
+        const int32_t offset = out[y % phases.stride_y * phases.stride_x + x];
+        to[x] = offset < 0 ? nullptr : memory + at(offset, y / phases.stride_y, phases.pitch);
+    }
     deal_out(row, width, phases.stride_x, to);
 }
 
