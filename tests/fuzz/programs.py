@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.engine.all_in_int8 import all_layers, loss
+from tests.engine.in_tiles import in_tiles
 from tests.engine.random_token_programs import random_program
 from tests.fuzz.files import DAMAGES
 from tests.fuzz.runner import MISTAKE, Fuzzer
@@ -108,6 +109,8 @@ def case(_: None, folder: Path, seed: int) -> str:
     made = engine.compile(program, engine=way, threads=draw.choice((1, 1, 1, 1, 1, 1, 1, 2, 3, 8)))
     if not made.compiled:
         return f"{MISTAKE}: the kernels are not used"
+    if draw.random() < 0.3:
+        in_tiles(made, draw.choice((300, 3000, 40_000)))
     found, expected = made(*inputs), program.run(*inputs)
     if not is_right(program, inputs, found, expected):
         return f"{MISTAKE}: other outputs than PyTorch's, by {difference(found, expected):.2g}"

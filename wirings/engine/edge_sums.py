@@ -24,6 +24,15 @@ from wirings.engine.step import (
     pointers,
     ways_by_density,
 )
+from wirings.engine.tiled_sums import (
+    NOT_TILED,
+    TILED,
+    TiledEdges,
+    places_read,
+    tiled_chunks,
+    tiled_fields,
+    with_tiling,
+)
 
 if TYPE_CHECKING:
     from wirings.engine.lowering import Lowering
@@ -77,6 +86,10 @@ class EdgeSum(FusedStep):
     def sources(self) -> list[FeatureMaps]:
         return [term.source for term in self.terms]
 
+    def ways(self) -> list[str]:
+        """The ways of computing them that may be the fastest, the most likely first."""
+        return with_tiling(ways_by_density(self.density), self.edges, len(self.bias))
+
     def close(self, lowering: Lowering) -> FeatureMaps:
         out = lowering.memory.new(len(self.bias), self.height, self.width)
         lowering.memory.join(*self.sources(), out)
@@ -105,6 +118,7 @@ class EdgeGroups(ctypes.Structure):
         *pointers("starts", "records", "bias"),
         ("activation", ClampRange),
         *integers("block", "tile"),
+        ("tiled", TiledEdges),
     ]
 
 
@@ -139,7 +153,7 @@ class SumsStep(LoweredStep):
         return 9 * self.sums.edges
 
     def ways(self) -> list[str]:
-        return ways_by_density(self.sums.density)
+        return self.sums.ways()
 
     def strips(self, division: WorkDivision) -> list[int]:
         if self.result != SumsResult.MAPS:
@@ -157,9 +171,9 @@ class SumsStep(LoweredStep):
         out = padded_offsets(self.out, edges, sums, context)
         whole = -(-length // context.lanes) * context.lanes
         given = {SumsResult.MAPS: whole, SumsResult.MEANS: 1}.get(self.result, context.extent(self.out))
-        expect_inside(self.name, edges["records"][:, 0], whole, context.floats)
+        chunks, edges = divided(edges, group_costs(edges, sums, AFTER_SUMS), context, strips, whole)
+        expect_inside(self.name, places_read(edges), whole, context.floats)
         expect_inside(self.name, out[out != -1], given, context.floats)
-        chunks = context.chunks(group_costs(edges, sums, AFTER_SUMS), strips)
         values = {
             "edges": edges,
             "out": out,
@@ -207,7 +221,7 @@ def edge_fields(sums: EdgeSum, places: list[np.ndarray], context: StepContext) -
         places: what the edges of each term read.
         context: what determines whether they are sparse or dense.
     """
-    machine, sparse = context.machine, context.choice.way == "sparse"
+    machine, sparse = context.machine, context.choice.way != "dense"
     row = np.concatenate([*(term.row for term in sums.terms), np.zeros(0, int)])
     place = np.concatenate([*places, np.zeros(0, int)])
     value = np.concatenate([*(term.value for term in sums.terms), np.zeros(0, np.float32)])
@@ -221,7 +235,26 @@ def edge_fields(sums: EdgeSum, places: list[np.ndarray], context: StepContext) -
         "activation": sums.activation,
         "block": block,
         "tile": machine.tile if sparse else machine.dense_tile,
+        "tiled": NOT_TILED,
     }
+
+
+def divided(
+    edges: Fields, costs: np.ndarray, context: StepContext, strips: int, row_floats: int
+) -> tuple[np.ndarray, Fields]:
+    """The groups of rows of each task, and the fields of `EdgeGroups` in the chosen way.
+
+    Args:
+        edges: the fields of `EdgeGroups`, for one group after the other.
+        costs: what each group costs.
+        context: what determines the way.
+        strips: the number of tasks that each chunk is divided into.
+        row_floats: floats of a row of sums.
+    """
+    if context.choice.way != TILED:
+        return context.chunks(costs, strips), edges
+    chunks = tiled_chunks(costs, context, strips, row_floats)
+    return chunks, tiled_fields(edges, chunks, context.lanes)
 
 
 def padded_offsets(out: FeatureMaps, edges: Fields, sums: EdgeSum, context: StepContext) -> np.ndarray:

@@ -99,15 +99,16 @@ class StepContext:
         """Floats per vector."""
         return self.machine.lanes
 
-    def chunks(self, costs: np.ndarray, strips: int = 1) -> np.ndarray:
+    def chunks(self, costs: np.ndarray, strips: int = 1, most: int = PIECES) -> np.ndarray:
         """Divide things into chunks that take about equally long: where each begins, and the end of the last.
 
         Args:
             costs: what each thing costs, in multiply-adds.
             strips: the number of tasks that each chunk is divided into.
+            most: the most pieces of work per thread.
         """
         pieces = float(costs.sum()) / SPEED / PIECE
-        pieces = min(max(pieces, self.threads), PIECES * self.threads)
+        pieces = min(max(pieces, self.threads), most * self.threads)
         count = int(np.clip(round(pieces / strips), 1, max(len(costs), 1)))
         bounds = np.searchsorted(np.cumsum(costs), costs.sum() * np.arange(1, count) / count, side="right")
         return np.unique([0, *bounds.tolist(), len(costs)])

@@ -7,6 +7,7 @@
 
 #include "row_sums.h"
 #include "stride_phases.h"
+#include "tiled_sums.h"
 
 enum {
     BLOCK = REGISTERS == 32 ? 8 : 4,       // rows of a dense group
@@ -118,7 +119,16 @@ struct EdgeGroups {
     ClampRange activation;   // of the sums
     int32_t block;           // rows of a group: 1 (sparse) or BLOCK (dense)
     int32_t tile;            // vectors of pixels that are summed at a time: TILE or DENSE_TILE
+    TiledEdges tiled;        // if it is not null, instead of the records
 };
+
+// The most rows of a chunk; rows of a group where they are summed group by group.
+static inline int64_t rows_at_once(const EdgeGroups &edges, const int32_t *chunks, int chunk_count) {
+    int64_t most = edges.block;
+    for (int i = 0; edges.tiled.starts && i < chunk_count; i++)
+        if (chunks[i + 1] - chunks[i] > most) most = chunks[i + 1] - chunks[i];
+    return most;
+}
 
 // The sums of one group for `vectors` vectors of pixels: from `in` + offset to `to` of each row.
 static inline void sum_group(const EdgeGroups &edges, int64_t group, const float *in, float *const *to, const int32_t *mask,
@@ -163,29 +173,41 @@ struct SumsStep {
 };
 
 static int64_t sums_scratch(const SumsStep &step) {
-    return step.result == MAPS ? 0 : step.edges.block * ceil_div(step.length, LANES) * LANES;
+    if (step.result == MAPS) return 0;
+    return rows_at_once(step.edges, step.chunks, step.chunk_count) * ceil_div(step.length, LANES) * LANES;
+}
+
+// What becomes of the sums of a row, if they are not a map; `map` is where they are.
+static inline void finish_sums(const SumsStep &step, const float *map, float *memory, const int32_t *out) {
+    if (step.result == MEANS)
+        memory[*out] = sum_of(map, ceil_div(step.length, LANES) * LANES) * step.share;
+    else
+        for (int y = 0; y < step.height; y++)
+            deal_out(map + at(0, y, step.pitch), y, step.width, step.phases, memory, out);
 }
 
 static void run_sums(const SumsStep &step, float *memory, float *scratch, int task, const CallerTensors &) {
     const int strip = task / step.chunk_count, chunk = task % step.chunk_count, block = step.edges.block;
     const int64_t vectors = ceil_div(step.length, LANES), phases = step.result == PHASES ? step.phases.count() : 1;
     const int64_t first = cut(vectors, strip, step.strips), last = cut(vectors, strip + 1, step.strips);
-    const int64_t from = first * LANES;
+    const int64_t from = first * LANES, begin = step.chunks[chunk], end = step.chunks[chunk + 1];
     const int32_t *mask = step.mask ? step.mask + from : nullptr;
+    if (step.edges.tiled.starts) {
+        const SumPlaces maps = {memory + from, step.out, 0, 0}, rows = {scratch, nullptr, begin, vectors * LANES};
+        const SumPlaces &to = step.result == MAPS ? maps : rows;
+        sum_chunk(step.edges.tiled, chunk, {memory + from, to, step.edges.bias, step.edges.activation, mask}, last - first);
+        for (int64_t row = begin; step.result != MAPS && row < end; row++)
+            finish_sums(step, scratch + (row - begin) * vectors * LANES, memory, step.out + row * phases);
+        return;
+    }
     float *to[BLOCK];
-    for (int64_t group = step.chunks[chunk]; group < step.chunks[chunk + 1]; group++) {
+    for (int64_t group = begin; group < end; group++) {
         const int32_t *out = step.out + group * block * phases;
         for (int b = 0; b < block; b++)
             to[b] = out[b * phases] < 0 ? nullptr
                 : step.result == MAPS ? memory + out[b] + from : scratch + b * vectors * LANES;
         sum_group(step.edges, group, memory + from, to, mask, last - first);
-        for (int b = 0; step.result != MAPS && b < block; b++) {
-            if (!to[b]) continue;
-            if (step.result == MEANS)
-                memory[out[b]] = sum_of(to[b], vectors * LANES) * step.share;
-            else
-                for (int y = 0; y < step.height; y++)
-                    deal_out(to[b] + at(0, y, step.pitch), y, step.width, step.phases, memory, out + b * phases);
-        }
+        for (int b = 0; step.result != MAPS && b < block; b++)
+            if (to[b]) finish_sums(step, to[b], memory, out + b * phases);
     }
 }
