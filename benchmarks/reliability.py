@@ -21,6 +21,7 @@ FILES = {
     "pretrained": "descriptions in Hugging Face folders (`config.json`)",
     "pretrained_index": "indices of Hugging Face folders",
     "pretrained_weights": "weights of Hugging Face folders",
+    "pretrained_bin": "weights of Hugging Face folders (`pytorch_model.bin`)",
     "authors": "checkpoints of the paper's authors",
     "checkpoint": "checkpoints of runs",
     "history": "histories (`history.wirings`)",
