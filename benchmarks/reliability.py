@@ -57,6 +57,7 @@ ENGINE = {
     "programs_before": "the same by earlier versions of the code; what was wrong led to fixes",
     "sanitizers": "random programs, under AddressSanitizer and UndefinedBehaviorSanitizer",
     "image_sizes": "random networks on images of 1 to 8,192 pixels a side",
+    "image_sizes_before": "the same by an earlier version of the code",
 }
 
 
