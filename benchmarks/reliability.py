@@ -21,6 +21,7 @@ FILES = {
     "pretrained": "descriptions in Hugging Face folders (`config.json`)",
     "pretrained_index": "indices of Hugging Face folders",
     "pretrained_weights": "weights of Hugging Face folders",
+    "pretrained_bin": "weights of Hugging Face folders (`pytorch_model.bin`)",
     "authors": "checkpoints of the paper's authors",
     "checkpoint": "checkpoints of runs",
     "history": "histories (`history.wirings`)",
@@ -56,6 +57,7 @@ ENGINE = {
     "programs_before": "the same by earlier versions of the code; what was wrong led to fixes",
     "sanitizers": "random programs, under AddressSanitizer and UndefinedBehaviorSanitizer",
     "image_sizes": "random networks on images of 1 to 8,192 pixels a side",
+    "image_sizes_before": "the same by an earlier version of the code",
 }
 
 

@@ -298,3 +298,12 @@ def test_names_that_could_become_code(name: str, function: Any) -> None:
     model.add_module(name, nn.Linear(2, 2))
     with pytest.raises(WiringError, match=r"has quotes, backslashes or control characters. Rename that layer"):
         function(model, torch.randn(1, 2))
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch warns of scripts, and of their copies
+@pytest.mark.parametrize("function", [compact, engine.compile, ship])
+def test_scripted_parts(function: Any) -> None:
+    """Their dictionaries of modules cannot be iterated over."""
+    model = nn.Sequential(torch.jit.script(nn.Linear(2, 2)), nn.ReLU())
+    with pytest.raises(WiringError, match=r"Sequential cannot be traced by torch\.export"):
+        function(model, torch.randn(1, 2))

@@ -12,6 +12,7 @@ import pickle
 import random
 import tarfile
 import tempfile
+import zipfile
 from collections.abc import Callable
 from functools import partial
 from io import BytesIO
@@ -20,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import wirings
@@ -183,8 +184,26 @@ def same_state(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> 
     return one.keys() == other.keys() and all(torch.equal(x, other[name]) for name, x in one.items())
 
 
+def craft_torch(raw: bytes, draw: random.Random) -> bytes:
+    """An archive with a damaged or crafted pickle, which may be compressed."""
+    file = BytesIO()
+    pack = draw.choice((zipfile.ZIP_STORED, zipfile.ZIP_STORED, zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
+    with zipfile.ZipFile(BytesIO(raw)) as given, zipfile.ZipFile(file, "w", pack) as out:
+        for name in given.namelist():
+            content = bytearray(given.read(name))
+            if name.endswith("data.pkl"):
+                if draw.random() < 0.3:
+                    content = bytearray(craft_pickle(bytes(content), draw))
+                else:
+                    draw.choice((flipped, spliced))(content, draw)
+            out.writestr(name, bytes(content))
+    return file.getvalue()
+
+
 def craft_authors(raw: bytes, draw: random.Random) -> bytes:
-    """Other tensors under the same names, dictionaries that contain themselves, and values that are no tensors."""
+    """Other tensors under the same names, dictionaries that contain themselves, odd values, and other pickles."""
+    if draw.random() < 0.5:
+        return craft_torch(raw, draw)
     state = torch.load(BytesIO(raw), weights_only=True)["state_dict"]
     name = draw.choice(sorted(state))
     x, loop = state[name], dict[str, Any]()
@@ -219,6 +238,15 @@ def write_pretrained(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
 
 
+def write_pretrained_bin(folder: Path) -> None:
+    """The same in PyTorch's own format, as earlier versions of transformers wrote it."""
+    write_pretrained(folder)
+    state = {name: x for file in folder.glob("*.safetensors") for name, x in load_file(file).items()}
+    for file in (*folder.glob("*.safetensors"), folder / "model.safetensors.index.json"):
+        file.unlink()
+    torch.save(state, folder / "pytorch_model.bin")
+
+
 def read_pretrained(folder: Path) -> None:
     wirings.rewire_(plain(), folder)
 
@@ -238,6 +266,7 @@ KINDS = {
     "authors": Kind("tiny.pt", write_authors, read_authors, craft_authors, holds=same_state),
     "pretrained": of_folder("config.json", write_pretrained, read_pretrained, craft_json),
     "pretrained index": of_folder("model.safetensors.index.json", write_pretrained, read_pretrained, craft_json),
+    "pretrained bin": of_folder("pytorch_model.bin", write_pretrained_bin, read_pretrained, craft_torch),
     "pretrained weights": of_folder("a.safetensors", write_pretrained, read_pretrained, lambda raw, draw: raw[::-1]),
 }
 FUZZERS = {

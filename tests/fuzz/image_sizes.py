@@ -191,4 +191,4 @@ def case(_: None, folder: Path, seed: int) -> str:
     return f"{MISTAKE}: {about}: other outputs than PyTorch's, by {error:.2g}"
 
 
-FUZZERS = {"image sizes": Fuzzer(prepare, case, memory=8 * 2**30, chunk=50, seconds=120.0, short=5)}
+FUZZERS = {"image sizes": Fuzzer(prepare, case, memory=8 * 2**30, chunk=50, seconds=300.0, short=5)}

@@ -12,6 +12,8 @@ from tests.kernels import on_gpu, without_waiting
 from tests.rule_options import OPTIONS
 from wirings import rules
 from wirings.selection import functional, passes
+from wirings.wire.clipping import _parts_of
+from wirings.wire.parametrization import wired
 
 
 def network(device: str = "cpu") -> nn.Module:
@@ -101,6 +103,24 @@ def test_only_edges_in_use_make_the_norm_infinite(value: float, order: float) ->
     expected = norm_over_used(model, wiring, order)
     assert not expected.isfinite()
     torch.testing.assert_close(wiring.clip_grad_norm_(1e9, order), expected, equal_nan=True)
+
+
+def test_one_walk_finds_what_pytorch_does() -> None:
+    """Tied weights, a module in two places, no module at a place, and parameters without gradients."""
+    model = nn.ModuleDict({"a": network(), "b": network()})
+    model["b"][2].weight = model["a"][2].weight  # type: ignore[index]
+    model["c"] = nn.Sequential(model["a"][0], nn.LayerNorm(8))  # type: ignore[index]
+    model.register_module("d", None)
+    model["c"].register_module("parametrizations", None)
+    wirings.wire_(model["a"], "dnw", density=0.25)
+    wirings.wire_(model["b"], "rigl", density=0.25, include=["4"])
+    for name, parameter in model.named_parameters():
+        parameter.grad = None if name.startswith("b.0") else torch.ones_like(parameter)
+    parameters, places = _parts_of(model)
+    assert [id(p) for p in parameters] == [id(p) for p in model.parameters() if p.grad is not None]
+    expected = {(id(module), attribute, id(edges)) for _, module, attribute, edges in wired(model)}
+    assert {(id(module), attribute, id(edges)) for module, attribute, edges in places} == expected
+    assert len(places) == len(expected) == 4
 
 
 def test_model_without_gradients() -> None:

@@ -80,7 +80,8 @@ def export_module(
 
 def _check_names(module: nn.Module) -> None:
     """Raise if a name could end a string: PyTorch writes names between quotes into code that it then compiles."""
-    names = (name for part in module.modules() for name in (*part._modules, *part._parameters, *part._buffers))
+    kinds = ((part._modules, part._parameters, part._buffers) for part in module.modules())
+    names = (name for parts in kinds for part in parts for name in part.keys())  # noqa: SIM118 - a scripted module's
     if (odd := next((name for name in names if not name.isprintable() or re.search(r'["\\]', name)), None)) is not None:
         raise WiringError(
             f"{type(module).__name__} cannot be traced by torch.export: the name {brief(odd)} has quotes, backslashes "

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import re
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +27,7 @@ from wirings.models.mobilenet import STAGES, MobileNetV1DNW, Stage, edges_of_wid
 from wirings.models.tiny import BLOCK, EDGES, INPUTS, NODES, OUTPUTS, TinyClassifier
 from wirings.selection.functional import choose
 from wirings.utils.tables import text_table
-from wirings.utils.text import shortened
+from wirings.utils.torch_files import load_torch_file
 
 _SOLVED = "odesolve.odefunc."
 _STEPS = 5
@@ -128,8 +127,7 @@ def _read(source: str | Path | Mapping[str, Any]) -> dict[str, Tensor]:
         if not Path(source).is_file():
             raise WiringError(f"there is no file {source}.")
         try:
-            _check_checksums(Path(source))
-            found: Any = torch.load(source, map_location="cpu", weights_only=True)
+            found: Any = load_torch_file(Path(source))
         except Exception as error:  # PyTorch raises exceptions of many types for damaged files
             why = (str(error).splitlines() or [type(error).__name__])[0]
             raise WiringError(
@@ -160,17 +158,6 @@ def _read(source: str | Path | Mapping[str, Any]) -> dict[str, Tensor]:
             )
     plain = {str(name).removeprefix("module."): x.detach().cpu() for name, x in found.items() if isinstance(x, Tensor)}
     return {name: x for name, x in plain.items() if not name.endswith("num_batches_tracked")}
-
-
-def _check_checksums(path: Path) -> None:
-    """Raise if a file in a zip archive is not what its checksum says, which PyTorch does not check.
-
-    Files that PyTorch wrote before version 1.6 are no archives, and have no checksums.
-    """
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            if (damaged := archive.testzip()) is not None:
-                raise ValueError(f"the checksum of {shortened(damaged, 100)} in it is wrong.")
 
 
 class _State:

@@ -103,9 +103,7 @@ class ForwardPass:
             # With FSDP only some weights are whole at this moment; the others are when their own module runs.
             alike = type(other) is kind and other.dtype is precision and other.device == device
             if alike and (self.shared or dtype not in edges.__dict__["ready"]):
-                buffers = edges._buffers
-                allowed, left = buffers["allowed"], buffers["left"]
-                members.append((edges, other, buffers[self._number], allowed if left is None else left))
+                members.append((edges, other, *budget_of(edges, self._number)))
         if not members or (self.shared and len(members) < len(layers)):
             return
         all_edges, weights, ks, within = zip(*members, strict=True)
@@ -126,6 +124,13 @@ class ForwardPass:
             )
         self._made += all_edges
         expires_after_step(self)
+
+
+def budget_of(edges: Any, number: str) -> tuple[Tensor, Tensor | None]:
+    """How many edges of a weight are kept (the buffer named ``number``), and among which; None for all."""
+    buffers = edges._buffers  # in few operations: this is asked for every layer and pass
+    allowed, left = buffers["allowed"], buffers["left"]
+    return buffers[number], allowed if left is None else left
 
 
 def kept_of(

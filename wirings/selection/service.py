@@ -136,11 +136,13 @@ class Selection:
 
     def choose_all(self) -> list[Tensor]:
         """The masks of the edges that all layers keep: on a GPU in a few kernels for all of them."""
-        edges, weights = [layer.edges for layer in self.layers], [layer.weight.detach() for layer in self.layers]
+        edges, weights = [layer.edges for layer in self.layers], [layer.weight for layer in self.layers]
         at_once = weights[0].device.type in passes.DEVICES and all(_alike(weight, weights[0]) for weight in weights)
         if not at_once or sharded.is_sharded(weights[0]):
-            return [self._choose_kept(e, w, self.kept) for e, w in zip(edges, weights, strict=True)]
-        ks, within, together = self._numbers(edges), [e.within() for e in edges], self._together(self.kept)
+            return [self._choose_kept(e, w.detach(), self.kept) for e, w in zip(edges, weights, strict=True)]
+        number = "k" if self.kept is None else self.kept.number(self.shared)
+        ks, within = zip(*[passes.budget_of(one, number) for one in edges], strict=True)
+        together = self._together(self.kept)
         factors = passes.factors_of(edges, together)
         return batched.kept_of(weights, ks, within, power=None, shared=together, masked=True, factors=factors)[1]
 

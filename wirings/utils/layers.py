@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.nn.utils import parametrize
 
 from wirings.errors import WiringError
 
@@ -194,8 +193,10 @@ def _recurrent_units(module: nn.Module, attribute: str) -> int | None:
 
 def parametrizations_of(module: nn.Module) -> dict[str, Any]:
     """The parametrizations of a module (`torch.nn.utils.parametrize`), by attribute; empty if it has none."""
-    lists: Any = getattr(module, "parametrizations", None) if parametrize.is_parametrized(module) else None
-    return {} if lists is None else dict(lists.items())
+    if "parametrizations" not in module._modules:  # without PyTorch's checks, which take longer: steps ask all modules
+        return {}
+    lists: Any = module._modules["parametrizations"]
+    return dict(lists._modules) if isinstance(lists, nn.ModuleDict) else {}
 
 
 def original_weight(module: nn.Module, attribute: str) -> nn.Parameter:
@@ -203,7 +204,9 @@ def original_weight(module: nn.Module, attribute: str) -> nn.Parameter:
     holder = parametrizations_of(module).get(attribute)
     if holder is None:
         return getattr(module, attribute)
-    original = getattr(holder, "original", None)
+    original = holder._parameters.get("original")
+    if original is None:
+        original = getattr(holder, "original", None)
     return next(holder.parameters()) if original is None else original
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from wirings.selection.batched import masked_each
 from wirings.selection.service import Selection
 from wirings.selection.sharded import is_sharded, on_shards
-from wirings.wire.layer import Layer
-from wirings.wire.parametrization import wired
+from wirings.utils.layers import original_weight
+from wirings.wire.edges import Edges
+from wirings.wire.parametrization import wired_here
 
 
 @torch.no_grad()
@@ -24,8 +27,8 @@ def clip_by_used(model: nn.Module, max_norm: float, norm_type: float = 2.0) -> T
     Returns:
         The norm before clipping.
     """
-    used = _used_edges(model)
-    parameters = [p for p in model.parameters() if p.grad is not None]
+    parameters, places = _parts_of(model)
+    used = _used_edges(places)
     norm = _norm([(p.grad, used.get(id(p))) for p in parameters if p.grad is not None], norm_type)
     nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     return norm
@@ -48,16 +51,40 @@ def _norm(grads: list[tuple[Tensor, Tensor | None]], norm_type: float) -> Tensor
     return nn.utils.get_total_norm(counted, norm_type)
 
 
-def _used_edges(model: nn.Module) -> dict[int, Tensor | None]:
+def _parts_of(model: nn.Module) -> tuple[list[nn.Parameter], list[tuple[nn.Module, str, Edges]]]:
+    """The parameters of a model that have gradients, in its order, and its wired weights.
+
+    One walk over the modules, since the generators of PyTorch take longer than everything else together.
+    """
+    parameters: dict[int, nn.Parameter] = {}  # tied ones are found several times
+    places: list[tuple[nn.Module, str, Edges]] = []
+    seen: set[nn.Module] = set()
+    left = [model]
+    while left:
+        module = left.pop()
+        if module in seen:
+            continue
+        seen.add(module)
+        for parameter in module._parameters.values():
+            if parameter is not None and parameter.grad is not None:
+                parameters[id(parameter)] = parameter
+        children = module._modules
+        if children:
+            left += [child for child in reversed(children.values()) if child is not None]
+        if "parametrizations" in children:
+            places += [(module, attribute, edges) for attribute, edges in wired_here(module)]
+    return list(parameters.values()), places
+
+
+def _used_edges(places: Sequence[tuple[nn.Module, str, Edges]]) -> dict[int, Tensor | None]:
     """The edges in use of every wired weight, by the weight's id; None for all."""
     used: dict[int, Tensor | None] = {}
     ranked: set[Selection] = set()
-    for place in wired(model):
-        layer, edges = Layer(*place), place[3]
-        kept, selection = edges.rule.kept_at_once, edges.selection
+    for module, attribute, edges in places:
+        selection = edges.selection
         if selection in ranked:
             continue
-        weight = layer.weight
+        kept, weight = edges.rule.kept_at_once, original_weight(module, attribute)
         with on_shards(is_sharded(weight)), selection.held():  # gradients belong to what the forward pass has ranked
             if kept is not None and kept.mask is None and selection.layers:  # all layers at once, as the forward pass
                 ranked.add(selection)

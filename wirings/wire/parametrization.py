@@ -206,22 +206,19 @@ def wired(model: nn.Module) -> list[tuple[str, nn.Module, str, Edges]]:
     return [
         (f"{prefix}.{attribute}" if prefix else attribute, module, attribute, edges)
         for prefix, module in model.named_modules()
-        for attribute, edges in _wired_here(module)
+        for attribute, edges in wired_here(module)
     ]
 
 
-def _wired_here(module: nn.Module) -> list[tuple[str, Edges]]:
+def wired_here(module: nn.Module) -> list[tuple[str, Edges]]:
     """The wired attributes of one module, with their edges."""
-    if "parametrizations" not in module._modules:  # most modules: PyTorch's own check takes longer
-        return []
-    return [
-        (attribute, lists[0]) for attribute, lists in parametrizations_of(module).items() if isinstance(lists[0], Edges)
-    ]
+    found = [(attribute, lists._modules.get("0")) for attribute, lists in parametrizations_of(module).items()]
+    return [(attribute, edges) for attribute, edges in found if isinstance(edges, Edges)]
 
 
 def _keep_names(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
     """After state_dict(): rename to the plain model's keys, in its order; what rules remember comes last."""
-    for attribute, edges in _wired_here(module):
+    for attribute, edges in wired_here(module):
         inner, plain = f"{prefix}parametrizations.{attribute}", prefix + attribute
         state[plain] = state.pop(f"{inner}.original")
         for name in edges._parameters:  # one of all layers is saved with the first: safetensors rejects shared memory
@@ -237,7 +234,7 @@ def _keep_names(module: nn.Module, state: dict[str, Any], prefix: str, metadata:
 
 def _take_names(module: nn.Module, state: dict[str, Any], prefix: str, *args: Any) -> None:
     """Before load_state_dict(): accept a plain or a wired model's keys. A plain one leaves rules' memory unchanged."""
-    for attribute, edges in _wired_here(module):
+    for attribute, edges in wired_here(module):
         inner, plain = f"{prefix}parametrizations.{attribute}", prefix + attribute
         state.pop(f"{plain}.wiring.allowed", None)
         if (everything := state.pop(f"{plain}.wiring.all_edges", None)) is not None:  # of `save_pretrained`

@@ -28,6 +28,7 @@ from wirings.errors import WiringError
 from wirings.selection.sharded import is_sharded, same_memory
 from wirings.utils.files import check_path, read_regular_text
 from wirings.utils.text import shortened
+from wirings.utils.torch_files import load_torch_file
 from wirings.wire.finalize import final_weight
 from wirings.wire.handle import Wiring
 from wirings.wire.layer import Layer
@@ -177,7 +178,7 @@ def read_tensors(folder: str | PathLike[str]) -> dict[str, Tensor]:
 
                 state |= load_file(file)
             else:
-                state |= torch.load(file, map_location="cpu", weights_only=True)
+                state |= load_torch_file(file)
         except ModuleNotFoundError:
             raise
         except Exception as error:  # both raise exceptions of many types for damaged files

@@ -332,6 +332,19 @@ def test_bounds_what_an_archive_unpacks_to(tmp_path: Path, monkeypatch: pytest.M
         prepare(tmp_path, archive)
 
 
+def test_rejects_sparse_files_in_archives(tmp_path: Path) -> None:
+    """A header of 512 bytes can stand for gigabytes of zeros."""
+    content = b"1\n0\n1\n".ljust(512, b"\0") + b"x"
+    member = tarfile.TarInfo("cifar-10-batches-bin/test_batch.bin")
+    member.size = len(content)
+    more = {"major": "1", "minor": "0", "name": member.name, "realsize": str(10**12)}
+    member.pax_headers = {f"GNU.sparse.{key}": value for key, value in more.items()}
+    with tarfile.open(tmp_path / "x.tar.gz", "w:gz", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(member, io.BytesIO(content))
+    with pytest.raises(WiringError, match=r"x\.tar\.gz is .*'test_batch\.bin' in it is a sparse file"):
+        prepare(tmp_path, tmp_path / "x.tar.gz")
+
+
 def test_rejects_an_archive_of_something_else(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     archive = packed(tmp_path / "x", tmp_path / "x.tar.gz")

@@ -104,6 +104,8 @@ def read_members(archive: Path, wanted: Collection[str], md5: str | None = None)
         with tarfile.open(fileobj=BytesIO(contents), mode="r:") as tar:
             for member in tar:
                 name = member.name.rpartition("/")[2]
+                if name in wanted and member.issparse():  # a few bytes that stand for any number of zeros
+                    raise tarfile.ReadError(f"{brief(name)} in it is a sparse file, which is not supported")
                 file = tar.extractfile(member) if member.isfile() and name in wanted else None
                 if file is not None:
                     found[name] = file.read()

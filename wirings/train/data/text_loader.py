@@ -192,4 +192,4 @@ def hold_out_text(text: np.ndarray, fraction: float) -> tuple[np.ndarray, np.nda
 def check_fraction(name: str, value: float) -> None:
     """Raise unless an option of a data set is a fraction between 0 and 1."""
     if not (is_number(value) and 0 < value < 1):
-        raise WiringError(f"data.options.{name} must be a number between 0 and 1, got {value!r}.")
+        raise WiringError(f"data.options.{name} must be a number between 0 and 1, got {brief(value)}.")
