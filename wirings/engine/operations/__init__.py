@@ -20,6 +20,7 @@ from wirings.engine.operations import (  # noqa: F401 - they register kernels
     multiply,
     norms,
     pooling,
+    recurrent,
 )
 from wirings.engine.operations.registry import KERNELS, kernel_for, lower, supports
 

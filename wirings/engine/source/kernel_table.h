@@ -16,6 +16,7 @@
 #include "linear.h"
 #include "norms.h"
 #include "pooling.h"
+#include "recurrent.h"
 
 struct Kernel {
     const char *name;        // the name of the kind in Python
@@ -60,6 +61,7 @@ static constexpr Kernel KERNELS[] = {
     kernel<AttentionStep, run_attention, attention_scratch>("attention"),
     kernel<CachedAttentionStep, run_cached_attention, cached_attention_scratch>("cached_attention"),
     kernel<EmbeddingStep, run_embedding>("embedding"),
+    kernel<RecurrentStep, run_recurrent, recurrent_scratch>("recurrent"),
     kernel<QuantizePixelsStep, run_quantize_pixels>("quantize_pixels"),
     kernel<QuantizeChannelsStep, run_quantize_channels, quantize_scratch>("quantize_channels"),
     kernel<Int8SumsStep, run_int8_sums, int8_scratch>("int8_sums"),
