@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from wirings.compaction import check_export_path
-from wirings.compaction.operations import Embedding, Operation
+from wirings.compaction.operations import Operation
 from wirings.compaction.program import Program, bind_inputs, check_batch
 from wirings.compaction.report import operation_counts
 from wirings.engine.build import kernels
@@ -98,7 +98,7 @@ class EngineModel(nn.Module):
             given = [o.output for o in operations if o.output in later]
             segment = ProgramSegment(operations, taken, given)
             if native and library is not None and given:
-                integers = {name for o in operations if isinstance(o, Embedding) for name in o.inputs}
+                integers = {o.index_range.name for o in operations if o.index_range is not None}
                 integers |= set(program.notes.get("types", ())) & set(taken)  # of constants, for their batch size
                 types = dict.fromkeys(integers, "torch.int64")
                 own = Program({name: self._shapes[name] for name in taken}, operations, tuple(given), {"types": types})

@@ -19,6 +19,7 @@ from wirings.compaction.operations.crop import Crop
 from wirings.compaction.operations.embedding import Embedding
 from wirings.compaction.operations.flatten import Flatten
 from wirings.compaction.operations.group_norm import GroupNorm
+from wirings.compaction.operations.indexed_tokens import PickTokens, SumTokens
 from wirings.compaction.operations.instance_norm import InstanceNorm
 from wirings.compaction.operations.linear import Linear
 from wirings.compaction.operations.mean import Mean
@@ -61,6 +62,7 @@ __all__ = [
     "MultiplyMap",
     "Operation",
     "Pad",
+    "PickTokens",
     "Pooling",
     "Recurrent",
     "RepeatPixels",
@@ -68,6 +70,7 @@ __all__ = [
     "Roll",
     "ScatterChannels",
     "SelectChannels",
+    "SumTokens",
     "TorchOperator",
     "WeightRef",
     "WeightedSum",
@@ -78,7 +81,8 @@ OPERATIONS: dict[str, type[Operation]] = {
     for kind in (
         Conv, Linear, Affine, InstanceNorm, Activation, Add, Multiply, AddMap, Concat, SelectChannels, ScatterChannels,
         Pooling, Mean, Crop, Pad, Flatten, Reshape, Constant, Arrange, ChannelNorm, Attention, Embedding, MultiplyMap,
-        GroupNorm, AddNumbers, RepeatPixels, Roll, Recurrent,
+        GroupNorm, AddNumbers, RepeatPixels, Roll, Recurrent, PickTokens,
+        SumTokens,
         TorchOperator,
     )
 }  # fmt: skip

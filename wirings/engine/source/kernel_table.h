@@ -12,6 +12,7 @@
 #include "embedding.h"
 #include "fused_node_convolution.h"
 #include "group_norm.h"
+#include "indexed_tokens.h"
 #include "int8_kernels.h"
 #include "linear.h"
 #include "norms.h"
@@ -61,6 +62,7 @@ static constexpr Kernel KERNELS[] = {
     kernel<AttentionStep, run_attention, attention_scratch>("attention"),
     kernel<CachedAttentionStep, run_cached_attention, cached_attention_scratch>("cached_attention"),
     kernel<EmbeddingStep, run_embedding>("embedding"),
+    kernel<IndexedTokensStep, run_indexed_tokens, indexed_tokens_scratch>("indexed_tokens"),
     kernel<RecurrentStep, run_recurrent, recurrent_scratch>("recurrent"),
     kernel<QuantizePixelsStep, run_quantize_pixels>("quantize_pixels"),
     kernel<QuantizeChannelsStep, run_quantize_channels, quantize_scratch>("quantize_channels"),
