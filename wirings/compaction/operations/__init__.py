@@ -17,6 +17,7 @@ from wirings.compaction.operations.constant import Constant
 from wirings.compaction.operations.conv import Conv
 from wirings.compaction.operations.crop import Crop
 from wirings.compaction.operations.embedding import Embedding
+from wirings.compaction.operations.experts import Experts, TopShares
 from wirings.compaction.operations.flatten import Flatten
 from wirings.compaction.operations.group_norm import GroupNorm
 from wirings.compaction.operations.indexed_tokens import PickTokens, SumTokens
@@ -52,6 +53,7 @@ __all__ = [
     "Conv",
     "Crop",
     "Embedding",
+    "Experts",
     "Flatten",
     "GroupNorm",
     "InputRef",
@@ -71,6 +73,7 @@ __all__ = [
     "ScatterChannels",
     "SelectChannels",
     "SumTokens",
+    "TopShares",
     "TorchOperator",
     "WeightRef",
     "WeightedSum",
@@ -81,8 +84,8 @@ OPERATIONS: dict[str, type[Operation]] = {
     for kind in (
         Conv, Linear, Affine, InstanceNorm, Activation, Add, Multiply, AddMap, Concat, SelectChannels, ScatterChannels,
         Pooling, Mean, Crop, Pad, Flatten, Reshape, Constant, Arrange, ChannelNorm, Attention, Embedding, MultiplyMap,
-        GroupNorm, AddNumbers, RepeatPixels, Roll, Recurrent, PickTokens,
-        SumTokens,
+        GroupNorm, AddNumbers, RepeatPixels, Roll, Recurrent,
+        PickTokens, SumTokens, TopShares, Experts,
         TorchOperator,
     )
 }  # fmt: skip

@@ -16,6 +16,7 @@ from wirings.engine.operations import (  # noqa: F401 - they register kernels
     conv,
     crop,
     embedding,
+    experts,
     indexed_tokens,
     linear,
     multiply,

@@ -10,6 +10,7 @@
 #include "edge_sums.h"
 #include "elementwise.h"
 #include "embedding.h"
+#include "experts.h"
 #include "fused_node_convolution.h"
 #include "group_norm.h"
 #include "indexed_tokens.h"
@@ -62,6 +63,10 @@ static constexpr Kernel KERNELS[] = {
     kernel<AttentionStep, run_attention, attention_scratch>("attention"),
     kernel<CachedAttentionStep, run_cached_attention, cached_attention_scratch>("cached_attention"),
     kernel<EmbeddingStep, run_embedding>("embedding"),
+    kernel<TopSharesStep, run_top_shares, top_shares_scratch>("top_shares"),
+    kernel<RouteStep, run_route, route_scratch>("route"),
+    kernel<ExpertUnitsStep, run_expert_units, expert_units_scratch>("expert_units"),
+    kernel<ExpertSumsStep, run_expert_sums, expert_sums_scratch>("expert_sums"),
     kernel<IndexedTokensStep, run_indexed_tokens, indexed_tokens_scratch>("indexed_tokens"),
     kernel<RecurrentStep, run_recurrent, recurrent_scratch>("recurrent"),
     kernel<QuantizePixelsStep, run_quantize_pixels>("quantize_pixels"),
