@@ -131,7 +131,13 @@ class RandomTokenProgram(RandomProgram):
         experts, units, out = (int(n) for n in self.random.integers(1, (6, 20, 20)))
         count, gated = int(self.random.integers(1, experts + 1)), bool(self.random.integers(2))
         softmax, normalized = bool(self.random.integers(2)), bool(self.random.integers(2))
-        spread = self.linear(name, experts)
+        # Dense, since which of two equal scores is larger depends on how they are rounded.
+        spread = self.add(
+            Conv(
+                self.name(), (name,), self.normal(experts, channels, 1) / channels**0.5, self.normal(experts), (1,),
+                (0,), (1,), 1,
+            )
+        )  # fmt: skip
         if not softmax:  # a sum may be zero
             normalized = False
         shares = self.add(TopShares(self.name(), (spread,), count, softmax, normalized))
@@ -141,11 +147,11 @@ class RandomTokenProgram(RandomProgram):
         return self.add(Experts(self.name(), (name, shares), *weights, kind, gated, count))
 
     def indexed(self, name: str) -> str:
-        """Messages along the edges of a graph, or one half of that."""
+        """Messages along the edges of a graph, or one half of that. Nothing else reads tensors of three dimensions."""
         tokens, edges = self.shapes[name][1], int(self.random.integers(1, 60))
         integers = f"edges{len(self.inputs)}"
-        self.inputs[integers], self.types[integers] = (2, edges), "torch.int64"
-        self.values[integers] = torch.randint(tokens, (1, 2, edges), generator=self.generator)
+        self.inputs[integers], self.types[integers] = (1, 2, edges), "torch.int64"
+        self.values[integers] = torch.randint(tokens, (1, 1, 2, edges), generator=self.generator)
         made = self.add(PickTokens(self.name(), (name, integers), 0, edges, tokens))
         if self.random.random() < 0.3:
             return made

@@ -19,13 +19,13 @@ from wirings.compaction.program import Program, bind_inputs, check_batch
 from wirings.compaction.report import operation_counts
 from wirings.engine.build import kernels
 from wirings.engine.choices import check_settings, is_valid_choice
-from wirings.engine.execution_plan import ExecutionPlan
+from wirings.engine.execution_plan import ExecutionPlan, check_indices
 from wirings.engine.export import export_network
 from wirings.engine.int8_speed import slower_layers
 from wirings.engine.memory_needs import NotEnoughMemoryError, images_that_fit, says_not_enough
 from wirings.engine.quantization import Quantization
 from wirings.engine.report import EngineReport, StepReport
-from wirings.engine.segments import ProgramSegment, check_tokens, run_segments, split_program
+from wirings.engine.segments import ProgramSegment, run_segments, split_program
 from wirings.engine.step import StepChoice
 from wirings.engine.tune import fastest_of, step_seconds, tune
 from wirings.engine.verification import missing_bytes, run_images_in_turn, verify
@@ -69,6 +69,8 @@ class EngineModel(nn.Module):
         self.compiled = library is not None
         """Whether the compiled kernels are used; otherwise the network runs on PyTorch."""
         self._shapes, self._like = self.program.shapes(), self.program.zeros(0)
+        numbers = {name: number for number, name in enumerate(self.program.inputs)}
+        self._indices = [(numbers[own.name], own) for own in self.program.index_ranges()]
         self._segments = self._make_segments(library)
         self._report: EngineReport | None = None
         self._original: list[nn.Module] = []  # the network in PyTorch if it is used; in a list, it is no submodule
@@ -215,8 +217,8 @@ class EngineModel(nn.Module):
         inputs = bind_inputs(list(self.program.inputs), args, kwargs)
         self._check(inputs)
         if self._original:  # PyTorch would raise an IndexError, or worse
-            for operation in self.program.operations:
-                check_tokens(operation, dict(zip(self.program.inputs, inputs, strict=True)))
+            for number, own in self._indices:
+                check_indices(own, inputs[number])
         return self.program.packed(self._run(inputs))
 
     def _run(self, inputs: Sequence[Tensor]) -> list[Tensor]:

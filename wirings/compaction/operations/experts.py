@@ -38,8 +38,10 @@ class TopShares(Operation):
     """Whether those that are kept are divided by their sum."""
 
     def compute(self, inputs: Sequence[Tensor], own: Tensors) -> Tensor:
+        # Of equal channels, the first ones are kept, as in the kernel: `topk` leaves open which.
+        index = inputs[0].sort(dim=1, descending=True, stable=True).indices[:, : self.count]
         x = inputs[0].softmax(1) if self.softmax else inputs[0]
-        values, index = x.topk(self.count, 1)
+        values = x.gather(1, index)
         if self.normalized:
             values = values / values.sum(1, keepdim=True)
         return torch.zeros_like(x).scatter(1, index, values)
@@ -100,7 +102,7 @@ class Experts(Operation):
             if len(rows):
                 found = self._activated(tokens[rows] @ into[number].T) @ weight[number].T
                 sums.index_add_(0, rows, found * own_shares[rows, number, None])
-        return sums.view(x.shape[0], x.shape[2], -1).movedim(2, 1)
+        return sums.view(x.shape[0], x.shape[2], weight.shape[1]).movedim(2, 1)
 
     def _activated(self, x: Tensor) -> Tensor:
         """The units, (…, units), from the results of the first layer."""

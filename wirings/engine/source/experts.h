@@ -15,16 +15,17 @@ struct TopSharesStep {
     int32_t tiles;           // tasks
 };
 
-static int64_t top_shares_scratch(const TopSharesStep &step) { return 2 * int64_t{step.channels} * LANES; }
+static int64_t top_shares_scratch(const TopSharesStep &step) { return 3 * int64_t{step.channels} * LANES; }
 
 static void run_top_shares(const TopSharesStep &step, float *memory, float *scratch, int task, const CallerTensors &) {
     const int64_t vectors = ceil_div(step.tokens, LANES);
-    float *shares = scratch, *kept = scratch + int64_t{step.channels} * LANES;
+    float *shares = scratch, *kept = shares + int64_t{step.channels} * LANES, *scores = kept + int64_t{step.channels} * LANES;
     for (int64_t v = cut(vectors, task, step.tiles); v < cut(vectors, task + 1, step.tiles); v++) {
         V most = load(memory + step.in[0] + v * LANES), sum = V{};
         for (int c = 0; c < step.channels; c++) {
             const V x = load(memory + step.in[c] + v * LANES);
             store(shares + int64_t{c} * LANES, x);
+            store(scores + int64_t{c} * LANES, x);
             store(kept + int64_t{c} * LANES, V{});
             most = blend(x > most, x, most);
         }
@@ -42,7 +43,7 @@ static void run_top_shares(const TopSharesStep &step, float *memory, float *scra
             for (int n = 0; n < step.count; n++) {
                 int best = -1;
                 for (int c = 0; c < step.channels; c++) {
-                    const float x = shares[c * LANES + i], y = best < 0 ? x : shares[best * LANES + i];
+                    const float x = scores[c * LANES + i], y = best < 0 ? x : scores[best * LANES + i];
                     if (kept[c * LANES + i] == 0 && (best < 0 || x > y || (x != x && y == y))) best = c;
                 }
                 kept[best * LANES + i] = 1;
