@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tests.engine.random_programs import RandomProgram
 from tests.engine.test_kernels import nodes
 from wirings import engine, finalize_, models, wire_
-from wirings.compaction.operations import Activation, Attention
+from wirings.compaction.operations import Activation, Add, Attention, Experts, PickTokens, SumTokens, TopShares
 from wirings.compaction.program import Program
 from wirings.engine import EngineModel
 
@@ -91,6 +91,41 @@ def two_segments() -> Program:
     return Program({"x": (5, 20), "scores": (2, 20, 20)}, operations, ("attended", "bias"))
 
 
+class Recurrent(nn.Module):
+    """Recurrent layers in both directions, and their last states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(12, 19, num_layers=2, bidirectional=True, batch_first=True)
+        self.gru, self.out = nn.GRU(38, 17, batch_first=True), nn.Linear(36, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, (_, cells) = self.lstm(x)
+        return self.out(torch.cat([self.gru(x)[1][0], cells[-1]], 1))  # type: ignore[no-any-return]
+
+
+def graph() -> Program:
+    """Messages along the edges of a graph, with indices within a larger input."""
+    operations = [
+        PickTokens("sent", ("x", "edges"), 0, 50, 20),
+        SumTokens("received", ("sent", "edges"), 50, 50, 23),
+        Activation("active", ("sent",), "gelu"),
+        SumTokens("other", ("active", "edges"), 50, 50, 23),
+        Add("y", ("received", "other")),
+    ]
+    return Program({"x": (19, 20), "edges": (3, 50)}, operations, ("y",), {"types": {"edges": "torch.int64"}})
+
+
+def experts() -> Program:
+    """Experts for more tokens than a vector has."""
+    into, weight = torch.randn(5, 26, 9) * (torch.rand(5, 26, 9) < 0.4), torch.randn(5, 11, 13)
+    operations = [
+        TopShares("shares", ("scores",), 2, True, True),
+        Experts("y", ("x", "shares"), into, weight, "silu", True, 2),
+    ]
+    return Program({"x": (9, 37), "scores": (5, 37)}, operations, ("y",))
+
+
 def network(name: str) -> EngineModel:
     """Networks of all kinds, compiled for two threads."""
     torch.manual_seed(0)
@@ -100,6 +135,14 @@ def network(name: str) -> EngineModel:
         return engine.compile(two_segments(), engine="sparse", threads=2)
     if name == "random":
         return engine.compile(RandomProgram(4, (5, 13, 9)).program(12), engine="dense", threads=2)
+    if name == "recurrent":
+        layers = Recurrent()
+        wire_(layers, "random", density=0.4)
+        return engine.compile(finalize_(layers), torch.randn(1, 9, 12), engine="sparse", threads=2)
+    if name == "graph":
+        return engine.compile(graph(), engine="dense", threads=2)
+    if name == "experts":
+        return engine.compile(experts(), engine="sparse", threads=2)
     if name == "bfloat16":
         layers = nn.Sequential(nn.Linear(33, 40), nn.ReLU(), nn.Linear(40, 21))
         wire_(layers, "random", budget={"0": 0.3, "2": 1.0})
@@ -120,7 +163,20 @@ def network(name: str) -> EngineModel:
     return engine.compile(model.eval(), images, engine="dense" if name == "resnet18" else "sparse", threads=2)
 
 
-NETWORKS = ("nodes", "random", "segments", "bfloat16", "gpt", "vit", "digits_static", "mobilenetv1_dnw", "resnet18")
+NETWORKS = (
+    "nodes",
+    "random",
+    "segments",
+    "recurrent",
+    "graph",
+    "experts",
+    "bfloat16",
+    "gpt",
+    "vit",
+    "digits_static",
+    "mobilenetv1_dnw",
+    "resnet18",
+)
 
 
 def check_equal(

@@ -19,18 +19,26 @@ from wirings.compaction.operations import (
     Conv,
     Crop,
     Embedding,
+    Experts,
     InputRef,
     Multiply,
     MultiplyMap,
+    PickTokens,
+    Recurrent,
     Reshape,
     ScatterChannels,
     SelectChannels,
+    SumTokens,
+    TopShares,
     TorchOperator,
 )
+from wirings.compaction.operations.recurrent import GATES
 from wirings.compaction.program import Program
 
 MOST_PAIRS = 2**18
 """The most pairs of tokens that an attention compares: PyTorch, which it is compared with, stores them all."""
+MOST_STEPS = 200
+"""The most tokens of a recurrent layer: a difference in rounding may grow with each of them."""
 
 
 class RandomTokenProgram(RandomProgram):
@@ -101,6 +109,54 @@ class RandomTokenProgram(RandomProgram):
         shape = (-1, *(math.prod(flat[n] for n in part) for part in (order[:cut], order[cut:])))
         return self.add(Arrange(self.name(), (name,), tuple(factors), (0, *(n + 1 for n in order)), shape))
 
+    def recurrent(self, name: str) -> str:
+        """A recurrent layer, half of them with states to begin with."""
+        channels, tokens = self.shapes[name]
+        kind, units = str(self.random.choice(list(GATES))), int(self.random.integers(1, 40))
+        if tokens > MOST_STEPS:
+            return name
+        rows = GATES[kind] * units
+        first: list[str] = []
+        if self.random.random() < 0.5:
+            source = self.linear(self.add(Crop(self.name(), (name,), (0,), (1,), (1,))), units)
+            state = self.add(Reshape(self.name(), (source,)))
+            first = [state] * (2 if kind == "lstm" else 1)
+        biases = (self.normal(rows), self.normal(rows)) if self.random.random() < 0.7 else (None, None)
+        reverse, cell = bool(self.random.integers(2)), kind == "lstm" and bool(self.random.integers(2))
+        weights = self.weight(rows, channels), 0.5 * self.weight(rows, units)
+        return self.add(Recurrent(self.name(), (name, *first), *weights, *biases, kind, reverse, cell))
+
+    def experts(self, name: str) -> str:
+        channels = self.shapes[name][0]
+        experts, units, out = (int(n) for n in self.random.integers(1, (6, 20, 20)))
+        count, gated = int(self.random.integers(1, experts + 1)), bool(self.random.integers(2))
+        softmax, normalized = bool(self.random.integers(2)), bool(self.random.integers(2))
+        # Dense, since which of two equal scores is larger depends on how they are rounded.
+        spread = self.add(
+            Conv(
+                self.name(), (name,), self.normal(experts, channels, 1) / channels**0.5, self.normal(experts), (1,),
+                (0,), (1,), 1,
+            )
+        )  # fmt: skip
+        if not softmax:  # a sum may be zero
+            normalized = False
+        shares = self.add(TopShares(self.name(), (spread,), count, softmax, normalized))
+        into = self.weight(experts, units * (2 if gated else 1), channels)
+        kind = str(self.random.choice(["relu", "silu", "gelu", "tanh"]))
+        weights = into, self.weight(experts, out, units)
+        return self.add(Experts(self.name(), (name, shares), *weights, kind, gated, count))
+
+    def indexed(self, name: str) -> str:
+        """Messages along the edges of a graph, or one half of that. Nothing else reads tensors of three dimensions."""
+        tokens, edges = self.shapes[name][1], int(self.random.integers(1, 60))
+        integers = f"edges{len(self.inputs)}"
+        self.inputs[integers], self.types[integers] = (1, 2, edges), "torch.int64"
+        self.values[integers] = torch.randint(tokens, (1, 1, 2, edges), generator=self.generator)
+        made = self.add(PickTokens(self.name(), (name, integers), 0, edges, tokens))
+        if self.random.random() < 0.3:
+            return made
+        return self.add(SumTokens(self.name(), (made, integers), edges, edges, tokens + int(self.random.integers(3))))
+
     def tokens_of(self, name: str) -> str:
         """Some of the tokens."""
         count = self.shapes[name][1]
@@ -113,8 +169,11 @@ class RandomTokenProgram(RandomProgram):
         kind = str(self.random.choice([
             "linear", "linear", "linear", "norm", "norm", "attention", "attention", "activation", "affine", "add",
             "concat", "select", "place", "arrange", "tokens_of", "map", "product", "multiply", "reshape", "opaque",
+            "recurrent", "experts", "indexed",
         ]))  # fmt: skip
         match kind:
+            case "recurrent" | "experts" | "indexed":
+                getattr(self, kind)(name)
             case "linear":
                 self.linear(name, int(self.random.integers(1, 40)))
             case "norm" | "attention" | "activation" | "arrange" | "tokens_of":

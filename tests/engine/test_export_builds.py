@@ -29,7 +29,7 @@ def test_sanitizers_report_nothing(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("clang++"), reason="there is no clang++")
-@pytest.mark.parametrize("name", ["nodes", "bfloat16", "gpt"])
+@pytest.mark.parametrize("name", ["nodes", "recurrent", "graph", "experts", "bfloat16", "gpt"])
 def test_clang(name: str, tmp_path: Path) -> None:
     fast = exported.network(name)
     exported.build(fast.export(tmp_path), "clang++")
@@ -38,7 +38,7 @@ def test_clang(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.skipif("x86" not in platform.machine(), reason="the targets are for x86")
 @pytest.mark.parametrize("target", ["avx2", "sse"])
-@pytest.mark.parametrize("name", ["random", "bfloat16", "gpt"])
+@pytest.mark.parametrize("name", ["random", "recurrent", "graph", "experts", "bfloat16", "gpt"])
 def test_narrower_vectors(name: str, target: str, tmp_path: Path) -> None:
     fast = exported.network(name)
     exported.build(fast.export(tmp_path, target=target))
@@ -49,7 +49,7 @@ def test_narrower_vectors(name: str, target: str, tmp_path: Path) -> None:
     not shutil.which("aarch64-linux-gnu-g++") or not shutil.which("qemu-aarch64"),
     reason="there is no compiler for AArch64, or no qemu-aarch64",
 )
-@pytest.mark.parametrize("name", ["random", "bfloat16", "gpt"])
+@pytest.mark.parametrize("name", ["random", "recurrent", "experts", "bfloat16", "gpt"])
 def test_aarch64(name: str, tmp_path: Path) -> None:
     fast = exported.network(name)
     exported.build(fast.export(tmp_path, target="neon"), "aarch64-linux-gnu-g++")

@@ -130,6 +130,11 @@ def _within(name: str, x: Any) -> Any:
     return x
 
 
+def has_check(target: str) -> bool:
+    """Whether `check_operator_arguments` checks anything of an operator."""
+    return target.partition(".")[0].removeprefix("aten::") in ARGUMENT_CHECKS
+
+
 def check_operator_arguments(target: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
     """Raise for invalid arguments that PyTorch would accept."""
     check = ARGUMENT_CHECKS.get(target.partition(".")[0].removeprefix("aten::"))

@@ -181,7 +181,10 @@ def lower(model: nn.Module, inputs: Sequence[Tensor], names: Sequence[str] = ())
     if model in leaves:  # nothing but a graph
         return builder.program([leaves[model](builder, model, "graph", *builder.inputs)])
     try:
-        return builder.program(trace(model, builder, builder.inputs, leaves))
+        outputs = trace(model, builder, builder.inputs, leaves)
+        ignored = all(len(x) == 1 for x in inputs) and not any(len(builder.values[name]) == 2 for name in outputs)
+        if not ignored:  # otherwise, the model has no batch: it takes the first example of one
+            return builder.program(outputs)
     except Exception:
         if all(len(x) == 2 for x in inputs):
             raise

@@ -60,11 +60,11 @@ class OnnxWriter:
         self.nodes: list[Any] = []
         self.weights: list[Any] = []
 
-    def node(self, kind: str, inputs: list[str], output: str, **attributes: Any) -> str:
-        """Add a node; returns the name of its output."""
+    def node(self, kind: str, inputs: list[str], output: str, *more: str, **attributes: Any) -> str:
+        """Add a node; returns the name of its output, after which it may have ``more`` ("" for those not used)."""
         from onnx import helper
 
-        self.nodes.append(helper.make_node(kind, inputs, [output], name=f"{output}:{kind}", **attributes))
+        self.nodes.append(helper.make_node(kind, inputs, [output, *more], name=f"{output}:{kind}", **attributes))
         return output
 
     def tensor(self, value: Tensor, hint: str) -> str:

@@ -47,6 +47,23 @@ class UnsupportedByOnnxError(Exception):
     """ONNX has no operator for this operation; the message names what is missing."""
 
 
+class IndexRange(NamedTuple):
+    """Integers that an operation reads as indices, which its kernel does not check."""
+
+    name: str
+    """The tensor of integers."""
+    limit: int
+    """They are from 0 to one less."""
+    start: int = 0
+    """The number of the first one among those of an example."""
+    length: int | None = None
+    """How many they are; None for all."""
+
+    def part(self, integers: Tensor) -> Tensor:
+        """The indices among the integers of a batch."""
+        return integers if self.length is None else integers.flatten(1)[:, self.start : self.start + self.length]
+
+
 class OperationCounts(NamedTuple):
     """What an operation contributes to a report."""
 
@@ -118,8 +135,8 @@ class Operation(ABC):
         return False
 
     @property
-    def index_limit(self) -> int | None:
-        """If its input are integers, the number of different ones: from 0 to one less."""
+    def index_range(self) -> IndexRange | None:
+        """The indices that it takes, if it takes any."""
         return None
 
     def counts(self, shape: Shape, inputs: Sequence[Shape]) -> OperationCounts:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wirings.compaction.operation import Operation
+from wirings.compaction.operation import IndexRange, Operation
 from wirings.compaction.output_structure import restore_outputs
 from wirings.errors import WiringError
 
@@ -107,12 +107,16 @@ class Program:
         return made
 
     def index_limits(self) -> dict[str, int]:
-        """For every input of tokens, the number of rows in the smallest table that it is looked up in."""
+        """For every input of indices, such as tokens, the lowest limit of those that an operation takes from it."""
         limits: dict[str, int] = {}
-        for o in self.operations:
-            if o.index_limit is not None:
-                limits[o.inputs[0]] = min(o.index_limit, limits.get(o.inputs[0], o.index_limit))
+        for name, limit, _, _ in self.index_ranges():
+            limits[name] = min(limit, limits.get(name, limit))
         return limits
+
+    def index_ranges(self) -> list[IndexRange]:
+        """The indices that operations take from its inputs."""
+        found = (o.index_range for o in self.operations)
+        return list(dict.fromkeys(own for own in found if own is not None and own.name in self.inputs))
 
     def users(self) -> dict[str, list[Operation]]:
         """The operations that read each tensor; an operation that reads it twice is listed twice."""

@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from wirings.compaction.recognize_experts import experts
+
 _NOTHING = ("_to_copy", "to", "clone", "alias", "detach", "contiguous", "dropout")
 """Operators that change no number, as far as a trace in one floating-point type is concerned."""
 
@@ -22,7 +24,7 @@ Recognized = tuple[str, dict[str, Any]]
 
 def recognize(node: fx.Node) -> Recognized | None:
     """The function whose last operator is this one; None if it is none of those that are known."""
-    for found in (_rms_norm, _gelu, _attention):
+    for found in (_rms_norm, _gelu, _attention, experts):
         if (result := found(node)) is not None:
             return result
     return None

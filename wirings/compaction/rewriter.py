@@ -53,7 +53,7 @@ class ProgramRewriter:
     def is_tied(self, operation: Operation) -> bool:
         """Whether its weights are also an embedding's, so that changing them would take another copy."""
         weight = operation.tensors().get("weight")
-        tables = [o.tensors()["weight"] for o in self.operations.values() if o.index_limit is not None]
+        tables = [o.tensors().get("weight") for o in self.operations.values() if o.index_range is not None]
         return weight is not None and any(x is not None and torch.equal(x, weight.flatten(1)) for x in tables)
 
     def readers(self, name: str) -> list[Operation]:

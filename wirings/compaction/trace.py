@@ -36,6 +36,8 @@ _REPLACEMENTS = {
 }
 _FILLED = ("new_zeros", "new_ones", "new_full")
 """Operators that take nothing but the type of their first argument."""
+_LIKE = ("zeros_like", "ones_like", "full_like")
+"""The same for all of its sizes, too, so that they are constant in a batch of one."""
 _ELEMENTWISE = CHANNELWISE & {
     "abs", "ceil", "cos", "erf", "exp", "expm1", "floor", "hardshrink", "log1p", "log_sigmoid", "logit", "pow",
     "reciprocal", "round", "rsqrt", "selu", "celu", "sign", "sin", "softshrink", "softsign", "sqrt", "square",
@@ -188,12 +190,16 @@ class _TraceConverter:
     ) -> Tensor | None:
         """A tensor of one size and value for any input, such as ``x.new_zeros(3, 3)``; None if it is not constant."""
         value = node.meta.get("val")
-        if short not in _FILLED or not isinstance(value, Tensor) or not isinstance(arguments[0], ProgramTensor):
+        one = self.builder.batch == 1
+        known = short in _FILLED or (one and short in _LIKE)
+        if not known or not isinstance(value, Tensor) or not isinstance(arguments[0], ProgramTensor):
             return None
-        fixed = all(isinstance(size, int) for size in value.shape) and not (self.batch or "").isdigit()
+        fixed = all(isinstance(size, int) for size in value.shape) and (one or not (self.batch or "").isdigit())
         if not fixed or _depends_on_input([*arguments[1:], *options.values()]):
             return None
         like: Tensor = self.builder.values[arguments[0].name]
+        if short in _LIKE:
+            like = like.new_empty(value.shape)
         made: Tensor = target(like, *arguments[1:], **options)
         return made
 

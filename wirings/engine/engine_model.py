@@ -14,18 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from wirings.compaction import check_export_path
-from wirings.compaction.operations import Embedding, Operation
+from wirings.compaction.operations import Operation
 from wirings.compaction.program import Program, bind_inputs, check_batch
 from wirings.compaction.report import operation_counts
 from wirings.engine.build import kernels
 from wirings.engine.choices import check_settings, is_valid_choice
-from wirings.engine.execution_plan import ExecutionPlan
+from wirings.engine.execution_plan import ExecutionPlan, check_indices
 from wirings.engine.export import export_network
 from wirings.engine.int8_speed import slower_layers
 from wirings.engine.memory_needs import NotEnoughMemoryError, images_that_fit, says_not_enough
 from wirings.engine.quantization import Quantization
 from wirings.engine.report import EngineReport, StepReport
-from wirings.engine.segments import ProgramSegment, check_tokens, run_segments, split_program
+from wirings.engine.segments import ProgramSegment, run_segments, split_program
 from wirings.engine.step import StepChoice
 from wirings.engine.tune import fastest_of, step_seconds, tune
 from wirings.engine.verification import missing_bytes, run_images_in_turn, verify
@@ -69,6 +69,8 @@ class EngineModel(nn.Module):
         self.compiled = library is not None
         """Whether the compiled kernels are used; otherwise the network runs on PyTorch."""
         self._shapes, self._like = self.program.shapes(), self.program.zeros(0)
+        numbers = {name: number for number, name in enumerate(self.program.inputs)}
+        self._indices = [(numbers[own.name], own) for own in self.program.index_ranges()]
         self._segments = self._make_segments(library)
         self._report: EngineReport | None = None
         self._original: list[nn.Module] = []  # the network in PyTorch if it is used; in a list, it is no submodule
@@ -98,7 +100,7 @@ class EngineModel(nn.Module):
             given = [o.output for o in operations if o.output in later]
             segment = ProgramSegment(operations, taken, given)
             if native and library is not None and given:
-                integers = {name for o in operations if isinstance(o, Embedding) for name in o.inputs}
+                integers = {o.index_range.name for o in operations if o.index_range is not None}
                 integers |= set(program.notes.get("types", ())) & set(taken)  # of constants, for their batch size
                 types = dict.fromkeys(integers, "torch.int64")
                 own = Program({name: self._shapes[name] for name in taken}, operations, tuple(given), {"types": types})
@@ -171,21 +173,24 @@ class EngineModel(nn.Module):
             model: the network in PyTorch, which takes the program's inputs and returns its outputs in a tuple. Without
                 it, and in files, the program's operators run on PyTorch.
         """
-        if not self.compiled or not any(segment.plan for segment in self._segments):
+        if not self.compiled:
             return
         count = 1 if inputs is None else len(inputs[0])
         if not images_that_fit(self.program, self._shapes, [count], missing_bytes(self._segments)):
             return  # the kernels need less memory
         given = self.program.example(1) if inputs is None else inputs
-        whole = self._torch_segment()
+        whole, native = self._torch_segment(), any(segment.plan for segment in self._segments)
         calls = [lambda: run_segments(self.program, self._segments, given, self.threads)]
-        if not self._compared:
+        if native and not self._compared:
             calls.append(lambda: run_segments(self.program, [whole], given, self.threads))
         if model is not None:
             calls.append(torch.no_grad()(lambda: model(*given)))
         if len(calls) == 1:
             return
         own, *others = fastest_of(*calls, clear=CLEARLY_SLOWER)
+        if not native:  # operators one by one take a little longer than the model that has them
+            self._original = [model] if model is not None and others[0] < own else []
+            return
         self._seconds = own, min(others)
         if not self._compared:
             self._program_on_torch = whole if others[0] < SLOWER * own else None
@@ -212,8 +217,8 @@ class EngineModel(nn.Module):
         inputs = bind_inputs(list(self.program.inputs), args, kwargs)
         self._check(inputs)
         if self._original:  # PyTorch would raise an IndexError, or worse
-            for operation in self.program.operations:
-                check_tokens(operation, dict(zip(self.program.inputs, inputs, strict=True)))
+            for number, own in self._indices:
+                check_indices(own, inputs[number])
         return self.program.packed(self._run(inputs))
 
     def _run(self, inputs: Sequence[Tensor]) -> list[Tensor]:

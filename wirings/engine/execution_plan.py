@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from wirings.compaction.operation import IndexRange
 from wirings.compaction.program import Program
 from wirings.engine.build import kernel_kinds
 from wirings.engine.kernel_step import KernelStep
@@ -92,7 +93,7 @@ class ExecutionPlan:
             ((2, *shape) if name in integers else shape) for name, shape in program.inputs.items()
         )
         numbers = {name: number for number, name in enumerate(program.inputs)}
-        self._limits = {numbers[name]: limit for name, limit in program.index_limits().items()}
+        self._indices = [(numbers[own.name], own) for own in program.index_ranges()]
         self._output_sizes = _sizes(self.output_shapes)
         images = 1 if together else threads
         self._besides = (like.missing if like else 0) + 4 * images * (sum(self._input_sizes) + sum(self._output_sizes))
@@ -190,10 +191,8 @@ class ExecutionPlan:
         outputs = [torch.empty(batch, *shape) for shape in self.output_shapes]
         if batch == 0:
             return outputs
-        for number, limit in self._limits.items():
-            low, high = (int(x) for x in inputs[number].aminmax())
-            if low < 0 or high >= limit:
-                raise WiringError(f"this network expects tokens from 0 to {limit - 1:,}, got {low:,} to {high:,}.")
+        for number, own in self._indices:
+            check_indices(own, inputs[number])
         try:
             addresses = [x.data_ptr() for x in inputs]
         except RuntimeError:  # as within torch.vmap
@@ -232,6 +231,17 @@ class ExecutionPlan:
         if full:
             raise MemoryError(f"not enough memory to run {batch:,} images")
         return outputs
+
+
+def check_indices(own: IndexRange, integers: Tensor) -> None:
+    """Raise unless indices are in their range."""
+    taken = own.part(integers)
+    if not taken.numel():
+        return
+    low, high = (int(x) for x in taken.aminmax())
+    if low < 0 or high >= own.limit:
+        kind = "tokens" if own.length is None else f"indices in {own.name}"
+        raise WiringError(f"this network expects {kind} from 0 to {own.limit - 1:,}, got {low:,} to {high:,}.")
 
 
 def _pointers(arenas: Sequence[KernelMemory]) -> ctypes.Array[c_void_p]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from wirings.compaction.operations import Attention, Operation
 from wirings.compaction.program import Program
-from wirings.engine.execution_plan import ExecutionPlan
+from wirings.engine.execution_plan import ExecutionPlan, check_indices
 from wirings.engine.operations import supports
 from wirings.errors import WiringError
 
@@ -106,12 +106,7 @@ def run_segments(
 
 
 def check_tokens(operation: Operation, values: Mapping[str, Tensor]) -> None:
-    """Raise if an embedding that PyTorch computes has no row for a token, as for those that the kernels compute."""
-    if operation.index_limit is None or operation.inputs[0] not in values:
-        return
-    if not (tokens := values[operation.inputs[0]]).numel():
-        return
-    low, high = int(tokens.min()), int(tokens.max())
-    if low < 0 or high >= operation.index_limit:
-        last = operation.index_limit - 1
-        raise WiringError(f"this network expects tokens from 0 to {last:,}, got {low:,} to {high:,}.")
+    """Raise if an operation that PyTorch computes gets an index out of range, as for those that the kernels compute."""
+    own = operation.index_range
+    if own is not None and own.name in values:
+        check_indices(own, values[own.name])

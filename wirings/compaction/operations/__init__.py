@@ -17,8 +17,10 @@ from wirings.compaction.operations.constant import Constant
 from wirings.compaction.operations.conv import Conv
 from wirings.compaction.operations.crop import Crop
 from wirings.compaction.operations.embedding import Embedding
+from wirings.compaction.operations.experts import Experts, TopShares
 from wirings.compaction.operations.flatten import Flatten
 from wirings.compaction.operations.group_norm import GroupNorm
+from wirings.compaction.operations.indexed_tokens import PickTokens, SumTokens
 from wirings.compaction.operations.instance_norm import InstanceNorm
 from wirings.compaction.operations.linear import Linear
 from wirings.compaction.operations.mean import Mean
@@ -51,6 +53,7 @@ __all__ = [
     "Conv",
     "Crop",
     "Embedding",
+    "Experts",
     "Flatten",
     "GroupNorm",
     "InputRef",
@@ -61,6 +64,7 @@ __all__ = [
     "MultiplyMap",
     "Operation",
     "Pad",
+    "PickTokens",
     "Pooling",
     "Recurrent",
     "RepeatPixels",
@@ -68,6 +72,8 @@ __all__ = [
     "Roll",
     "ScatterChannels",
     "SelectChannels",
+    "SumTokens",
+    "TopShares",
     "TorchOperator",
     "WeightRef",
     "WeightedSum",
@@ -79,6 +85,7 @@ OPERATIONS: dict[str, type[Operation]] = {
         Conv, Linear, Affine, InstanceNorm, Activation, Add, Multiply, AddMap, Concat, SelectChannels, ScatterChannels,
         Pooling, Mean, Crop, Pad, Flatten, Reshape, Constant, Arrange, ChannelNorm, Attention, Embedding, MultiplyMap,
         GroupNorm, AddNumbers, RepeatPixels, Roll, Recurrent,
+        PickTokens, SumTokens, TopShares, Experts,
         TorchOperator,
     )
 }  # fmt: skip

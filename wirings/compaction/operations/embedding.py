@@ -14,7 +14,7 @@ from wirings.compaction.aten import Arguments, ProgramTensor, converts_views
 from wirings.compaction.axes import Axes
 from wirings.compaction.builder import ProgramBuilder
 from wirings.compaction.channel_constants import ChannelConstants
-from wirings.compaction.operation import Operation, Shape, Tensors, expect
+from wirings.compaction.operation import IndexRange, Operation, Shape, Tensors, expect
 
 if TYPE_CHECKING:
     from wirings.compaction.liveness import NeededChannels
@@ -34,8 +34,8 @@ class Embedding(Operation):
         return F.embedding(inputs[0], own["weight"]).movedim(-1, 1)
 
     @property
-    def index_limit(self) -> int:
-        return len(self.weight)
+    def index_range(self) -> IndexRange:
+        return IndexRange(self.inputs[0], len(self.weight))
 
     def infer(self, inputs: Sequence[Any]) -> Any:
         expect(len(inputs) == 1 and isinstance(inputs[0], Tensor) and inputs[0].dim() == 2, "tokens (batch, length)")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,6 +15,7 @@ from wirings.compaction.allowed_operators import (
     ALLOWED_OPERATORS,
     PYTHON_OPERATORS,
     check_operator_arguments,
+    has_check,
     python_operator,
 )
 from wirings.compaction.operation import Operation, Tensors, UnsupportedByOnnxError, expect
@@ -44,6 +46,10 @@ class WeightRef:
     number: int
 
 
+_Get = Callable[[Sequence[Any], Sequence[Any]], Any]
+"""Finds an argument in the inputs and weights of a call."""
+
+
 @dataclass(frozen=True, eq=False)
 class TorchOperator(Operation):
     """An operator of PyTorch or Python with its arguments. Unless ``channelwise``, it needs all channels around it."""
@@ -61,17 +67,25 @@ class TorchOperator(Operation):
     """The weights."""
 
     def compute(self, inputs: Sequence[Tensor], own: Tensors) -> Tensor:
-        def resolve(x: Any) -> Any:
-            if isinstance(x, InputRef):
-                return inputs[x.number]
-            if isinstance(x, WeightRef):
-                return own[f"held{x.number}"]
-            return [resolve(item) for item in x] if isinstance(x, tuple) else x
+        return self._call(inputs, [own[f"held{i}"] for i in range(len(self.held))])
 
-        named = {name: resolve(x) for name, x in self.options}
-        arguments = tuple(resolve(x) for x in self.arguments)
-        check_operator_arguments(self.target, arguments, named)
-        return find_operator(self.target)(*arguments, **named)
+    def run(self, *inputs: Tensor) -> Tensor:
+        return self._call(inputs, self.held)
+
+    def _call(self, inputs: Sequence[Any], held: Sequence[Any]) -> Any:
+        function, arguments, options, checked = self._prepared
+        given = [x if get is None else get(inputs, held) for x, get in arguments]
+        named = {name: x if get is None else get(inputs, held) for name, x, get in options}
+        if checked:
+            check_operator_arguments(self.target, tuple(given), named)
+        return function(*given, **named)
+
+    @functools.cached_property
+    def _prepared(self) -> tuple[Any, list[tuple[Any, _Get | None]], list[tuple[str, Any, _Get | None]], bool]:
+        """Everything about a call that does not depend on its inputs, since many operators take microseconds only."""
+        arguments = [_argument(x) for x in self.arguments]
+        options = [(name, *_argument(x)) for name, x in self.options]
+        return find_operator(self.target), arguments, options, has_check(self.target)
 
     def tensors(self) -> dict[str, Tensor | None]:
         return {f"held{i}": value for i, value in enumerate(self.held)}
@@ -147,6 +161,21 @@ def _check_constants(schema: Sequence[Any], given: dict[str, Any]) -> None:
         kind = str(argument.real_type).removeprefix("Optional[").removesuffix("]")
         if kind in _CONSTANTS and (value := given.get(argument.name)) is not None:
             expect(isinstance(value, _CONSTANTS[kind]), f"a torch.{_CONSTANTS[kind].__name__} as {argument.name}")
+
+
+def _argument(x: Any) -> tuple[Any, _Get | None]:
+    """An argument, or a function that finds it in the inputs and weights of a call."""
+    if isinstance(x, InputRef):
+        return None, lambda inputs, held, number=x.number: inputs[number]
+    if isinstance(x, WeightRef):
+        return None, lambda inputs, held, number=x.number: held[number]
+    if isinstance(x, tuple):
+        parts = [_argument(item) for item in x]
+        if all(get is None for _, get in parts):
+            own = [value for value, _ in parts]
+            return None, lambda inputs, held: list(own)  # an operator may change it
+        return None, lambda inputs, held: [v if get is None else get(inputs, held) for v, get in parts]
+    return x, None
 
 
 def find_operator(target: str) -> Any:

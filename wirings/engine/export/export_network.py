@@ -114,14 +114,14 @@ def _source(
 ) -> str:
     image = NetworkImage()
     numbers = {x.tensor: i for i, x in enumerate([*interface.inputs, *interface.outputs])}
-    tensors = [(x.floats, x.tokens) for x in (*interface.inputs, *interface.outputs)]
+    tensors = [(x.floats,) for x in (*interface.inputs, *interface.outputs)]
     own, tables = [], []
     for i, segment in enumerate(segments):
         assert segment.plan is not None
         for name in segment.outputs:
             if name not in numbers:
                 numbers[name] = len(tensors)
-                tensors.append((math.prod(shapes[name]), 0))
+                tensors.append((math.prod(shapes[name]),))
         one = image.add_plan(segment.plan, target.sizes)
         many = PlanPlaces() if segment.batch_plan is None else image.add_plan(segment.batch_plan, target.sizes)
         inputs, outputs = ([numbers[name] for name in names] for names in (segment.inputs, segment.outputs))
@@ -130,17 +130,20 @@ def _source(
             f"{{{_row(astuple(one))}, {_row(astuple(many))}, INPUTS_{i}, OUTPUTS_{i}, {len(inputs)}, {len(outputs)}}}"
         )
     texts = as_text(image.words)
+    indices = [(numbers[name], limit, start, interface.size_of(name) if count is None else count)
+               for name, limit, start, count in interface.indices]  # fmt: skip
     tables += [
         _table("ImagePart", "PARTS", map(_row, image.parts)),
         _table("ImagePointer", "POINTERS", map(_row, image.pointers)),
         _table("SegmentData", "SEGMENTS", own),
         _table("TensorData", "TENSORS", map(_row, tensors)),
+        _table("IndexData", "INDICES", map(_row, indices or [(0, 0, 0, 0)])),
         _table("char *const", "TEXT", (f'"{text}"' for text in texts)),
     ]
     fields = [
         "TEXT", len(texts), len(image.words), image.bytes // 4, "PARTS", len(image.parts),
         "POINTERS", len(image.pointers), "SEGMENTS", len(own), "TENSORS",
-        len(interface.inputs), len(interface.outputs), len(tensors), batch,
+        len(interface.inputs), len(interface.outputs), len(tensors), "INDICES", len(indices), batch,
     ]  # fmt: skip
     headers, kernels = kernels_source()
     kinds: list[type[ctypes.Structure]] = [KernelStep, *(kind.struct for kind in KINDS.values())]

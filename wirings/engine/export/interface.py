@@ -53,7 +53,7 @@ class Interface:
 
     def __init__(self, program: Program, shapes: dict[str, tuple[int, ...]], name: str) -> None:
         self.name, self._taken = name, set[str]()
-        limits = program.index_limits()
+        limits, self.indices = program.index_limits(), program.index_ranges()
         read = {name for o in program.operations for name in o.inputs}
         self.inputs = [
             CallerTensor(tensor, self._identifier(f"in_{tensor}"), shape, limits.get(tensor, 0))
@@ -68,6 +68,10 @@ class Interface:
             CallerTensor(tensor, self._identifier(name), shapes[tensor])
             for tensor, name in zip(outputs, names, strict=True)
         ]
+
+    def size_of(self, tensor: str) -> int:
+        """Numbers per example of a tensor of the program."""
+        return next(x.size for x in self.inputs if x.tensor == tensor)
 
     def _identifier(self, text: str) -> str:
         """A valid identifier that no other parameter has. Only letters, digits and underscores get into the source."""

@@ -16,10 +16,13 @@ from wirings.engine.operations import (  # noqa: F401 - they register kernels
     conv,
     crop,
     embedding,
+    experts,
+    indexed_tokens,
     linear,
     multiply,
     norms,
     pooling,
+    recurrent,
 )
 from wirings.engine.operations.registry import KERNELS, kernel_for, lower, supports
 

@@ -10,12 +10,15 @@
 #include "edge_sums.h"
 #include "elementwise.h"
 #include "embedding.h"
+#include "experts.h"
 #include "fused_node_convolution.h"
 #include "group_norm.h"
+#include "indexed_tokens.h"
 #include "int8_kernels.h"
 #include "linear.h"
 #include "norms.h"
 #include "pooling.h"
+#include "recurrent.h"
 
 struct Kernel {
     const char *name;        // the name of the kind in Python
@@ -60,6 +63,12 @@ static constexpr Kernel KERNELS[] = {
     kernel<AttentionStep, run_attention, attention_scratch>("attention"),
     kernel<CachedAttentionStep, run_cached_attention, cached_attention_scratch>("cached_attention"),
     kernel<EmbeddingStep, run_embedding>("embedding"),
+    kernel<TopSharesStep, run_top_shares, top_shares_scratch>("top_shares"),
+    kernel<RouteStep, run_route, route_scratch>("route"),
+    kernel<ExpertUnitsStep, run_expert_units, expert_units_scratch>("expert_units"),
+    kernel<ExpertSumsStep, run_expert_sums, expert_sums_scratch>("expert_sums"),
+    kernel<IndexedTokensStep, run_indexed_tokens, indexed_tokens_scratch>("indexed_tokens"),
+    kernel<RecurrentStep, run_recurrent, recurrent_scratch>("recurrent"),
     kernel<QuantizePixelsStep, run_quantize_pixels>("quantize_pixels"),
     kernel<QuantizeChannelsStep, run_quantize_channels, quantize_scratch>("quantize_channels"),
     kernel<Int8SumsStep, run_int8_sums, int8_scratch>("int8_sums"),

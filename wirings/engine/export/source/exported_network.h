@@ -42,8 +42,12 @@ struct SegmentData {
 };
 
 struct TensorData {
-    int64_t floats;  // of one example; a token counts twice
-    int64_t tokens;  // the number of different tokens; 0 for floats
+    int64_t floats;  // of one example; an integer counts twice
+};
+
+// Integers of an input that have to be from 0 to limit - 1.
+struct IndexData {
+    int64_t tensor, limit, start, count;
 };
 
 struct NetworkData {
@@ -58,6 +62,8 @@ struct NetworkData {
     int segment_count;
     const TensorData *tensors;  // inputs, then outputs, then those between segments
     int input_count, output_count, tensor_count;
+    const IndexData *indices;
+    int index_count;
     int64_t batch;  // the only batch size; 0 for any
 };
 
@@ -171,11 +177,13 @@ class ExportedNetwork {
     }
 
     bool has_invalid_token(int64_t batch, const void *const *inputs) const {
-        for (int i = 0; i < data.input_count; i++) {
-            const int64_t limit = data.tensors[i].tokens, count = limit ? data.tensors[i].floats / 2 * batch : 0;
-            const int64_t *tokens = static_cast<const int64_t *>(inputs[i]);
-            for (int64_t t = 0; t < count; t++)
-                if (tokens[t] < 0 || tokens[t] >= limit) return true;
+        for (int i = 0; i < data.index_count; i++) {
+            const IndexData &own = data.indices[i];
+            const int64_t size = data.tensors[own.tensor].floats / 2;  // of one example
+            const int64_t *integers = static_cast<const int64_t *>(inputs[own.tensor]);
+            for (int64_t image = 0; image < batch; image++)
+                for (int64_t t = own.start; t < own.start + own.count; t++)
+                    if (integers[image * size + t] < 0 || integers[image * size + t] >= own.limit) return true;
         }
         return false;
     }
