@@ -65,9 +65,9 @@ class SharedRanking:
         self.forget()
 
     def _clear(self) -> None:
+        expired(self)
         self._cache.clear()
         self._given.clear()
-        expired(self)
 
     def mask(self, edges: Any, least: int | None = None) -> Tensor:
         """A layer's part of the ranking: of the budget's number of edges, or of ``least`` if that is more."""
@@ -128,10 +128,11 @@ class SharedRanking:
         if shards != self._sharded or not _same(self._stamp, stamp, shards):
             self._clear()
             self._stamp, self._sharded = stamp, shards
-        if what not in self._cache:
-            self._cache[what] = find()
+        found = self._cache.get(what)  # another thread may clear it at any time
+        if found is None:
+            found = self._cache[what] = find()
             expires_after_step(self)
-        return self._cache[what]
+        return found
 
 
 def rank_together(
