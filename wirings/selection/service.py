@@ -24,7 +24,8 @@ ask. For weights that are sharded over processes, the position at which the rank
 A cached result is used only while its tensors are the same: the same objects, at the same version and address. Not
 every write counts a version (``weight.data``, fused optimizers). So everything is dropped at the beginning of every
 forward pass of the model, after every step of an optimizer (`wirings.selection.expiry`) and by the handle. What was
-made for a pass is dropped at its end, and a shared ranking is made again when a layer asks twice outside of a pass.
+made for a pass is dropped at its end. Outside of a pass, a shared ranking is made again where a layer asks after such a
+write to the weights of any layer (see `SharedRanking` for what that costs).
 Nothing is cached under `torch.compile`, where the compiler merges equal rankings by itself, under `torch.func`, or for
 inference tensors, which have no version.
 """
