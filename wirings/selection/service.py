@@ -102,7 +102,7 @@ class Selection:
         if not self.layers:  # a copy, which has layers of its own
             self.set_layers(_members(model, self))
         self.forget()
-        self._pass.running = self._ranking.lasts = True
+        self._pass.running = self._ranking.in_pass = True
 
     def end(self, model: nn.Module, args: Any, output: Any) -> None:
         """Note that a forward pass of the model has ended."""
@@ -110,16 +110,16 @@ class Selection:
             self._left_over, self._traced = True, [None] * len(self._traced)
         if not torch.compiler.is_compiling():
             self._pass.end()
-            self._ranking.lasts = False
+            self._ranking.in_pass = False
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """Keep a ranking that was made, or is made meanwhile: for callers who know which writes no version counts."""
-        before, self._ranking.lasts = self._ranking.lasts, True
+        self._ranking.holds += 1
         try:
             yield
         finally:
-            self._ranking.lasts = before
+            self._ranking.holds -= 1
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Selection:
         memo[id(self)] = replica = type(self)(self.shared, self.kept)

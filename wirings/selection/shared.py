@@ -53,18 +53,24 @@ class SharedRanking:
       count a version are seen.
 
     Attributes:
-        lasts: whether layers may ask for the same ranking several times, as in a forward pass of the model.
+        in_pass: whether a forward pass of the model is running.
+        holds: how many callers ask to keep a ranking that was made, or is made meanwhile.
     """
 
     def __init__(self) -> None:
         self.layers: Sequence[SelectedWeight] = []
-        self.lasts = False
+        self.in_pass, self.holds = False, 0
         self._cache: dict[Any, Any] = {}
         self._given: set[tuple[int, int | None]] = set()  # the parts that layers have taken
         self._asked_by = 0  # the layer that took the last of them
         self._values: list[Tensor] = []  # copies of the ranked weights, where these may change without a trace
         self._stamp: Stamp = []  # what the cached rankings were made of,
         self._sharded = False  # and whether any of that was sharded
+
+    @property
+    def lasts(self) -> bool:
+        """Whether layers may ask for the same ranking several times, though weights may change without a trace."""
+        return self.in_pass or self.holds > 0
 
     def forget(self) -> None:
         """Drop the ranking; it is made again when it is next needed."""
