@@ -97,7 +97,7 @@ def test_whole_training_step_can_be_captured(name: str, compiled: bool) -> None:
         # One step from the same state: after a few, these networks amplify differences of rounding beyond any bound.
         before = {name: value.clone() for name, value in model.state_dict().items()}
         twin.load_state_dict(before)
-        other.load_state_dict(optimizer.state_dict())
+        other.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # which copies no tensors itself
         graph.replay()
         eager()
         for (name, a), b in zip(model.state_dict().items(), twin.state_dict().values(), strict=True):

@@ -8,7 +8,8 @@ from torch import nn
 
 import wirings
 from wirings import WiringError, models
-from wirings.graph import StaticGraph
+from wirings.graph import ConvNode, StaticGraph, ends
+from wirings.graph.nodes import conv
 from wirings.models import NetworkSize
 from wirings.models.mobilenet import STAGES, MobileNetV1, MobileNetV1DNW, edges_of_width
 
@@ -175,3 +176,23 @@ def test_mobilenetv1_can_be_wired() -> None:
 def test_rejects_bad_arguments(make: Any, words: str) -> None:
     with pytest.raises(WiringError, match=words):
         make()
+
+
+def test_own_kernels_serve_half_precision_alone() -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    model = models.get("mobilenetv1_dnw", rule="dnw")
+    serves = {dtype: model.runs_in_own_kernels(dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)}
+    assert serves == {torch.float32: False, torch.bfloat16: True, torch.float16: True}
+    model.stem.register_forward_hook(lambda *_: None)
+    assert not model.runs_in_own_kernels(torch.bfloat16)
+
+
+def test_no_own_kernels_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (ends, conv):
+        monkeypatch.setattr(module, "_TRITON", False)
+    assert not models.get("mobilenetv1_dnw").runs_in_own_kernels(torch.bfloat16)
+
+
+def test_other_nodes_have_no_kernels_for_blocks() -> None:
+    node = ConvNode(norm="batch", activation="tanh")
+    assert not StaticGraph([4, 8, 3], edges=40, node=[node, node, None]).is_one_operation

@@ -20,6 +20,7 @@ from wirings import ContinuousGraph, DiscreteGraph, StaticGraph, WiringError, mo
 from wirings.graph import ActivationNode, ConvNode, Groups, NodeFunction, PerStep, PlainNode, TimeNode
 from wirings.models.mobilenet import STAGES, edges_of_width
 from wirings.profiling import Profile, ProfileRow, profile
+from wirings.selection import shared
 from wirings.train.networks import open_network
 
 
@@ -626,3 +627,30 @@ def test_rejects_invalid_arguments(call: Any, message: str) -> None:
 def test_rejects_networks_without_classes() -> None:
     with pytest.raises(WiringError, match="classes must be at least 1, got 0"):
         open_network("table2/dnw", classes=0)
+
+
+@pytest.mark.parametrize("called", ["model", "parent", "method"])
+@pytest.mark.parametrize("rule", ["dnw", "soft_threshold"])
+def test_layers_that_share_a_budget_are_ranked_once_a_call(
+    rule: str, called: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Parent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(*(nn.Linear(6, 6, bias=False) for _ in range(4)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.body.forward(x) if called == "method" else self.body(x)
+
+    parent = Parent()
+    wiring = wirings.wire_(parent.body, rule, density=0.3, share="global")
+    wiring.masks()
+    wiring.layers[0].weight.data.mul_(10)  # counts no version: what was ranked before is not used
+    made, plain = [], shared.rank_together
+    monkeypatch.setattr(shared, "rank_together", lambda *args: made.append(1) or plain(*args))
+    rows = wirings.profile(parent.body if called == "model" else parent, torch.ones(1, 6)).rows
+    assert len(made) == 1
+    assert [row.params for row in rows] == [int(mask.sum()) for mask in wiring.masks().values()]
+    wiring.layers[1].weight.data.mul_(100)
+    real = parent.body[1].weight != 0  # type: ignore[operator]
+    assert torch.equal(real, wiring.masks()["1.weight"]), "the ranking is no longer held"

@@ -492,15 +492,48 @@ def test_a_rule_with_its_own_forward_is_asked(device: str) -> None:
     assert torch.equal(seen[0], 2 * real)
 
 
-def test_generation_of_a_wired_language_model(device: str) -> None:
+def made_by_hand(weights: list[Tensor], rule: str, share: str, density: float) -> list[Tensor]:
+    """The weights that a forward pass uses: chosen with `choose`, and shrunk by the magnitude of the next one."""
+    groups = [torch.cat([w.reshape(-1) for w in weights])] if share == "global" else [w.reshape(-1) for w in weights]
+    found = []
+    for row in groups:
+        real = wirings.choose(row, int(density * row.numel() + 1e-6))
+        if rule == "soft_threshold":
+            next_one = row[~real].abs().max()
+            row = row.sign() * (row.abs() ** 3 - next_one**3).clamp(min=0) ** (1 / 3)
+        found.append(torch.where(real, row, 0.0))
+    sizes = [w.numel() for w in weights]
+    parts = found[0].split(sizes) if share == "global" else found
+    return [part.view(w.shape) for part, w in zip(parts, weights, strict=True)]
+
+
+@pytest.mark.parametrize("share", ["uniform", "global"])
+@pytest.mark.parametrize("rule", ["dnw", "soft_threshold"])
+def test_generation_of_a_wired_language_model(rule: str, share: str, device: str) -> None:
     importlib.import_module("vision")  # transformers imports torchvision if it is installed
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=2, n_head=2)
     model = transformers.GPT2LMHeadModel(config).to(device).eval()
-    wirings.wire_(model, "soft_threshold", density=0.4)
+    wiring = wirings.wire_(model, rule, density=0.4, share=share)
     prompt = torch.randint(64, (2, 5), device=device)
     settings = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    seen: list[list[Tensor]] = [[] for _ in wiring.layers]
+    for layer, used in zip(wiring.layers, seen, strict=True):
+        layer.module.register_forward_hook(lambda module, *_, used=used: used.append(module.weight.clone()))
+    for _ in range(2):  # the weights change between the two, without a version
+        expected = made_by_hand([layer.weight.detach() for layer in wiring.layers], rule, share, 0.4)
+        model.generate(prompt, **settings)
+        for used, weight in zip(seen, expected, strict=True):
+            assert len(used) == 8  # one for each token
+            for one in used:
+                if rule == "dnw":
+                    assert torch.equal(one, weight)
+                else:
+                    torch.testing.assert_close(one, weight, rtol=1e-3, atol=1e-4)
+                    assert not one[weight == 0].any()
+            used.clear()
+        wiring.layers[1].weight.data.mul_(1.5).add_(0.01)
     wired = model.generate(prompt, **settings)
     wirings.finalize_(model)
     assert torch.equal(model.generate(prompt, **settings), wired)

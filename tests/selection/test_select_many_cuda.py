@@ -186,6 +186,39 @@ def test_masked_tensors_on_a_gpu(dtype: torch.dtype, result: torch.dtype) -> Non
     masked("cuda", dtype, result)
 
 
+def copies_of_runs(device: str) -> int:
+    """How many more times the runs of edges are copied to the device when gradients are passed on."""
+    before = many._runs_of.cache_info().misses
+    tensors = [t.to(device) for t in weights_of("plain", torch.float32, SMALL)]
+    masks, ks = [t != 0 for t in tensors], [torch.tensor(1, device=device)] * len(tensors)
+    _, real, thresholds = batched.shrunk_of(tensors, ks, masks, 1.0)
+    pulls = torch.ones(len(tensors), 2, device=device)
+    for _ in range(2):
+        assert many.masked_each(tensors, masks, torch.float32) is not None
+        made = many.through_shrunk(tensors, real, tensors, range(len(tensors)), thresholds, pulls, torch.float32)
+        assert made is not None
+    return many._runs_of.cache_info().misses - before
+
+
+@pytest.mark.usefixtures("interpreter")
+def test_another_stream_copies_runs_again_in_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    many._runs_of.cache_clear()
+    assert copies_of_runs("cpu") == 1
+    assert copies_of_runs("cpu") == 0
+    monkeypatch.setattr(many, "_stream_of", lambda tensor: 1)
+    assert copies_of_runs("cpu") == 1
+
+
+@on_gpu
+def test_another_stream_copies_runs_again_on_a_gpu() -> None:
+    many._runs_of.cache_clear()
+    assert copies_of_runs("cuda") == 1
+    assert copies_of_runs("cuda") == 0
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        assert copies_of_runs("cuda") == 1
+
+
 def learned(device: str, kind: str, dtype: torch.dtype, result: torch.dtype, share: float = 0.3) -> None:
     """Compare what learned thresholds need, forward and backward, with doing it one by one."""
     plain = weights_of(kind, dtype, LARGE if device == "cuda" else SMALL)

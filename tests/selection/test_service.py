@@ -222,9 +222,55 @@ def test_shared_ranking_is_made_once_for_a_method(device: str, monkeypatch: pyte
     model = Losses().to(device)
     wirings.wire_(model, "dnw", density=0.2, share="global")
     made.clear()
+    each = 1 if device == "cpu" else 2  # on a GPU, every layer that asks has all layers ranked
     for count in (1, 2, 3):
         model.loss(torch.randn(2, 16, device=device))
-        assert len(made) == count
+        assert len(made) == each
+        model.last(torch.randn(2, 16, device=device))  # nothing has changed
+        assert len(made) == (1 if device == "cpu" else 3)
+        model.first.parametrizations.weight.original.data += count  # type: ignore[union-attr, operator]
+        made.clear()
+
+
+@pytest.mark.parametrize("share", ["global", "scaled"])
+@pytest.mark.parametrize("rule", ["dnw", "soft_threshold", "top_kast"])
+@pytest.mark.parametrize("written", [(0, 1), (0,), (1,)])
+@pytest.mark.parametrize("compares", [True, False])
+def test_layers_that_ask_in_turn_see_writes_without_a_version(
+    compares: bool, written: tuple[int, ...], rule: str, share: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passes, "DEVICES", ())
+    if not compares:  # as on a GPU
+        monkeypatch.setattr(shared, "_comparable", lambda weights: False)
+    torch.manual_seed(0)
+    model = Losses().to(device)
+    wiring = wirings.wire_(model, rule, density=0.2, share=share)
+    layers = wiring.layers
+    twin = copy.deepcopy(model)
+
+    def expected(place: int) -> Tensor:
+        twin.load_state_dict(model.state_dict())  # which counts versions
+        return twin.get_submodule(("first", "last")[place]).weight  # type: ignore[return-value]
+
+    for place in (0, 1, 1, 0, 1, 0, 0):
+        assert torch.equal(layers[place].module.weight, expected(place))  # type: ignore[arg-type]
+        for other in written:
+            weight = layers[other].weight
+            weight.data.copy_(torch.randn_like(weight) * 2 ** float(torch.randn(())))
+
+
+@pytest.mark.parametrize("where", ["submodule after a pass", "pass after a submodule"])
+def test_reading_a_layer_before_and_after_a_pass(where: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "DEVICES", ())
+    model = network(device)
+    wiring = wirings.wire_(model, "dnw", density=0.2, share="global")
+    x = torch.randn(2, 3, 8, 8, device=device)
+    parts = [lambda: model(x), lambda: model[6].weight]
+    for part in parts if where.startswith("submodule") else parts[::-1]:
+        part()
+        wiring.layers[0].weight.data.mul_(-3)
+    real = model[6].weight != 0
+    assert torch.equal(real, wiring.masks()["6.weight"])
 
 
 @pytest.mark.parametrize("share", ["uniform", "global"])

@@ -111,11 +111,15 @@ def test_two_phases(rule: str, tmp_path: Path) -> None:
     assert results.read(tmp_path / "complete" / "seed0" / "result.json").steps == 6
 
 
-@pytest.mark.parametrize(("name", "compiled"), [("table2/dnw", False), ("ste/resnet-dnw_cubic-2", True)])
-def test_own_kernels_are_captured_and_not_compiled(name: str, compiled: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "precision", "compiled"),
+    [("table2/dnw", "bf16", False), ("table2/dnw", "fp32", True), ("ste/resnet-dnw_cubic-2", "bf16", True)],
+)
+def test_own_kernels_are_captured_and_not_compiled(name: str, precision: str, compiled: bool) -> None:
     torch._dynamo.reset()
     data = "data.options={shape: [3, 32, 32], examples: 20, test_examples: 20}"
-    settings = with_overrides(recipes.get(name).settings, ["data.name=synthetic", data, "batch=20"])[0]
+    changed = ["data.name=synthetic", data, "batch=20", f"precision={precision}"]
+    settings = with_overrides(recipes.get(name).settings, changed)[0]
     context = ProcessContext(0, 1, torch.device("cuda"))
     found = build.load_data(settings, context)
     model, wiring = build.build(settings, found.classes, context)

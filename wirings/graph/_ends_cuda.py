@@ -47,12 +47,15 @@ def convolution_fits(images: Tensor, kernel: Tensor, dtype: torch.dtype) -> bool
     return (
         images.dtype in _DTYPES
         and kernel.dtype in _DTYPES
-        and dtype in _PRODUCTS
         and images.numel() > 0
         and max(reach, pixels * len(kernel)) < _INDEX
-        and len(kernel) in _NODES
-        and 9 * images.shape[1] <= _TAPS
+        and kernel_fits(kernel, dtype)
     )
+
+
+def kernel_fits(kernel: Tensor, dtype: torch.dtype) -> bool:
+    """Whether :func:`convolve` supports a convolution in this precision, of images that are not too large."""
+    return dtype in _PRODUCTS and len(kernel) in _NODES and 9 * kernel.shape[1] <= _TAPS
 
 
 def convolve(images: Tensor, kernel: Tensor, stride: int, dtype: torch.dtype) -> Tensor:

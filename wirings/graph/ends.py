@@ -39,6 +39,15 @@ def first_maps(convolution: nn.Conv2d, images: Tensor) -> Tensor:
     return convolution(images)
 
 
+def convolves(convolution: nn.Conv2d, dtype: torch.dtype) -> bool:
+    """Return whether `first_maps` computes a layer in our kernels on a GPU, in this precision."""
+    if not _TRITON or not _is_usual(convolution) or _is_hooked(convolution):
+        return False
+    from wirings.graph import _ends_cuda
+
+    return is_plain(convolution.weight) and _ends_cuda.kernel_fits(convolution.weight, dtype)
+
+
 def pooled_maps(maps: Tensor, norm: nn.BatchNorm2d, activation: nn.Module) -> Tensor:
     """Return the mean of every map after ``norm`` and ``activation``, (batch, channels).
 

@@ -129,6 +129,11 @@ class StaticGraph(Graph):
         single = x.shape[1] == 1 and max(x.shape[2:]) <= found[0].stride  # a norm cannot be trained on one value
         return None if single else found
 
+    @property
+    def is_one_operation(self) -> bool:
+        """Whether our kernels compute this graph as one operation on a GPU, of maps of any usual precision."""
+        return self._one_operation and all(f.has_block_kernels for f in self._convolutions())
+
     @functools.cached_property
     def _one_operation(self) -> bool:
         """Whether this graph consists of blocks of which all but the last have convolutions as functions."""

@@ -13,12 +13,13 @@ import itertools
 import math
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from wirings.budgets.schedules import floor_of
 from wirings.errors import WiringError
 from wirings.graph import Blocks, StaticGraph
-from wirings.graph.ends import first_maps, pooled_maps
+from wirings.graph.ends import convolves, first_maps, pooled_maps
 from wirings.graph.nodes import ConvNode, PlainNode
 from wirings.models.option_groups import CIFAR10_SIZE, DENSE_LAYERS, LayerWiring, NetworkSize
 from wirings.models.parts import SMALL_IMAGE, check_image_size, check_images
@@ -72,18 +73,12 @@ def edges_of_width(stage: Stage, width: float) -> int:
 class MobileNetV1DNW(nn.Module):
     """A convolution, five static graphs, and a classifier. Takes images, (batch, 3, height, width).
 
-    Attributes:
-        has_own_kernels: Nearly all of a step runs in kernels of this library, which a compiled model cannot use: a
-            captured step is faster if the model is not compiled.
-
     Args:
         classes: Number of classes.
         image_size: Height and width of the images in pixels; up to 64, the first convolution has no stride.
         reach: How many blocks forward an edge may go; 1 is the next block only, None is any number.
         eps: Epsilon of the nodes' norms, see `ConvNode`.
     """
-
-    has_own_kernels = True
 
     def __init__(self, classes: int = 10, image_size: int = 32, reach: int | None = None, eps: float = 1e-5) -> None:
         super().__init__()
@@ -103,6 +98,14 @@ class MobileNetV1DNW(nn.Module):
         check_images(images, self.smallest)
         maps = self.stages(first_maps(self.stem, images))
         return self.head(pooled_maps(maps, self.norm, self.activation))
+
+    def runs_in_own_kernels(self, dtype: torch.dtype) -> bool:
+        """Return whether nearly all of a step on a GPU runs in kernels of this library, in this precision.
+
+        A compiled model cannot use them: a captured step is faster if the model is not compiled.
+        """
+        graphs = all(isinstance(graph, StaticGraph) and graph.is_one_operation for graph in self.stages)
+        return graphs and convolves(self.stem, dtype)
 
 
 def _graph(stage: Stage, reach: int | None, eps: float) -> StaticGraph:

@@ -18,7 +18,7 @@ from wirings.profiling.graphs import GraphEdges
 from wirings.profiling.live import CallLiveness, follow, follows
 from wirings.profiling.report import NO_MODULE, Profile, ProfileRow
 from wirings.profiling.rows import RowBuilder
-from wirings.profiling.weights import Weights
+from wirings.profiling.weights import Weights, ranked_once
 from wirings.utils.example_input import CallArguments, ExampleInput, call_error, example_arguments
 from wirings.utils.layers import multiplies
 
@@ -47,6 +47,11 @@ def profile(model: nn.Module, example_input: ExampleInput | None = None) -> Prof
     if not isinstance(model, nn.Module):
         raise WiringError(f"profile() expects a torch.nn.Module, got {type(model).__name__}.")
     arguments = example_arguments(model, example_input, "profile")
+    with ranked_once(model):
+        return _profile(model, example_input, arguments)
+
+
+def _profile(model: nn.Module, example_input: ExampleInput | None, arguments: CallArguments) -> Profile:
     try:
         calls, products = _run(model, arguments)
     except WiringError:

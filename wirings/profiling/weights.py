@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -31,8 +33,18 @@ class _Weight:
     """The entries that are alive in any call; None before the first call."""
 
 
+@contextmanager
+def ranked_once(model: nn.Module) -> Iterator[None]:
+    """Rank layers that share a budget anew, and keep the ranking while the model is profiled."""
+    with ExitStack() as held:
+        for selection in {edges.selection for *_, edges in wired(model)}:
+            selection.forget()
+            held.enter_context(selection.held())
+        yield
+
+
 class Weights:
-    """The weights of a model, looked up by module and attribute."""
+    """The weights of a model, looked up by module and attribute. To be used within `ranked_once`."""
 
     def __init__(self, model: nn.Module) -> None:
         self.real: dict[str, Tensor] = {}
@@ -41,7 +53,7 @@ class Weights:
         for name, module, attribute, edges in wired(model):
             original = parametrizations_of(module)[attribute].original
             if id(original) not in self._masks:
-                self._masks[id(original)] = edges.real(original, fresh=True).cpu()
+                self._masks[id(original)] = edges.real(original).cpu()
             self.real[name] = self._masks[id(original)]
         self._found: dict[int, _Weight] = {}
         self._model = model

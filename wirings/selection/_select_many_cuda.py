@@ -200,24 +200,30 @@ def masked_each(tensors: Sequence[Tensor], masks: Sequence[Tensor | None], dtype
         [(t.shape, t.stride(), None if m is None else m.stride()) for t, m in zip(tensors, masks, strict=True)]
     )
     addresses = [0 if t is None else t.data_ptr() for pair in zip(tensors, masks, strict=True) for t in pair]
-    runs, places, length = _runs_of(layouts, first.device)
+    stream = _stream_of(first)
+    runs, places, length = _runs_of(layouts, first.device, stream)
     aligned = not any(map((15).__and__, addresses))
     if runs is None or not aligned or first.dtype not in _BITS or {t.dtype for t in tensors} != {first.dtype}:
         return None
     out = torch.empty(length, dtype=dtype, device=first.device)
     launch = KernelLauncher((first.device, first.dtype, dtype, "masked each", len(runs)))
     with on_device_of(first):
-        where = _addresses(tuple(addresses), first.device, torch._C._cuda_getCurrentRawStream(first.device.index))
+        where = _addresses(tuple(addresses), first.device, stream)
         launch(_write_masked, len(runs), 4, runs, where, first.detach(), out, _BLOCK)
     return [out.as_strided(*place) for place in places]
 
 
+def _stream_of(tensor: Tensor) -> int:
+    """The stream on which kernels read a tensor now. What is copied for them is kept by stream.
+
+    Another stream would not wait for the copy.
+    """
+    return torch._C._cuda_getCurrentRawStream(tensor.get_device()) if tensor.is_cuda else 0
+
+
 @functools.lru_cache(16)
 def _addresses(addresses: tuple[int, ...], device: torch.device, stream: int) -> Tensor:
-    """Addresses on the GPU. The gradients of a training step mostly lie where they did in the step before.
-
-    By stream: another one would not wait for the copy.
-    """
+    """Addresses on the GPU. The gradients of a training step mostly lie where they did in the step before."""
     return torch.tensor(addresses).to(device, non_blocking=True)
 
 
@@ -245,7 +251,7 @@ def through_shrunk(
     if first.dtype not in _BITS or (first.is_cuda and torch.cuda.is_current_stream_capturing()):
         return None
     layouts = tuple([(g.shape, g.stride(), m.stride()) for g, m in zip(grads, masks, strict=True)])
-    runs, layout, length = _runs_of(layouts, first.device)
+    runs, layout, length = _runs_of(layouts, first.device, _stream_of(first))
     pointers = [[*map(Tensor.data_ptr, tensors)] for tensors in (grads, masks, used)]
     aligned = not any(map((15).__and__, itertools.chain(*pointers)))
     alike = [*map(Tensor.stride, used)] == [*map(Tensor.stride, grads)] and len({t.dtype for t in (*grads, *used)}) == 1
@@ -266,7 +272,7 @@ def through_shrunk(
 
 @functools.lru_cache(64)
 def _runs_of(
-    layouts: tuple[tuple[torch.Size, tuple[int, ...], tuple[int, ...] | None], ...], device: torch.device
+    layouts: tuple[tuple[torch.Size, tuple[int, ...], tuple[int, ...] | None], ...], device: torch.device, stream: int
 ) -> tuple[Tensor | None, list[tuple[torch.Size, tuple[int, ...], int]], int]:
     """Runs of edges for `_write_masked`, the layout of each tensor in a row of all, and the length of that row.
 

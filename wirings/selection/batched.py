@@ -293,6 +293,8 @@ def _kept_of(
 def kept_edges(weight: Tensor, k: Tensor, within: Tensor | None, power: float) -> Tensor:
     """What `kept_of` keeps of one weight."""
     if power == math.inf:
+        if weight.device.type == "cpu" and is_plain(weight):  # the dispatcher would cost a small weight as much again
+            return cpu.real_edges(weight, k, within)
         return torch.ops.wirings.real_edges(weight, k, within)
     if weight.device.type == "cpu":
         return cpu.shrunk_edges(weight, k, within, power)

@@ -4,6 +4,7 @@
 """
 
 import math
+import struct
 from typing import NoReturn
 
 import numpy as np
@@ -24,6 +25,8 @@ KEYS = {
 MAGNITUDE = {key: torch.iinfo(key).max for key in KEYS.values()}  # all bits but the sign
 INFINITY = {dtype: torch.tensor(float("inf"), dtype=dtype).view(key).item() for dtype, key in KEYS.items()}
 
+_INT32, _FLOAT32 = struct.Struct("i"), struct.Struct("f")
+
 
 def keys_of(weight: Tensor, allowed: Tensor | None) -> Tensor:
     """Integers that order like the magnitudes, in the memory format of ``weight``; -1 where no edge is allowed."""
@@ -41,6 +44,12 @@ def choose(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
         return out.copy_(choose(weight.contiguous(), k, allowed))
     if count == 0:
         return out.zero_()
+    _mark(weight, count, allowed, out)
+    return out
+
+
+def _mark(weight: Tensor, count: int, allowed: Tensor | None, out: Tensor) -> int:
+    """Mark the ``count`` edges of largest magnitude in ``out``; return the key of the next one, -1 if there is none."""
     key = KEYS[weight.dtype]
     keys = _row(torch.bitwise_and(weight.view(key), MAGNITUDE[key]))
     if allowed is not None:
@@ -53,7 +62,7 @@ def choose(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
         if next_out < 0:
             _raise_too_few(count, count - missing)
         real[_first(weight, keys == next_out, missing)] = True
-    return out
+    return next_out
 
 
 def real_edges(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
@@ -75,7 +84,7 @@ def real_edges(weight: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
     if next_out > INFINITY[weight.dtype]:  # more than k are NaN
         return torch.where(choose(weight, k, None), weight, 0.0)
     missing = int(np.count_nonzero(keys[-count:] == next_out))  # of the k largest: ties at the boundary
-    torch.ops.aten.hardshrink.out(weight, _value(next_out, weight.dtype).item(), out=out)  # zero up to there
+    torch.ops.aten.hardshrink.out(weight, _number(next_out, weight.dtype), out=out)  # zero up to there
     if missing:
         row = _row(weight.clone(), key)
         places = _first(weight, row & MAGNITUDE[key] == next_out, missing)
@@ -120,10 +129,11 @@ def _compact(weight: Tensor, count: int, k: Tensor, allowed: Tensor | None) -> t
     places, values = torch.empty(count, dtype=torch.int64), weight.new_empty(count)
     found = compiled.select(weight, count, allowed, places=places, values=values)
     if found is None:
-        real, order = choose(weight, k, allowed), compiled.memory_order(weight)
-        real_row, row = (x.permute(order) if order else x for x in (real, weight))
-        places = real_row.reshape(-1).nonzero().squeeze(1)
-        return places, row.reshape(-1)[places], _strongest_but(weight, real, allowed)
+        real, order = torch.empty_like(weight, dtype=torch.bool), compiled.memory_order(weight)
+        next_out = _mark(weight, count, allowed, real)
+        row = weight.permute(order) if order else weight
+        places = torch.from_numpy(np.flatnonzero(_row(real)))
+        return places, row.reshape(-1).index_select(0, places), _value(max(next_out, 0), weight.dtype)
     if found[0] < count:
         _raise_too_few(count, found[0])
     return places, values, _value(found[1], weight.dtype)
@@ -183,3 +193,9 @@ def _raise_too_few(count: int, possible: int) -> NoReturn:
 
 def _value(key: int, dtype: torch.dtype) -> Tensor:
     return torch.tensor(key, dtype=KEYS[dtype]).view(dtype)
+
+
+def _number(key: int, dtype: torch.dtype) -> float:
+    if dtype is torch.float32:  # the usual one, several times faster than with a tensor
+        return float(_FLOAT32.unpack(_INT32.pack(key))[0])
+    return float(_value(key, dtype))

@@ -7,6 +7,7 @@ that a weight, a budget or a precision that has changed since is noticed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -64,11 +65,11 @@ class ForwardPass:
 
     def end(self) -> None:
         """Drop everything that was made for the pass."""
-        self.running, self._backward = False, -1
-        for edges in self._made:
-            edges.__dict__["ready"].clear()
-        self._made.clear()
         expired(self)
+        self.running, self._backward = False, -1
+        with suppress(IndexError):  # one by one: meanwhile another thread may make some, or end the pass as well
+            while self._made:
+                self._made.pop().__dict__["ready"].clear()
 
     def expire(self) -> None:
         """End the pass, since an optimizer has changed weights."""

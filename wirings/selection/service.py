@@ -24,7 +24,8 @@ ask. For weights that are sharded over processes, the position at which the rank
 A cached result is used only while its tensors are the same: the same objects, at the same version and address. Not
 every write counts a version (``weight.data``, fused optimizers). So everything is dropped at the beginning of every
 forward pass of the model, after every step of an optimizer (`wirings.selection.expiry`) and by the handle. What was
-made for a pass is dropped at its end, and a shared ranking is made again when a layer asks twice outside of a pass.
+made for a pass is dropped at its end. Outside of a pass, a shared ranking is made again where a layer asks after such a
+write to the weights of any layer (see `SharedRanking` for what that costs).
 Nothing is cached under `torch.compile`, where the compiler merges equal rankings by itself, under `torch.func`, or for
 inference tensors, which have no version.
 """
@@ -101,7 +102,7 @@ class Selection:
         if not self.layers:  # a copy, which has layers of its own
             self.set_layers(_members(model, self))
         self.forget()
-        self._pass.running = self._ranking.lasts = True
+        self._pass.running = self._ranking.in_pass = True
 
     def end(self, model: nn.Module, args: Any, output: Any) -> None:
         """Note that a forward pass of the model has ended."""
@@ -109,16 +110,16 @@ class Selection:
             self._left_over, self._traced = True, [None] * len(self._traced)
         if not torch.compiler.is_compiling():
             self._pass.end()
-            self._ranking.lasts = False
+            self._ranking.in_pass = False
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """Keep a ranking that was made, or is made meanwhile: for callers who know which writes no version counts."""
-        before, self._ranking.lasts = self._ranking.lasts, True
+        self._ranking.holds += 1
         try:
             yield
         finally:
-            self._ranking.lasts = before
+            self._ranking.holds -= 1
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Selection:
         memo[id(self)] = replica = type(self)(self.shared, self.kept)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from wirings.selection import batched, functional, sharded
 from wirings.selection.expiry import expired, expires_after_step
 from wirings.utils.layers import original_weight
-from wirings.utils.transforms import in_transform
+from wirings.utils.transforms import in_transform, is_plain
 
 Stamp = list[tuple[Tensor, int, int]]
 
@@ -41,19 +41,36 @@ class SharedRanking:
     """The ranking of all layers that share one budget, made once and kept until one of their weights changes.
 
     Not every change counts a version: ``weight.data`` and fused optimizers do not. So a ranking is dropped after every
-    step of an optimizer and, outside of a forward pass of the model, when a layer asks for its part again.
+    step of an optimizer and, outside of a forward pass of the model, whenever a layer asks for its part of it after a
+    weight was changed:
+
+    - On a CPU the weights of all layers are compared with a copy of those that were ranked, which takes a fraction of
+      the time of ranking them. A method of the model that uses every layer once costs one ranking.
+    - On a GPU the host would have to wait for the comparison, which would take about as long as the ranking. Every
+      layer that asks has all layers ranked.
+    - Weights that are sharded can only be ranked by all processes together, so that none may find a change by itself.
+      A ranking is dropped when a layer asks for its part again. Between the requests of two layers, only changes that
+      count a version are seen.
 
     Attributes:
-        lasts: whether layers may ask for the same ranking several times, as in a forward pass of the model.
+        in_pass: whether a forward pass of the model is running.
+        holds: how many callers ask to keep a ranking that was made, or is made meanwhile.
     """
 
     def __init__(self) -> None:
         self.layers: Sequence[SelectedWeight] = []
-        self.lasts = False
+        self.in_pass, self.holds = False, 0
         self._cache: dict[Any, Any] = {}
         self._given: set[tuple[int, int | None]] = set()  # the parts that layers have taken
+        self._asked_by = 0  # the layer that took the last of them
+        self._values: list[Tensor] = []  # copies of the ranked weights, where these may change without a trace
         self._stamp: Stamp = []  # what the cached rankings were made of,
         self._sharded = False  # and whether any of that was sharded
+
+    @property
+    def lasts(self) -> bool:
+        """Whether layers may ask for the same ranking several times, though weights may change without a trace."""
+        return self.in_pass or self.holds > 0
 
     def forget(self) -> None:
         """Drop the ranking; it is made again when it is next needed."""
@@ -65,20 +82,31 @@ class SharedRanking:
         self.forget()
 
     def _clear(self) -> None:
+        expired(self)
         self._cache.clear()
         self._given.clear()
-        expired(self)
+        self._values = []
 
     def mask(self, edges: Any, least: int | None = None) -> Tensor:
         """A layer's part of the ranking: of the budget's number of edges, or of ``least`` if that is more."""
         if torch.compiler.is_compiling():
             return self._mask(edges, least)
         part = (edges.place, least)
-        if part in self._given and not self.lasts:
+        if self._cache and not self.lasts and self._may_be_stale(part):
             self.forget()
         found = self._mask(edges, least)
         self._given.add(part)
+        self._asked_by = edges.place
         return found
+
+    def _may_be_stale(self, part: tuple[int, int | None]) -> bool:
+        """Whether weights may have changed without a trace since they were ranked, outside of a forward pass."""
+        if self._sharded:
+            return part in self._given
+        weights = self._weights()
+        if _comparable(weights):
+            return not self._values or not all(map(_equal, weights, self._values))
+        return part in self._given or part[0] != self._asked_by
 
     def _mask(self, edges: Any, least: int | None = None) -> Tensor:
         weights = self._weights()
@@ -128,10 +156,13 @@ class SharedRanking:
         if shards != self._sharded or not _same(self._stamp, stamp, shards):
             self._clear()
             self._stamp, self._sharded = stamp, shards
-        if what not in self._cache:
-            self._cache[what] = find()
+        found = self._cache.get(what)  # another thread may clear it at any time
+        if found is None:
+            if not (self.lasts or self._values or shards) and _comparable(weights):
+                self._values = [weight.detach().clone() for weight in weights]
+            found = self._cache[what] = find()
             expires_after_step(self)
-        return self._cache[what]
+        return found
 
 
 def rank_together(
@@ -156,6 +187,15 @@ def part_of(
     if isinstance(ranking, list):
         return ranking[place]
     return ranking.mask(place, functional.rank_scores(weight.detach(), factor), within)
+
+
+def _comparable(weights: Sequence[Tensor]) -> bool:
+    """Whether the host can compare weights without waiting for anything."""
+    return all(weight.device.type == "cpu" and is_plain(weight) for weight in weights)
+
+
+def _equal(weight: Tensor, other: Tensor) -> bool:
+    return weight.dtype == other.dtype and torch.equal(weight, other)
 
 
 def _stamp(tensors: Iterable[Tensor], shards: bool = False) -> Stamp:

@@ -86,6 +86,10 @@ class Edges(nn.Module):
             if not hasattr(used, "_all_edges"):
                 used._all_edges = weight.detach()  # type: ignore[attr-defined]  # for right_inverse
             return used
+        return self._made(weight)
+
+    def _made(self, weight: Tensor) -> Tensor:
+        """The weight of the forward pass as the rule makes it."""
         if sharded.is_sharded(weight):  # accessed outside of the forward pass, where weights are whole
             with sharded.on_shards():
                 used = self.rule.forward(weight, self)
@@ -96,6 +100,11 @@ class Edges(nn.Module):
     def ready_in_layer(self, weight: Tensor | None) -> Tensor | None:
         """The weight of the forward pass that is running, for the layer's own operation; None if it is not made yet."""
         return None if weight is None else self.selection.ready(self, weight, self._precision(weight))
+
+    def for_layer(self, weight: Tensor) -> Tensor:
+        """The weight of the forward pass for the layer's own operation, which autocast converts."""
+        used = self.selection.ready(self, weight, self._precision(weight))
+        return self._made(weight) if used is None else used
 
     def marked(self, used: Tensor, weight: Tensor) -> Tensor:
         """Note on the weight of a forward pass where it comes from."""
@@ -187,7 +196,9 @@ class Edges(nn.Module):
 
     def within(self) -> Tensor | None:
         """The edges that may be chosen: the allowed ones, or what the rule has left of them; None for all."""
-        return self.allowed if self.left is None else self.left
+        buffers = self._buffers  # without PyTorch's look-up of attributes: this is asked for every layer and pass
+        left = buffers["left"]
+        return buffers["allowed"] if left is None else left
 
     def rank_by_scale(self, weight: Tensor) -> None:
         """From now on, divide by the scale that the weight has now where layers are ranked together: its RMS."""

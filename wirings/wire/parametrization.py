@@ -131,9 +131,9 @@ def _shorten(module: nn.Module, attribute: str) -> None:
         if _is_followed(holder):
             return run(self, *args, **kwargs)
         if operation is not None and len(args) == 1 and not kwargs:
-            used = edges.ready_in_layer(holder._parameters.get("original"))
-            if used is not None:
-                return operation(self, args[0], used)
+            weight = holder._parameters.get("original")
+            if weight is not None:
+                return operation(self, args[0], edges.for_layer(weight))
         edges.__dict__["in_layer"] = True
         try:
             return run(self, *args, **kwargs)

@@ -158,6 +158,11 @@ class Convolutions(NodeFunction):
         mean, var = (None, None) if self.training else (self.running_mean, self.running_var)
         return self.norm_weight, self.norm_bias, mean, var, self.kernel, self.recipe.eps, relu, self.recipe.stride
 
+    @property
+    def has_block_kernels(self) -> bool:
+        """Whether `block_function` gives our kernels on a GPU, for maps of any usual precision."""
+        return self._batch_fused and self.recipe.stride in (1, 2) and _batch_node_kernels() is not None
+
     def block_function(self, part: str, x: Tensor) -> Any:
         """A part with a batch norm as an argument of `_blocks_cuda.run`; None if our kernels cannot compute it.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from wirings.errors import WiringError
-from wirings.train.run.step import TrainingStep
+from wirings.train.run.step import PRECISIONS, TrainingStep
 
 
 class CapturableLoader(Protocol):
@@ -102,7 +102,7 @@ def capture(step: TrainingStep, loader: Any, say: Callable[[str], None]) -> Capt
         state = {name: value.clone() for name, value in step.model.state_dict().items()}
         scaler = step.scaler.state_dict()
         try:
-            if not getattr(step.model, "has_own_kernels", False):
+            if not _runs_in_own_kernels(step):
                 # Compiled for each batch size: code for all sizes is slower, and would be used for every size.
                 step.used = torch.compile(step.model, dynamic=False)  # type: ignore[assignment]
             return CapturedStep(step, loader)
@@ -115,6 +115,12 @@ def capture(step: TrainingStep, loader: Any, say: Callable[[str], None]) -> Capt
             reset(step, state, scaler)
     say(f"fast: the step cannot be captured ({reason}). Training runs without capturing; results are the same.")
     return None
+
+
+def _runs_in_own_kernels(step: TrainingStep) -> bool:
+    """Whether a model says that in the precision of the step it runs in kernels that a compiled one cannot use."""
+    ask = getattr(step.model, "runs_in_own_kernels", None)
+    return ask is not None and ask(PRECISIONS.get(step.settings.precision, torch.float32))
 
 
 @torch.no_grad()
