@@ -32,7 +32,7 @@ def main() -> None:
         if error.errno in FULL:
             sys.exit(f"Error: could not write: {disk_problem(error)}.")
         raise
-    except (MemoryError, RuntimeError, ImportError) as error:
+    except (MemoryError, RuntimeError, ImportError, SystemError) as error:
         if not is_out_of_memory(error):
             raise
         sys.exit(

@@ -44,3 +44,16 @@ def test_errors_of_allocators() -> None:
         torch.empty(2**60)
     assert is_out_of_memory(caught.value)
     assert not is_out_of_memory(RuntimeError("shapes do not match"))
+
+
+@pytest.mark.parametrize(("left", "ends"), [(2**20, SystemExit), (2**40, SystemError)])
+def test_failures_of_python_itself_are_a_lack_of_memory_if_little_is_left(
+    monkeypatch: pytest.MonkeyPatch, left: int, ends: type[BaseException]
+) -> None:
+    def failed() -> None:
+        raise SystemError("returned NULL without setting an exception")
+
+    monkeypatch.setattr("wirings.utils.memory.available_memory", lambda: left)
+    monkeypatch.setattr("wirings.__main__._run", failed)
+    with pytest.raises(ends, match="not enough memory" if ends is SystemExit else "returned NULL"):
+        main()

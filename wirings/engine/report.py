@@ -17,8 +17,10 @@ class StepReport:
     """The tensor that it computes."""
     kind: str
     way: str
-    """``sparse``, ``dense`` or ``torch``, with ``tiled`` for narrow tiles and ``bf16`` for weights in bfloat16; empty if
-    there is no choice."""
+    """``sparse``, ``dense`` or ``torch``, with ``tiled`` for narrow tiles and ``bf16`` for weights in bfloat16.
+
+    Empty if there is no choice.
+    """
     strips: int
     """The number of strips of rows that its maps are cut into."""
     mult_adds: int

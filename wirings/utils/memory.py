@@ -15,10 +15,14 @@ _TEXTS = (
     "can't start new thread",
     "could not create a primitive",  # oneDNN's
 )
+_LITTLE = 2**28
+"""With fewer bytes left than this, Python's own failures come from a lack of memory."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error of Python, PyTorch or the loader of libraries says that memory could not be allocated."""
+    if isinstance(error, SystemError):  # functions in C that fail without saying why
+        return available_memory() < _LITTLE
     return isinstance(error, MemoryError) or any(text in str(error) for text in _TEXTS)
 
 
