@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from tests.engine.in_tiles import in_tiles
 from tests.engine.random_programs import RandomProgram
+from tests.engine.test_kernels import nodes
 from wirings import engine
 from wirings.compaction.operations import Activation, Add, Conv, Mean
 from wirings.compaction.program import Program
-from wirings.engine.tiled_sums import FIRST, LAST, NOT_TILED, TILE, tiled_fields
+from wirings.engine.tiled_sums import FIRST, LAST, NOT_TILED, TILE, TILED, tiled_fields
 
 needs_compiler = pytest.mark.skipif(not engine.available(), reason="there is no C++ compiler")
 
@@ -122,6 +123,42 @@ def test_tiles_compute_what_pytorch_does(
     images = torch.randn(batch, channels, *size, generator=torch.Generator().manual_seed(seed))
     for found, expected in zip(made(images), program.run(images), strict=True):
         assert float((found - expected).abs().max()) <= 1e-5 * max(float(expected.abs().max()), 1e-2)
+
+
+@needs_compiler
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    size=st.tuples(st.integers(1, 70), st.integers(1, 70)),
+    widths=st.lists(st.integers(16, 40), min_size=2, max_size=4),
+    stride=st.integers(1, 2),
+    tile_bytes=st.sampled_from([500, 5000, 10**6]),
+    chunk_bytes=st.sampled_from([1000, 10**6]),
+    threads=st.integers(1, 3),
+    batch=st.sampled_from([1, 3]),
+)
+def test_nodes_in_tiles_compute_what_pytorch_does(
+    seed: int,
+    size: tuple[int, int],
+    widths: list[int],
+    stride: int,
+    tile_bytes: int,
+    chunk_bytes: int,
+    threads: int,
+    batch: int,
+) -> None:
+    program = nodes(seed, size, widths, stride, 0.4)
+    made = engine.compile(program, engine="sparse", threads=threads)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("wirings.engine.tiled_sums.CHUNK_BYTES", chunk_bytes)
+        in_tiles(made, tile_bytes)
+    chosen = [
+        (step.kind, choice.way) for plan in made._plans() for step, choice in zip(plan.steps, plan.choices, strict=True)
+    ]
+    assert ("nodes", TILED) in chosen
+    images = torch.randn(batch, 3, *size, generator=torch.Generator().manual_seed(seed))
+    found, expected = made(images), program.run(images)[0]
+    assert float((found - expected).abs().max()) <= 1e-5 * max(float(expected.abs().max()), 1e-2)
 
 
 @needs_compiler

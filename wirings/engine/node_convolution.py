@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from wirings.engine.bounds import expect_inside
-from wirings.engine.edge_sums import EdgeGroups, EdgeSum, edge_fields, group_costs, padded_offsets, pitch_of, place_of
+from wirings.engine.edge_sums import (
+    EdgeGroups,
+    EdgeSum,
+    divided,
+    edge_fields,
+    group_costs,
+    padded_offsets,
+    pitch_of,
+    place_of,
+)
 from wirings.engine.fused_steps import FusedStep
 from wirings.engine.kernel_step import ClampRange
 from wirings.engine.memory_layout import LINE, FeatureMaps
@@ -28,6 +37,7 @@ from wirings.engine.step import (
     pointers,
     ways_by_density,
 )
+from wirings.engine.tiled_sums import places_read, with_tiling
 
 if TYPE_CHECKING:
     from wirings.engine.lowering import Lowering
@@ -109,7 +119,8 @@ class NodesStep(LoweredStep):
         return 9 * self.nodes.sums.edges
 
     def ways(self) -> list[str]:
-        return ways_by_density(self.nodes.sums.density)
+        sums, ways = self.nodes.sums, ways_by_density(self.nodes.sums.density)
+        return ways if self.nodes.caller is not None else with_tiling(ways, sums.edges, len(sums.bias))
 
     def rows_read(self) -> tuple[int, int] | None:
         nodes = self.nodes
@@ -139,7 +150,11 @@ class NodesStep(LoweredStep):
         edges = edge_fields(sums, places, context)
         costs, rows = group_costs(edges, sums, AFTER_SUMS), len(edges["bias"])
         whole = nodes.caller is not None  # several tasks would compute the same phases
-        chunks = np.unique([0, len(costs)]) if whole else context.chunks(costs, len(table))
+        if whole:
+            chunks = np.unique([0, len(costs)])
+        else:
+            rows_of_sums = min(int((table[:, 1] - table[:, 0]).max()) * nodes.stride + 1, sums.height)
+            chunks, edges = divided(edges, costs, context, len(table), rows_of_sums * pitch)
         values = {
             "edges": edges,
             "kernels": filled(nodes.kernel, rows),
@@ -219,9 +234,7 @@ class NodesStep(LoweredStep):
             size = caller["channels"] * caller["stride_y"] * caller["stride_x"] * caller["floats"] + LINE
         read = (bottom - 1 - origin) * pitch + values["width"] - start
         end = start + -(-read // context.lanes) * context.lanes
-        expect_inside(
-            self.name, values["edges"]["records"][:, 0], int(end.max()), size, int(start.min()) + caller["zeros"]
-        )
+        expect_inside(self.name, places_read(values["edges"]), int(end.max()), size, int(start.min()) + caller["zeros"])
         out, out_pitch, out_width = values["out"], values["out_pitch"], values["out_width"]
         out = out[out != -1]
         write = (last - 1 - out_origin) * out_pitch + out_width

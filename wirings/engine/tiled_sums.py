@@ -13,7 +13,7 @@ TILED = "sparse tiled"
 """The way of computing sums edge by edge in narrow tiles, which keeps what they read in the level-1 cache."""
 TILE = 4
 """Vectors of a tile; ``TILED`` in C++."""
-TILE_BYTES = 40 * 1024
+TILE_BYTES = 64 * 1024
 """Bytes of a tile's inputs that stay in the level-1 cache, or come from the level-2 cache only now and then."""
 CHUNK_BYTES = 256 * 1024
 """Bytes of sums that wait in the level-2 cache."""

@@ -141,7 +141,7 @@ static int64_t map_of(const NodesStep &step) {
 }
 
 static int64_t nodes_scratch(const NodesStep &step) {
-    return step.edges.block * map_of(step) + step.caller.size() + LINE;
+    return rows_at_once(step.edges, step.chunks, step.chunk_count) * map_of(step) + step.caller.size() + LINE;
 }
 
 // Copy rows to the other bands that hold them.
@@ -171,17 +171,24 @@ static void run_nodes(const NodesStep &step, float *memory, float *scratch, int 
     float *out = memory + strip.out_band * step.band_floats;
     const int64_t each = map_of(step);
     const Convolve convolved = convolution(step);
+    const auto finish = [&](int64_t row, const float *sums) {
+        if (step.out[row] < 0) return;
+        const float *map = sums - start - at(0, origin, step.pitch);
+        float *to = out + step.out[row] - at(0, strip.out_first, step.out_pitch);
+        convolved(step, map, step.kernels + 9 * row, step.kernel_bias[row], to, strip.from, strip.to);
+        if (step.kept) pass_on(step, strip, to, memory, step.out[row]);
+    };
+    const int64_t begin = step.chunks[chunk], end = step.chunks[chunk + 1], block = step.edges.block;
+    if (step.edges.tiled.starts) {
+        const SumPlaces rows = {scratch + MARGIN, nullptr, begin, each};
+        sum_chunk(step.edges.tiled, chunk, {in, rows, step.edges.bias, step.edges.activation, nullptr}, vectors);
+        for (int64_t row = begin; row < end; row++) finish(row, rows[static_cast<int32_t>(row)]);
+        return;
+    }
     float *rows[BLOCK];
-    for (int b = 0; b < step.edges.block; b++) rows[b] = scratch + b * each + MARGIN;
-    for (int64_t group = step.chunks[chunk]; group < step.chunks[chunk + 1]; group++) {
+    for (int b = 0; b < block; b++) rows[b] = scratch + b * each + MARGIN;
+    for (int64_t group = begin; group < end; group++) {
         sum_group(step.edges, group, in, rows, nullptr, vectors);
-        for (int b = 0; b < step.edges.block; b++) {
-            const int64_t row = group * step.edges.block + b;
-            if (step.out[row] < 0) continue;
-            const float *map = rows[b] - start - at(0, origin, step.pitch);
-            float *to = out + step.out[row] - at(0, strip.out_first, step.out_pitch);
-            convolved(step, map, step.kernels + 9 * row, step.kernel_bias[row], to, strip.from, strip.to);
-            if (step.kept) pass_on(step, strip, to, memory, step.out[row]);
-        }
+        for (int b = 0; b < block; b++) finish(group * block + b, rows[b]);
     }
 }

@@ -78,7 +78,7 @@ struct TileSums {
 template <int T, int REST>
 static void sum_segment(const TileSums &tile, int flags, int entries, int full, const int32_t *rows, const int32_t *places,
                         const float *weights) {
-    constexpr int APART = T > 2 ? 1 : 2;  // short sums would wait for themselves
+    constexpr int APART = T > 2 ? 2 : 4;  // partial sums: one would wait for itself
     const Spread spread;
     const float *const in = tile.in;
     const V low = all(tile.activation.low), high = all(tile.activation.high);
@@ -106,7 +106,7 @@ static void sum_segment(const TileSums &tile, int flags, int entries, int full, 
         }
         UNROLLED for (int t = 0; t < T; t++) {
             V v = sum[0][t];
-            if (APART > 1) v += sum[APART - 1][t];
+            UNROLLED for (int a = 1; a < APART; a++) v += sum[a][t];
             if (flags & LAST) {
                 v = limited<2>(v, low, high);
                 if (tile.mask) v = masked(v, load_mask(tile.mask + t * LANES));
