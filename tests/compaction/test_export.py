@@ -163,6 +163,20 @@ def every_diffusion_operation() -> Program:
     return Program(shapes, operations, ("rolled", "single"), {"one_output": False})
 
 
+def every_indexed_operation() -> Program:
+    torch.manual_seed(0)
+    t = torch.randn
+    operations: list[ops.Operation] = [
+        ops.PickTokens("picked", ("input", "index"), 1, 8, 5),
+        ops.SumTokens("summed", ("picked", "index"), 9, 8, 5),
+        ops.Conv("scores", ("summed",), t(3, 6, 1), t(3), (1,), (0,), (1,)),
+        ops.TopShares("shares", ("scores",), 2, True, True),
+        ops.Experts("mixed", ("summed", "shares"), t(3, 14, 6), t(3, 4, 7), "silu", True, 2),
+    ]
+    shapes, notes = {"input": (6, 5), "index": (17,)}, {"types": {"index": "torch.int64"}}
+    return Program(shapes, operations, ("mixed", "summed"), {"one_output": False, **notes})
+
+
 def test_files_of_schema_3_are_read() -> None:
     """Written from `every_operation` when places were 32-bit integers, with the outputs in its notes."""
     path = Path(__file__).parent / "old_files" / "schema_3.safetensors"
@@ -219,7 +233,7 @@ def test_files_take_few_bytes_an_edge(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["onnx", "pt2", "safetensors"])
 def test_every_operation_can_be_exported(tmp_path: Path, kind: str) -> None:
     pytest.importorskip("onnxruntime")
-    programs = every_operation(), every_token_operation(), every_diffusion_operation()
+    programs = every_operation(), every_token_operation(), every_diffusion_operation(), every_indexed_operation()
     kinds = {type(o) for program in programs for o in program.operations}
     assert kinds == set(ops.OPERATIONS.values()) - {ops.TorchOperator}
     for program in programs:

@@ -95,7 +95,7 @@ def test_threads_train_models_of_their_own(rule: str) -> None:
     def work() -> None:
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
         wirings.wire_(model, rule, density=0.4, share="global")
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
         for _ in range(20):
             model(torch.ones(2, 4)).square().sum().backward()
             optimizer.step()

@@ -52,7 +52,7 @@ struct Spread {
     };
     Weights read(const float *weights) const { return {_mm512_castps256_ps512(_mm256_loadu_ps(weights))}; }
     V operator()(const Weights &weights, int i) const {
-        return reinterpret_cast<V>(_mm512_permutexvar_ps(lane[i], weights.all));
+        return reinterpret_cast<V>(_mm512_maskz_permutexvar_ps(0xffff, lane[i], weights.all));
     }
 };
 #else
