@@ -54,7 +54,7 @@ static inline PoolWindow pool_columns(const PoolStep &step, int64_t x) {
 }
 
 static inline bool larger(float a, float b) { return a > b || std::isnan(a); }  // NaN is kept, as in PyTorch
-static inline V largest(V a, V b) { return (a > b) | (a != a) ? a : b; }
+static inline V largest(V a, V b) { return ((a > b) | (a != a)) ? a : b; }
 
 // One row of the output, pixel by pixel.
 static void pool_pixels(const PoolStep &step, const float *map, int64_t y, float *out) {
