@@ -53,14 +53,14 @@ class OneImageWork : public PoolWork {
     const KernelCall call;
     std::vector<Image> images;
     std::vector<Tasks> tasks;  // image by image, step by step
+    std::vector<Tasks::Counter> counters;
 
 public:
-    OneImageWork(const KernelCall &about, int threads) : call(about), tasks(static_cast<size_t>(about.images) * about.count) {
-        for (int i = 0; i < call.images; i++) {
-            images.emplace_back(call, call.first + i);
-            for (int s = 0; s < call.count; s++)
-                tasks[static_cast<size_t>(i) * call.count + s].set(call.steps[s].tasks, threads);
-        }
+    OneImageWork(const KernelCall &about, int threads)
+        : call(about), tasks(static_cast<size_t>(about.images) * about.count), counters(tasks.size() * (threads + 1)) {
+        for (int i = 0; i < call.images; i++) images.emplace_back(call, call.first + i);
+        for (size_t t = 0; t < tasks.size(); t++)
+            tasks[t].set(call.steps[t % call.count].tasks, threads, &counters[t * (threads + 1)]);
     }
 
     void share(int number) override {
@@ -85,12 +85,13 @@ public:
 class ManyImagesWork : public PoolWork {
     const KernelCall call;
     std::vector<Image> images;
+    std::vector<Tasks::Counter> counters;
     Tasks tasks;
 
 public:
-    ManyImagesWork(const KernelCall &about, int threads) : call(about) {
+    ManyImagesWork(const KernelCall &about, int threads) : call(about), counters(threads + 1) {
         for (int i = 0; i < call.images; i++) images.emplace_back(call, call.first + i);
-        tasks.set(call.images, threads);
+        tasks.set(call.images, threads, counters.data());
     }
 
     void share(int number) override {

@@ -32,19 +32,23 @@ enum { SPINS_TO_YIELD = 500, SPINS_TO_SLEEP = 20000 };
 // Passing a cache line from one core to another may take as long as a small task. So a thread reports all tasks of one
 // share at once, and only looks at a share of which nothing is left.
 class Tasks {
+public:
     struct alignas(64) Counter {
         std::atomic<int> value{0};
     };
+
+private:
     int count = 0, threads = 1;
-    std::unique_ptr<Counter[]> next;  // one for each thread, and the number of finished tasks
+    Counter *next = nullptr;  // one for each thread, and the number of finished tasks
 
     int begin(int whose) const { return static_cast<int>(static_cast<int64_t>(count) * whose / threads); }
 
 public:
-    void set(int tasks, int sharers) {
+    // `own` are the counters, one more than threads share the tasks.
+    void set(int tasks, int sharers, Counter *own) {
         count = tasks;
         threads = sharers;
-        next.reset(new Counter[sharers + 1]);
+        next = own;
     }
 
     template <class Do>
