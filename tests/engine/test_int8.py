@@ -1,5 +1,6 @@
 """Kernels in int8: exact sums, the same quantisation as the reference in PyTorch, and what stays in float32."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,11 @@ from tests.engine.all_in_int8 import all_layers, loss
 from tests.engine.random_programs import RandomProgram
 from tests.engine.test_kernels import nodes
 from wirings import engine
-from wirings.compaction.operations import Conv, Linear, ScatterChannels, SelectChannels
+from wirings.compaction.operations import Conv, Linear, Mean, ScatterChannels, SelectChannels
 from wirings.compaction.program import Program
 from wirings.engine.engine_model import EngineModel
+from wirings.engine.int8_steps import Int8SumsStep
+from wirings.engine.node_convolution import NodesStep
 from wirings.engine.quantization import Quantization
 
 pytestmark = pytest.mark.skipif(not engine.available(), reason="there is no C++ compiler")
@@ -39,7 +42,7 @@ def integers(generator: np.random.Generator, *shape: int) -> np.ndarray:
     seed=st.integers(0, 10**6),
     channels=st.integers(2, 70),
     rows=st.integers(1, 40),
-    tokens=st.one_of(st.integers(1, 20), st.sampled_from([63, 64, 65, 128, 129, 200])),
+    tokens=st.one_of(st.integers(1, 20), st.sampled_from([63, 64, 65, 80, 81, 128, 129, 144, 200, 208, 270, 400])),
     way=st.sampled_from(["sparse", "dense"]),
     threads=st.integers(1, 3),
 )
@@ -148,6 +151,7 @@ def test_random_programs(
     threads=st.integers(1, 4),
     way=st.sampled_from(["sparse", "dense"]),
     static=st.booleans(),
+    in_floats=st.sampled_from([0.0, 0.5]),
 )
 def test_random_nodes(
     seed: int,
@@ -158,14 +162,64 @@ def test_random_nodes(
     threads: int,
     way: str,
     static: bool,
+    in_floats: float,
 ) -> None:
     program = nodes(seed, size, widths, stride, density)
     images = torch.randn(threads + 1, 3, *size, generator=torch.Generator().manual_seed(seed))
     quantization = all_layers(program, images, static=static)
+    random = np.random.default_rng(seed)
+    layers = {name for name in sorted(quantization.layers) if random.random() >= in_floats}
+    quantization = replace(quantization, layers=frozenset(layers))
     fast = EngineModel(program, way, threads, quantization=quantization)
     for given_ in (images, images[:1]):
         (expected,) = quantization.reference(program).run(given_)
         assert loss(fast(given_), expected) < 0.02
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("width", [12, 40])
+def test_what_quantises_and_averages_nodes_is_part_of_their_steps(threads: int, width: int) -> None:
+    """Nodes in floats and in int8 write bytes, to be read in int8; nothing else reads those of the second."""
+    program = nodes(0, (28, 28), [width, width, width], 1, 0.5)
+    images = torch.randn(2, 3, 28, 28, generator=torch.Generator().manual_seed(0))
+    every = all_layers(program, images, static=True)
+    quantization = replace(every, layers=every.layers - {"stem"})
+    fast = EngineModel(program, "sparse", threads, quantization=quantization)
+    steps = fast._plans()[0].steps
+    assert [step.kind for step in steps] == ["nodes", "int8_sums", "int8_sums", "int8_sums", "int8_linear", "give"]
+    assert isinstance(steps[0], NodesStep)
+    assert steps[0].only_bytes
+    for number in (1, 2, 3):
+        step = steps[number]
+        assert isinstance(step, Int8SumsStep)
+        assert (step.bytes is not None and step.bytes.only, step.mean) == (number < 3, number == 3)
+    assert loss(fast(images), quantization.reference(program).run(images)[0]) < 0.02
+
+
+@pytest.mark.parametrize("width", [7, 16, 100, 70_000])
+def test_nan_and_numbers_beyond_the_range_in_bytes(width: int) -> None:
+    """As without int8, they do not spread to other pixels. A NaN is taken for the byte 0, which is the least number."""
+    conv = Conv("y", ("x",), torch.ones(1, 1, 1, 1), torch.zeros(1))
+    quantization = Quantization(frozenset({"y"}), {"x": (np.full(1, -1.0), np.full(1, 4.1))})
+    fast = EngineModel(Program({"x": (1, 1, width)}, [conv], ("y",)), "sparse", 1, quantization=quantization)
+    x = torch.zeros(1, 1, 1, width)
+    odd = torch.tensor([float("nan"), float("inf"), -float("inf"), 1e30, -1e30, 0.5, 3e7])
+    x[..., :7] = odd
+    found = fast(x).flatten()
+    expected = torch.tensor([-1.0, 4.1, -1.0, 4.1, -1.0, 0.5, 4.1])
+    torch.testing.assert_close(found[:7], expected, rtol=0, atol=0.01)
+    assert not found[7:].any()
+
+
+def test_means_of_large_maps_are_exact() -> None:
+    """Numbers of one map are not all added up one by one, which would lose small ones."""
+    conv = Conv("y", ("x",), torch.ones(1, 1, 1, 1), torch.zeros(1))
+    program = Program({"x": (1, 700, 900)}, [conv, Mean("mean", ("y",))], ("mean",))
+    quantization = Quantization(frozenset({"y"}), {"x": (np.zeros(1), np.full(1, 255.0))})
+    fast = EngineModel(program, "sparse", 2, quantization=quantization)
+    assert kinds(fast) == {"quantize_channels", "int8_sums", "copy", "give"}
+    x = torch.randint(256, (1, 1, 700, 900), generator=torch.Generator().manual_seed(0)).float()
+    torch.testing.assert_close(fast(x), x.double().mean((2, 3)).float(), rtol=1e-6, atol=0)
 
 
 def test_attention_that_amplifies_rounding_compiles() -> None:

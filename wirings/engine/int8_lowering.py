@@ -7,7 +7,7 @@ quantised, each once for all sums that read it, and what else is added to it, su
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 
@@ -20,8 +20,9 @@ from wirings.engine.int8_steps import (
 )
 from wirings.engine.int8_weights import byte_ranges, round_rows
 from wirings.engine.memory_layout import EMPTY, FeatureMaps
-from wirings.engine.node_convolution import NodeConvolution
-from wirings.engine.quantize_steps import ByteLayout, QuantizeChannelsStep, QuantizePixelsStep
+from wirings.engine.node_convolution import NodeConvolution, NodesStep
+from wirings.engine.quantize_steps import ByteLayout, BytesOfNodes, QuantizeChannelsStep, QuantizePixelsStep
+from wirings.engine.step import LoweredStep
 
 if TYPE_CHECKING:
     from wirings.compaction.operations import Conv
@@ -80,10 +81,19 @@ def suits_nodes(sums: EdgeSum) -> bool:
     return len(terms) == len(sums.terms) and len({term.low is None for term in terms}) == 1
 
 
-def close_int8(lowering: Lowering, sums: EdgeSum, nodes: NodeConvolution | None = None) -> FeatureMaps:
-    """Add the steps of a sum in int8, possibly with the convolution of nodes; returns where the result is."""
+def close_int8(
+    lowering: Lowering, sums: EdgeSum, nodes: NodeConvolution | None = None, means: FeatureMaps | None = None
+) -> FeatureMaps:
+    """Add the steps of a sum in int8; returns where the result is.
+
+    Args:
+        lowering: what the steps are added to.
+        sums: the sum.
+        nodes: the convolution of nodes that follows it, if any.
+        means: where the means of its maps go, if nothing else reads them.
+    """
     last = nodes or sums
-    out = lowering.memory.new(len(last.bias), last.height, last.width)
+    out = lowering.memory.new(len(last.bias), last.height, last.width) if means is None else means
     own = [term for term in sums.terms if isinstance(term, Int8Term) and len(term.row)]
     static = [term for term in own if term.low is not None]
     used = static or own
@@ -108,6 +118,7 @@ def close_int8(lowering: Lowering, sums: EdgeSum, nodes: NodeConvolution | None 
         last.name, out, out, edges, weights, sums.bias, sums.height, sums.width, pitch, sums.low, sums.high, work=work
     )
     step.layers, step.about, step.added = frozenset(term.layer for term in used), about, added
+    step.mean = means is not None
     if nodes is not None:
         step.nodes = DepthwiseKernels(nodes.kernel, nodes.bias, nodes.stride, nodes.low, nodes.high)
     lowering.emit(step)
@@ -236,32 +247,37 @@ def _quantized(
 
 
 def fuse_quantization(lowering: Lowering) -> None:
-    """Let nodes in int8 write bytes themselves where a step of its own would only quantise their results."""
-    made = {
-        int(step.results.buffers[0]): step
-        for step in lowering.steps
-        if isinstance(step, Int8SumsStep) and step.nodes is not None
-    }
-    left = []
+    """Let nodes write bytes themselves where a step of its own would only quantise their results."""
+    made = {int(step.results.buffers[0]): step for step in lowering.steps if _has_nodes(step)}
+    left: list[LoweredStep] = []
     for step in lowering.steps:
-        nodes = _producer(step, made) if isinstance(step, QuantizeChannelsStep) else None
-        if nodes is None or not isinstance(step, QuantizeChannelsStep):
+        if not isinstance(step, QuantizeChannelsStep):
             left.append(step)
             continue
-        nodes.bytes, nodes.byte_rows = step, step.source.channels
-        nodes.out = FeatureMaps.joined([nodes.results, step.out])
+        own = np.ones(len(step.source), bool)  # what the step still has to quantise
+        for number in np.unique(step.source.buffers).tolist():
+            part, nodes = step.source.buffers == number, made.get(number)
+            if nodes is None or nodes.bytes is not None or not _whole_maps(step, part, nodes.results):
+                continue
+            nodes.bytes = BytesOfNodes(step.only(part))
+            nodes.out = FeatureMaps.joined([nodes.results, nodes.bytes.step.out])
+            own &= ~part
+        if own.any():
+            left.append(step if own.all() else step.only(own))
     lowering.steps = left
     read = {number for step in left for maps in step.reads() for number in np.unique(maps.buffers).tolist()}
     for number, nodes in made.items():
         if nodes.bytes is not None and number not in read:
-            nodes.only_bytes, nodes.out = True, nodes.bytes.out
+            nodes.bytes.only, nodes.out = True, nodes.bytes.step.out
 
 
-def _producer(step: QuantizeChannelsStep, made: dict[int, Int8SumsStep]) -> Int8SumsStep | None:
-    """The nodes whose whole maps are quantised by a step, without borders; None if there are none."""
-    source, numbers = step.source, np.unique(step.source.buffers)
-    nodes = made.get(int(numbers[0])) if len(numbers) == 1 else None
-    if nodes is None or nodes.bytes is not None or step.bytes.bytes != source.height * source.width:
-        return None
-    whole = not source.y.any() and not source.x.any()
-    return nodes if whole and (source.height, source.width) == (nodes.results.height, nodes.results.width) else None
+def _has_nodes(step: LoweredStep) -> TypeGuard[NodesStep | Int8SumsStep]:
+    return isinstance(step, NodesStep) or (isinstance(step, Int8SumsStep) and step.nodes is not None)
+
+
+def _whole_maps(step: QuantizeChannelsStep, part: np.ndarray, results: FeatureMaps) -> bool:
+    """Whether a step quantises some of its channels, which are results of nodes, as whole maps without borders."""
+    source = step.source
+    moved = source.y[part].any() or source.x[part].any()
+    same = (source.height, source.width) == (results.height, results.width)
+    return same and not moved and step.bytes.bytes == source.height * source.width

@@ -9,7 +9,6 @@ import numpy as np
 
 from wirings.engine.execution_plan import ExecutionPlan
 from wirings.engine.int8_steps import Int8LinearStep, Int8SumsStep
-from wirings.engine.operations.pooling import MeanStep
 from wirings.engine.tune import step_seconds
 
 RUNS = 40
@@ -44,14 +43,11 @@ def _measured(plan: ExecutionPlan, shapes: dict[str, tuple[int, ...]]) -> dict[s
             break
     mine, other = (_by_name(own, np.min(times, 0)) for own, times in zip((plan, floats), taken, strict=True))
     found: dict[str, tuple[float, float]] = {}
-    means = _means(plan)
     for group in _groups(plan):
-        same = {name: name if name in other else means.get(name, "") for name in group}
-        if not all(name in other for name in same.values()):
+        if not all(name in other for name in group):
             continue
         seconds = sum(mine[name] + mine.get(f"{name} quantised", 0.0) for name in group)
-        seconds += sum(mine[after] for name, after in same.items() if after != name)
-        before = sum(other[name] for name in same.values())
+        before = sum(other[name] for name in group)
         if seconds > SLOWER * before:
             found |= {layer: (seconds, before) for layers in group.values() for layer in layers}
     return found
@@ -62,18 +58,6 @@ def _by_name(plan: ExecutionPlan, seconds: np.ndarray) -> dict[str, float]:
     for step, own in zip(plan.steps, seconds.tolist(), strict=True):
         found[step.name] = found.get(step.name, 0.0) + own
     return found
-
-
-def _means(plan: ExecutionPlan) -> dict[str, str]:
-    """By the names of steps, the steps that take means of their results, which is part of sums in float32."""
-    made = {int(step.results.buffers[0]): step.name for step in plan.steps if isinstance(step, Int8SumsStep)}
-    return {
-        made[buffer]: step.name
-        for step in plan.steps
-        if isinstance(step, MeanStep)
-        for buffer in np.unique(step.source.buffers).tolist()
-        if buffer in made
-    }
 
 
 def _groups(plan: ExecutionPlan) -> list[Mapping[str, frozenset[str]]]:

@@ -5,6 +5,7 @@ As all steps do, they check that everything they will access is inside of the me
 
 from __future__ import annotations
 
+from ctypes import c_float
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,7 +14,7 @@ from wirings.engine.bounds import expect_inside
 from wirings.engine.int8_weights import Int8Rows, in_fours
 from wirings.engine.kernel_step import ClampRange
 from wirings.engine.memory_layout import FeatureMaps
-from wirings.engine.quantize_steps import QuantizeChannelsStep
+from wirings.engine.quantize_steps import ByteResults, BytesOfNodes
 from wirings.engine.step import Fields, LoweredStep, StepContext, WorkDivision, integers, pointers
 
 PIXELS, ROWS, QUAD = 64, 4, 5
@@ -69,11 +70,13 @@ class Int8SumsStep(LoweredStep):
     kind = "int8_sums"
     layout = (
         *pointers("starts", "edges", "weights", "scale", "bias", "offset", "added_starts", "added", "out", "chunks"),
-        *pointers("kernels", "kernel_bias", "bytes", "inverse", "zero"),
+        *pointers("kernels", "kernel_bias"),
+        ("bytes", ByteResults),
         ("activation", ClampRange),
         ("activation2", ClampRange),
         *integers("scales", "zeros", "rows", "quads", "chunk_count", "strips", "height", "width", "pitch"),
-        *integers("added_pitch", "out_height", "out_width", "out_pitch", "stride", "only_bytes"),
+        *integers("added_pitch", "out_height", "out_width", "out_pitch", "stride", "mean"),
+        ("share", c_float),
     )
     out: FeatureMaps
     """The memory that it writes: the results, or their bytes, or both."""
@@ -93,11 +96,9 @@ class Int8SumsStep(LoweredStep):
     """The scales and zeros of the pixels, unless those of channels are used."""
     added: list[AddedEdges] = field(default_factory=list)
     nodes: DepthwiseKernels | None = None
-    bytes: QuantizeChannelsStep | None = None
-    """How the results of nodes are quantised, if that is part of the step."""
-    byte_rows: np.ndarray | None = None
-    """For each of the channels that are quantised, its row."""
-    only_bytes: bool = False
+    bytes: BytesOfNodes | None = None
+    mean: bool = False
+    """Whether the results are the means of the maps."""
 
     def reads(self) -> list[FeatureMaps]:
         return [self.edges.source, *([self.about] if self.about else []), *(term.source for term in self.added)]
@@ -117,6 +118,8 @@ class Int8SumsStep(LoweredStep):
 
     def strips(self, division: WorkDivision) -> list[int]:
         threads = division.threads
+        if self.mean:
+            return [1]
         if self.height == 1:
             tiles = -(-self.width // PIXELS)
             return [1, *(n for n in (threads, 2 * threads) if 1 < n <= tiles)]
@@ -129,8 +132,9 @@ class Int8SumsStep(LoweredStep):
         place = 4 * memory.offsets(self.edges.source)[self.edges.channel] + self.edges.shift
         end = self._end(strips)
         expect_inside(self.name, place, end, 4 * context.floats)
-        out = memory.offsets(self.results)
-        expect_inside(self.name, out, context.extent(self.results), context.floats)
+        only_bytes = self.bytes is not None and self.bytes.only  # then the results have no place in memory
+        out = np.zeros(len(self.results), int) if only_bytes else memory.offsets(self.results)
+        expect_inside(self.name, out, 1 if only_bytes else context.extent(self.results), context.floats)
         expect_inside(self.name, np.array([rows - 1]), 1, len(out))
         values: Fields = {
             "scale": self.weights.scale,
@@ -149,8 +153,10 @@ class Int8SumsStep(LoweredStep):
             "out_height": self.results.height,
             "out_width": self.results.width,
             "out_pitch": memory.pitch(self.results),
+            "mean": int(self.mean),
+            "share": 1 / (self.height * self.width),
             **dict.fromkeys(("starts", "weights", "quads", "kernels", "kernel_bias", "stride"), 0),
-            **dict.fromkeys(("bytes", "inverse", "zero", "only_bytes"), 0),
+            "bytes": BytesOfNodes.fields(self.bytes, self.name, self.results, rows, context),
         }
         if self.about is not None:
             about = memory.offsets(self.about)
@@ -168,7 +174,7 @@ class Int8SumsStep(LoweredStep):
         values |= self._added(context)
         if self.nodes is not None:
             values |= {"kernels": self.nodes.kernel, "kernel_bias": self.nodes.bias, "stride": self.nodes.stride}
-            values |= {"activation2": {"low": self.nodes.low, "high": self.nodes.high}, **self._bytes(context)}
+            values |= {"activation2": {"low": self.nodes.low, "high": self.nodes.high}}
         costs = (costs + (20 if self.nodes else 8)) * self.height * self.pitch
         pieces = int(np.clip(costs.sum() / WORK, context.threads, 8 * context.threads))
         values["chunks"] = cut_evenly(costs, max(1, pieces // strips))
@@ -179,16 +185,6 @@ class Int8SumsStep(LoweredStep):
         """Bytes that are read from the place of an edge: the last strip's end in whole tiles."""
         flat = (self.height - 1) * self.pitch + self.width
         return flat + PIXELS - 1 if strips > 1 and self.height > 1 else -(-flat // PIXELS) * PIXELS
-
-    def _bytes(self, context: StepContext) -> Fields:
-        if self.bytes is None or self.byte_rows is None:
-            return {}
-        places = context.memory.offsets(self.bytes.out)
-        pixels = self.results.height * self.results.width
-        expect_inside(self.name, places, -(-pixels // 4), context.floats)
-        out, (inverse, zero) = np.full(len(self.bias), -1), np.zeros((2, len(self.bias)), np.float32)
-        out[self.byte_rows], inverse[self.byte_rows], zero[self.byte_rows] = places, self.bytes.inverse, self.bytes.zero
-        return {"bytes": out, "inverse": inverse, "zero": zero, "only_bytes": int(self.only_bytes)}
 
     def _added(self, context: StepContext) -> Fields:
         rows, pitch = len(self.bias), self.width

@@ -26,6 +26,7 @@ from wirings.engine.fused_steps import FusedStep
 from wirings.engine.kernel_step import ClampRange
 from wirings.engine.memory_layout import LINE, FeatureMaps
 from wirings.engine.pack_weights import filled
+from wirings.engine.quantize_steps import ByteResults, BytesOfNodes
 from wirings.engine.row_bands import rows_of
 from wirings.engine.step import (
     Fields,
@@ -78,7 +79,7 @@ class NodeConvolution(FusedStep):
         lowering.memory.join(*sums.sources())
         out = lowering.memory.new(len(self.bias), self.height, self.width)
         work = sums.edges * sums.height * sums.width + 9 * len(self.bias) * self.height * self.width
-        lowering.emit(NodesStep(self.name, out, self, work=work))
+        lowering.emit(NodesStep(self.name, out, out, self, work=work))
         return out
 
 
@@ -103,13 +104,23 @@ class NodesStep(LoweredStep):
         *pointers("kernels", "kernel_bias", "out", "chunks", "strip", "kept"),
         ("caller", CallerPhases),
         ("activation", ClampRange),
+        ("bytes", ByteResults),
         *integers(
             "chunk_count", "strips", "stride", "height", "width", "pitch", "out_width", "out_pitch", "bands"
         ),
         *long_integers("band_floats"),
     )  # fmt: skip
     out: FeatureMaps
+    """The memory that it writes: the results, or their bytes, or both."""
+    results: FeatureMaps
     nodes: NodeConvolution
+    bytes: BytesOfNodes | None = None
+    """How the results are quantised, if that is part of the step."""
+
+    @property
+    def only_bytes(self) -> bool:
+        """Whether the results themselves have no place in memory."""
+        return self.bytes is not None and self.bytes.only
 
     def reads(self) -> list[FeatureMaps]:
         return [] if self.nodes.caller is not None else self.nodes.sums.sources()
@@ -159,20 +170,21 @@ class NodesStep(LoweredStep):
             "edges": edges,
             "kernels": filled(nodes.kernel, rows),
             "kernel_bias": filled(nodes.bias, rows),
-            "out": padded_offsets(self.out, edges, sums, context),
+            "out": padded_offsets(self.results, edges, sums, context),
             "chunks": chunks,
             "strip": table,
             "kept": 0 if kept is None else kept,
             "caller": caller,
             "activation": nodes.activation,
+            "bytes": BytesOfNodes.fields(self.bytes, self.name, self.results, rows, context),
             "chunk_count": len(chunks) - 1,
             "strips": len(table),
             "stride": nodes.stride,
             "height": sums.height,
             "width": sums.width,
             "pitch": pitch,
-            "out_width": self.out.width,
-            "out_pitch": memory.pitch(self.out),
+            "out_width": self.results.width,
+            "out_pitch": self.results.width if self.only_bytes else memory.pitch(self.results),
             "bands": bands,
             "band_floats": context.floats,
         }
@@ -183,7 +195,7 @@ class NodesStep(LoweredStep):
         """Strips of rows of the output, each within one band; the rows of each band of the output; and their number."""
         memory, nodes = context.memory, self.nodes
         kept = next((b.kept for maps in self.reads() for b in memory.of(maps)), None)
-        out_kept = next(b.kept for b in memory.of(self.out))
+        out_kept = None if self.only_bytes else next(b.kept for b in memory.of(self.results))
         bands = context.bands if kept or out_kept else 1
         each = max(1, context.choice.strips // bands)
         table = []
@@ -236,7 +248,7 @@ class NodesStep(LoweredStep):
         end = start + -(-read // context.lanes) * context.lanes
         expect_inside(self.name, places_read(values["edges"]), int(end.max()), size, int(start.min()) + caller["zeros"])
         out, out_pitch, out_width = values["out"], values["out_pitch"], values["out_width"]
-        out = out[out != -1]
+        out = np.zeros(0, int) if self.only_bytes else out[out != -1]
         write = (last - 1 - out_origin) * out_pitch + out_width
         expect_inside(self.name, out, int(write.max()), floats, int(((first - out_origin) * out_pitch).min()))
         expect_inside(self.name, np.concatenate([band, out_band]), 1, context.bands)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,6 +80,11 @@ class QuantizeChannelsStep(LoweredStep):
     zero: np.ndarray
     bytes: ByteLayout
 
+    def only(self, channels: np.ndarray) -> QuantizeChannelsStep:
+        """A step for some of the channels, of maps without remainders."""
+        out, source = (maps.take(np.flatnonzero(channels)) for maps in (self.out, self.source))
+        return QuantizeChannelsStep(self.name, out, source, self.inverse[channels], self.zero[channels], self.bytes)
+
     def reads(self) -> list[FeatureMaps]:
         return [self.source]
 
@@ -111,3 +117,30 @@ class QuantizeChannelsStep(LoweredStep):
             "tiles": tiles,
         }
         return values, tiles
+
+
+class ByteResults(ctypes.Structure):
+    """Maps of bytes that a step makes of its results; see ``source/bytes.h``."""
+
+    _fields_ = [*pointers("places", "inverse", "zero"), *integers("only")]
+
+
+@dataclass(eq=False)
+class BytesOfNodes:
+    """The results of nodes in bytes, made by the step of the nodes itself."""
+
+    step: QuantizeChannelsStep
+    """What would quantise them."""
+    only: bool = False
+    """Whether nothing reads them in floats."""
+
+    @staticmethod
+    def fields(own: BytesOfNodes | None, name: str, results: FeatureMaps, rows: int, context: StepContext) -> Fields:
+        """The fields of `ByteResults`, for the results of so many rows."""
+        if own is None:
+            return dict.fromkeys(("places", "inverse", "zero", "only"), 0)
+        places = context.memory.offsets(own.step.out)
+        expect_inside(name, places, -(-results.height * results.width // 4), context.floats)
+        found, (inverse, zero), channels = np.full(rows, -1), np.zeros((2, rows), np.float32), own.step.source.channels
+        found[channels], inverse[channels], zero[channels] = places, own.step.inverse, own.step.zero
+        return {"places": found, "inverse": inverse, "zero": zero, "only": int(own.only)}

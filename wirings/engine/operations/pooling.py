@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from wirings.compaction.operations import Mean, Pooling
 from wirings.engine.bounds import expect_inside
 from wirings.engine.edge_sums import EdgeSum, SumsResult
-from wirings.engine.int8_lowering import is_int8
+from wirings.engine.int8_lowering import close_int8, is_int8
 from wirings.engine.lowering import Lowering
 from wirings.engine.memory_layout import FeatureMaps
 from wirings.engine.operations.registry import is_maps, kernel_for
@@ -97,8 +97,11 @@ def lower_mean(lowering: Lowering, o: Mean) -> FeatureMaps:
     name = o.inputs[0]
     out = lowering.memory.new(lowering.shape(name)[0], 1, 1, packed=len(lowering.shapes[o.output]) == 1)
     value = lowering.values.get(name)
-    if isinstance(value, EdgeSum) and not is_int8(value) and lowering.users[name] == 1:
-        replace(value, name=o.output).emit(lowering, out, SumsResult.MEANS)
+    if isinstance(value, EdgeSum) and lowering.users[name] == 1:
+        sums = replace(value, name=o.output)
+        if is_int8(sums):
+            return close_int8(lowering, sums, means=out)
+        sums.emit(lowering, out, SumsResult.MEANS)
         return out
     lowering.emit(MeanStep(o.output, out, lowering.solid(lowering.ready(name))))
     return out

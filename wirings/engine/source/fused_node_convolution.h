@@ -2,6 +2,7 @@
 // never leaves the level-1 cache. A task is a strip of rows and a chunk of channels.
 #pragma once
 
+#include "bytes.h"
 #include "edge_sums.h"
 
 // Maps may be cut into bands of rows, one for each thread, in separate memory, so that what a thread works on stays in
@@ -22,6 +23,7 @@ struct NodesStep {
     const int32_t *kept;     // the first row of each band of the output, and the row after its last; or null
     CallerPhases caller;     // the input that is read in place, if the sums are over one
     ClampRange activation;   // of the results of the convolution
+    ByteResults bytes;       // of these results
     int32_t chunk_count, strips;
     int32_t stride;          // of the convolution: 1 or 2
     int32_t height, width, pitch;  // of the sums
@@ -140,8 +142,19 @@ static int64_t map_of(const NodesStep &step) {
     return (map + LINE - 1) / LINE * LINE;
 }
 
+// Floats of scratch memory for the results of one row, if only their bytes are kept.
+static int64_t results_of(const NodesStep &step) {
+    int64_t rows = 0;
+    for (int i = 0; step.bytes.only && i < step.strips; i++) {
+        const int64_t own = step.strip[i].to - step.strip[i].from;
+        rows = own > rows ? own : rows;
+    }
+    return rows * step.out_pitch;
+}
+
 static int64_t nodes_scratch(const NodesStep &step) {
-    return rows_at_once(step.edges, step.chunks, step.chunk_count) * map_of(step) + step.caller.size() + LINE;
+    const int64_t maps = rows_at_once(step.edges, step.chunks, step.chunk_count) * map_of(step);
+    return maps + step.caller.size() + results_of(step) + LINE;
 }
 
 // Copy rows to the other bands that hold them.
@@ -171,12 +184,15 @@ static void run_nodes(const NodesStep &step, float *memory, float *scratch, int 
     float *out = memory + strip.out_band * step.band_floats;
     const int64_t each = map_of(step);
     const Convolve convolved = convolution(step);
+    float *results = scratch - at(0, strip.from, step.out_pitch);  // of one row, if only their bytes are kept
+    if (step.bytes.only) scratch += results_of(step);
     const auto finish = [&](int64_t row, const float *sums) {
         if (step.out[row] < 0) return;
         const float *map = sums - start - at(0, origin, step.pitch);
-        float *to = out + step.out[row] - at(0, strip.out_first, step.out_pitch);
+        float *to = step.bytes.only ? results : out + step.out[row] - at(0, strip.out_first, step.out_pitch);
         convolved(step, map, step.kernels + 9 * row, step.kernel_bias[row], to, strip.from, strip.to);
         if (step.kept) pass_on(step, strip, to, memory, step.out[row]);
+        put_lines(step.bytes, row, memory, to, step.out_pitch, step.out_width, strip.from, strip.to);
     };
     const int64_t begin = step.chunks[chunk], end = step.chunks[chunk + 1], block = step.edges.block;
     if (step.edges.tiled.starts) {

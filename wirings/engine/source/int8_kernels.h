@@ -42,28 +42,72 @@ static inline void put_in_order(const __m512i (&sum)[4], int32_t *to) {
     _mm512_storeu_si512(to + 48, PICK_PARTS(c, d, 0xdd));
 }
 
-template <int T>
+// A few pixels after the last tile: 16 at once, in their order.
+#if defined(__AVX512VBMI__)
+constexpr int FEW = 16;
+
+struct FewPixels {
+    __m512i order = _mm512_setzero_si512(), sum = _mm512_setzero_si512();
+
+    FewPixels() {
+        uint8_t places[64];
+        for (int i = 0; i < 64; i++) places[i] = static_cast<uint8_t>(i / 4 + i % 4 * 16);
+        memcpy(&order, places, sizeof order);
+    }
+    void add(const uint8_t *a, const uint8_t *b, const uint8_t *c, const uint8_t *d, __m512i weights) {
+        __m512i four = _mm512_zextsi128_si512(_mm_loadu_si128(reinterpret_cast<const __m128i *>(a)));
+        four = _mm512_maskz_inserti32x4(0xffff, four, _mm_loadu_si128(reinterpret_cast<const __m128i *>(b)), 1);
+        four = _mm512_maskz_inserti32x4(0xffff, four, _mm_loadu_si128(reinterpret_cast<const __m128i *>(c)), 2);
+        four = _mm512_maskz_inserti32x4(0xffff, four, _mm_loadu_si128(reinterpret_cast<const __m128i *>(d)), 3);
+        sum = _mm512_dpbusd_epi32(sum, _mm512_maskz_permutexvar_epi8(~uint64_t{0}, order, four), weights);
+    }
+    void put(int32_t *to) const { _mm512_storeu_si512(to, sum); }
+};
+#else
+constexpr int FEW = 0;
+
+struct FewPixels {
+    void add(const uint8_t *, const uint8_t *, const uint8_t *, const uint8_t *, __m512i) {}
+    void put(int32_t *) const {}
+};
+#endif
+
+// T tiles, and if REST, a few pixels after them.
+template <int T, bool REST>
 static inline void sum_quads(const int32_t *quad, const int32_t *end, const uint8_t *in, int32_t *to) {
-    __m512i sum[T][4];
+    __m512i sum[T + 1][4];  // at least one, since an array has an element
+    FewPixels rest;
     UNROLLED for (int t = 0; t < T; t++)
         UNROLLED for (int i = 0; i < 4; i++) sum[t][i] = _mm512_setzero_si512();
     for (; quad < end; quad += QUAD) {
         const __m512i w = _mm512_set1_epi32(quad[4]);
+        const uint8_t *a = in + quad[0], *b = in + quad[1], *c = in + quad[2], *d = in + quad[3];
         UNROLLED for (int t = 0; t < T; t++) {
-            const uint8_t *x = in + t * PIXELS;
             __m512i together[4];
-            interleave(x + quad[0], x + quad[1], x + quad[2], x + quad[3], together);
+            interleave(a + t * PIXELS, b + t * PIXELS, c + t * PIXELS, d + t * PIXELS, together);
             UNROLLED for (int i = 0; i < 4; i++) sum[t][i] = _mm512_dpbusd_epi32(sum[t][i], together[i], w);
         }
+        if (REST) rest.add(a + T * PIXELS, b + T * PIXELS, c + T * PIXELS, d + T * PIXELS, w);
     }
     UNROLLED for (int t = 0; t < T; t++) put_in_order(sum[t], to + t * PIXELS);
+    if (REST) rest.put(to + T * PIXELS);
 }
 
-// The sums of a row over `tiles` tiles.
-static inline void sum_sparse(const int32_t *quad, const int32_t *end, const uint8_t *in, int64_t tiles, int32_t *to) {
-    int64_t t = 0;
-    for (; t + 2 <= tiles; t += 2) sum_quads<2>(quad, end, in + t * PIXELS, to + t * PIXELS);
-    if (t < tiles) sum_quads<1>(quad, end, in + t * PIXELS, to + t * PIXELS);
+// The sums of a row over n pixels.
+static inline void sum_sparse(const int32_t *quad, const int32_t *end, const uint8_t *in, int64_t n, int32_t *to) {
+    constexpr int EACH = 3;
+    const bool rest = n % PIXELS && n % PIXELS <= FEW;
+    int64_t tiles = rest ? n / PIXELS : ceil_div(n, PIXELS);
+    for (; tiles > EACH; tiles -= EACH, in += EACH * PIXELS, to += EACH * PIXELS) sum_quads<EACH, false>(quad, end, in, to);
+    switch (2 * tiles + rest) {
+        case 1: return sum_quads<0, true>(quad, end, in, to);
+        case 2: return sum_quads<1, false>(quad, end, in, to);
+        case 3: return sum_quads<1, true>(quad, end, in, to);
+        case 4: return sum_quads<2, false>(quad, end, in, to);
+        case 5: return sum_quads<2, true>(quad, end, in, to);
+        case 6: return sum_quads<3, false>(quad, end, in, to);
+        default: return sum_quads<3, true>(quad, end, in, to);
+    }
 }
 
 // Dense groups read maps that have been interleaved once for all rows.
@@ -164,7 +208,8 @@ struct FourEdges {
     int32_t weights;
 };
 
-static inline void sum_sparse(const int32_t *quad, const int32_t *end, const uint8_t *in, int64_t tiles, int32_t *to) {
+static inline void sum_sparse(const int32_t *quad, const int32_t *end, const uint8_t *in, int64_t n, int32_t *to) {
+    const int64_t tiles = ceil_div(n, PIXELS);
     sum_row([quad](int64_t q) { return FourEdges{quad + q * QUAD, quad[q * QUAD + 4]}; }, (end - quad) / QUAD, in, tiles, to);
 }
 
@@ -183,26 +228,6 @@ constexpr int64_t DENSE_BYTES = 0;
 
 // ---- floats to bytes ----
 
-static inline V whole(V x) {  // rounds numbers of 0 to 255, half to even
-    const V shift = all(12582912.0f);
-    return (x + shift) - shift;
-}
-
-// The byte of each number. NaN becomes 0.
-static inline void put_bytes(uint8_t *to, V x, int n) {
-    const V inside = x > V{} ? x : V{};
-    const I bytes = __builtin_convertvector(whole(inside < all(255.0f) ? inside : all(255.0f)), I);
-#if defined(__AVX512BW__) && defined(__AVX512VL__)
-    const __m128i narrow = _mm512_maskz_cvtepi32_epi8(0xffff, reinterpret_cast<__m512i>(bytes));
-    if (n == LANES)
-        _mm_storeu_si128(reinterpret_cast<__m128i *>(to), narrow);
-    else
-        _mm_mask_storeu_epi8(to, static_cast<__mmask16>((1u << n) - 1), narrow);
-#else
-    for (int i = 0; i < n; i++) to[i] = static_cast<uint8_t>(bytes[i]);
-#endif
-}
-
 // The scale of numbers between `low` and `high`, and the byte of 0; both are such that 0 is represented exactly.
 struct ByteRange {
     V scale, inverse, zero;
@@ -213,7 +238,7 @@ static inline ByteRange byte_range(V low, V high, I invalid) {
     const V inverse = span > V{} ? all(255.0f) / span : V{};
     const I bad = invalid | ~(span < all(__builtin_inff()));
     const V nan = all(__builtin_nanf(""));
-    return {bad ? nan : each, bad ? V{} : inverse, bad ? V{} : whole(-low * inverse)};
+    return {bad ? nan : each, bad ? V{} : inverse, bad ? V{} : (all(SHIFT) - low * inverse) - all(SHIFT)};
 }
 
 // Quantise maps pixel by pixel: each pixel has a scale of its own, by its smallest and largest channel.
@@ -249,7 +274,7 @@ static void quantize_run(const QuantizePixelsStep &step, float *memory, int64_t 
         uint8_t *to = reinterpret_cast<uint8_t *>(memory + step.out[c]) + place;
         UNROLLED for (int v = 0; v < N; v++) {
             const V x = load(memory + step.in[c] + from + v * LANES);
-            put_bytes(to + v * LANES, whole(x * own[v].inverse) + own[v].zero, left[v]);
+            put_bytes(to + v * LANES, x, own[v].inverse, own[v].zero, left[v]);
         }
     }
 }
@@ -281,13 +306,6 @@ struct QuantizeChannelsStep {
     int32_t above, before;          // the size of the border
     int32_t tiles;                  // tasks
 };
-
-// Up to LANES - 1 numbers after the last are read.
-static inline void quantize_row(const float *in, uint8_t *to, int64_t n, V inverse, V zero) {
-    int64_t x = 0;
-    for (; x + LANES <= n; x += LANES) put_bytes(to + x, whole(load(in + x) * inverse) + zero, LANES);
-    if (x < n) put_bytes(to + x, whole(load(in + x) * inverse) + zero, static_cast<int>(n - x));
-}
 
 // Every second byte, or every `stride`-th.
 static inline void take_bytes(const uint8_t *from, uint8_t *to, int64_t n, int stride) {
@@ -343,15 +361,15 @@ struct Int8SumsStep {
     const int32_t *out;             // the offset of each row's map
     const int32_t *chunks;          // rows of one task, in groups
     const float *kernels, *kernel_bias;  // of nodes: nine for each row, and one
-    const int32_t *bytes;           // where the results of nodes go in bytes, in floats; -1 for nowhere; or null
-    const float *inverse, *zero;    // of these bytes
+    ByteResults bytes;              // of the results of nodes
     ClampRange activation, activation2;  // of sums, and of the results of nodes
     int32_t scales, zeros;          // those of the pixels; -1 if those of channels are used
     int32_t rows, quads, chunk_count, strips;
     int32_t height, width, pitch;   // of the sums; the pitch is that of the bytes
     int32_t added_pitch, out_height, out_width, out_pitch;
     int32_t stride;                 // of the convolution of nodes; 0 if they are none
-    int32_t only_bytes;             // whether nothing reads the results of nodes in floats
+    int32_t mean;                   // whether the mean of each map is wanted, not the map
+    float share;                    // of one pixel in it
 };
 
 // The part of the flat sums that a strip needs.
@@ -391,10 +409,14 @@ static inline int64_t int8_strip_size(const Int8SumsStep &step) {
     return int8_row_size(most);
 }
 
+// Numbers of scratch memory for the results of one row, if only their bytes are kept.
+static inline int64_t results_size(const Int8SumsStep &step) {
+    return step.bytes.only ? int64_t{step.out_height} * step.out_width + LINE : 0;
+}
+
 static int64_t int8_scratch(const Int8SumsStep &step) {
-    const int64_t each = int8_strip_size(step);
-    const int64_t results = step.only_bytes ? int64_t{step.out_height} * step.out_width + LINE : 0;
-    return INT8_ROWS * each + int64_t{step.quads} * (each / PIXELS + 1) * DENSE_BYTES / 4 + results + LINE;
+    const int64_t each = int8_strip_size(step), quads = int64_t{step.quads} * (each / PIXELS + 1) * DENSE_BYTES / 4;
+    return INT8_ROWS * (each + results_size(step)) + quads + LINE;
 }
 
 // What turns exact sums of a row into numbers, in registers.
@@ -424,11 +446,10 @@ struct RowNumbers {
     V limit(V v) const { return limited<2>(v, low, high); }
 };
 
-// Write n numbers of a row of the output, with what is added to them in floats.
-template <bool BY_PIXELS>
-static inline void finish_run(const Int8SumsStep &step, const RowNumbers<BY_PIXELS> &numbers, int64_t row, float *memory,
-                              const float *exact, int64_t from, int64_t y, int64_t x, int64_t n) {
-    float *out = memory + step.out[row] + y * step.out_pitch + x;
+// Take n numbers of a row of the output, up to LANES at a time, with what is added to them in floats.
+template <bool BY_PIXELS, class Take>
+static inline void take_run(const Int8SumsStep &step, const RowNumbers<BY_PIXELS> &numbers, int64_t row, const float *memory,
+                            const float *exact, int64_t from, int64_t y, int64_t x, int64_t n, Take &&take) {
     const int32_t *added = step.added + 2 * step.added_starts[row], *end = step.added + 2 * step.added_starts[row + 1];
     const float *start = memory + y * step.added_pitch + x;
     const auto number = [&](int64_t p) {
@@ -437,43 +458,79 @@ static inline void finish_run(const Int8SumsStep &step, const RowNumbers<BY_PIXE
         return numbers.limit(v);
     };
     int64_t p = 0;
-    for (; p + LANES <= n; p += LANES) store(out + p, number(p));
-    if (p < n) store_part(out + p, number(p), static_cast<int>(n - p));
+    for (; p + LANES <= n; p += LANES) take(p, number(p), LANES);
+    if (p < n) take(p, number(p), static_cast<int>(n - p));
 }
 
+// The convolution of nodes, in floats, as a step of its own would have it.
+static NodesStep convolution_of(const Int8SumsStep &step) {
+    NodesStep nodes = {};
+    nodes.activation = step.activation2;
+    nodes.height = step.height;
+    nodes.width = step.width;
+    nodes.pitch = step.pitch;
+    nodes.out_width = step.out_width;
+    nodes.out_pitch = step.bytes.only ? step.out_width : step.out_pitch;
+    nodes.stride = step.stride;
+    return nodes;
+}
+
+// Numbers of the sums of rows that are computed together, one stage after the other: what one has written is in the
+// level-1 cache by then, where a stage that came at once would wait for it.
+constexpr int64_t TOGETHER = 4096;
+
 template <bool BY_PIXELS>
-static void finish_row(const Int8SumsStep &step, int64_t row, float *memory, float *sums, float *results, const Int8Strip &strip) {
-    const RowNumbers<BY_PIXELS> numbers(step, row, memory);
+static void finish_rows(const Int8SumsStep &step, int64_t first, int count, float *memory, float *sums, int64_t each,
+                        float *results, const Int8Strip &strip) {
     const int64_t n = strip.to - strip.from;
     if (step.stride) {
-        for (int64_t p = 0; p < n; p += LANES) store(sums + p, numbers.limit(numbers.of(sums + p, strip.from + p)));
-        NodesStep like = {};
-        like.activation = step.activation2;
-        like.height = step.height;
-        like.width = step.width;
-        like.pitch = step.pitch;
-        like.out_width = step.out_width;
-        like.out_pitch = step.only_bytes ? step.out_width : step.out_pitch;
-        like.stride = step.stride;
-        float *out = step.only_bytes ? results : memory + step.out[row];
-        convolution(like)(like, sums - strip.from, step.kernels + 9 * row, step.kernel_bias[row], out, strip.first, strip.last);
-        if (!step.bytes || step.bytes[row] < 0) return;
-        uint8_t *bytes = reinterpret_cast<uint8_t *>(memory + step.bytes[row]);
-        const V inverse = all(step.inverse[row]), zero = all(step.zero[row]);
-        if (like.out_pitch == step.out_width) {
-            const int64_t start = int64_t{strip.first} * step.out_width;
-            quantize_row(out + start, bytes + start, int64_t{strip.last - strip.first} * step.out_width, inverse, zero);
-            return;
+        const NodesStep nodes = convolution_of(step);
+        const Convolve convolved = convolution(nodes);
+        float *outs[INT8_ROWS];
+        for (int b = 0; b < count; b++) {
+            const RowNumbers<BY_PIXELS> numbers(step, first + b, memory);
+            float *own = sums + b * each;
+            for (int64_t p = 0; p < n; p += LANES) store(own + p, numbers.limit(numbers.of(own + p, strip.from + p)));
         }
-        for (int64_t y = strip.first; y < strip.last; y++)
-            quantize_row(out + y * like.out_pitch, bytes + y * step.out_width, step.out_width, inverse, zero);
-    } else if (step.height == 1) {
-        finish_run(step, numbers, row, memory, sums, strip.from, 0, strip.first, n);
-    } else {
-        for (int64_t y = strip.first; y < strip.last; y++) {
-            const int64_t start = y * step.pitch;
-            finish_run(step, numbers, row, memory, sums + (start - strip.from), start, y, 0, step.width);
+        for (int b = 0; b < count; b++) {
+            const int64_t row = first + b;
+            outs[b] = step.bytes.only ? results + b * results_size(step) : memory + step.out[row];
+            const float *map = sums + b * each - strip.from;
+            convolved(nodes, map, step.kernels + 9 * row, step.kernel_bias[row], outs[b], strip.first, strip.last);
         }
+        for (int b = 0; b < count; b++)
+            put_lines(step.bytes, first + b, memory, outs[b], nodes.out_pitch, step.out_width, strip.first, strip.last);
+        return;
+    }
+    for (int b = 0; b < count; b++) {
+        const RowNumbers<BY_PIXELS> numbers(step, first + b, memory);
+        const float *own = sums + b * each;
+        float *out = memory + step.out[first + b];
+        const auto each_run = [&](auto &&take) {
+            for (int64_t x = 0; step.height == 1 && x < n; x += RUN)
+                take(strip.from + x, int64_t{0}, strip.first + x, std::min<int64_t>(RUN, n - x));
+            for (int64_t y = strip.first; step.height > 1 && y < strip.last; y++)
+                take(y * step.pitch, y, int64_t{0}, int64_t{step.width});
+        };
+        float sum = 0;  // of the map, and of a part of it, since small numbers are lost in long sums
+        V part = {};
+        int64_t added = 0;
+        each_run([&](int64_t start, int64_t y, int64_t x, int64_t many) {
+            float *to = out + y * step.out_pitch + x;
+            const float *exact = own + (start - strip.from);
+            take_run(step, numbers, first + b, memory, exact, start, y, x, many, [&](int64_t p, V v, int lanes) {
+                if (step.mean)
+                    part += masked(v, count_up() < lanes);
+                else
+                    store_part(to + p, v, lanes);
+            });
+            added += many;
+            if (added < RUN) return;
+            sum += total(part);
+            part = V{};
+            added = 0;
+        });
+        if (step.mean) *out = (sum + total(part)) * step.share;
     }
 }
 
@@ -484,21 +541,25 @@ static void run_int8_sums(const Int8SumsStep &step, float *memory, float *scratc
     const uint8_t *in = reinterpret_cast<const uint8_t *>(memory) + strip.from;
     uint8_t *together = reinterpret_cast<uint8_t *>(scratch + INT8_ROWS * each);
     if (step.quads) prepare_dense(step.edges, step.quads, in, tiles, together);
-    const int block = step.quads ? INT8_ROWS : 1;
     float *sums = scratch + MARGIN, *results = scratch + INT8_ROWS * each + step.quads * tiles * DENSE_BYTES / 4;
-    for (int64_t group = step.chunks[chunk]; group < step.chunks[chunk + 1]; group++) {
-        int32_t *exact = reinterpret_cast<int32_t *>(sums);
-        if (step.quads)
-            sum_dense(step.edges, step.weights + group * INT8_ROWS * step.quads, step.quads, in, together, tiles, exact, each);
-        else
-            sum_sparse(step.edges + step.starts[group], step.edges + step.starts[group + 1], in, tiles, exact);
-        for (int b = 0; b < block && group * block + b < step.rows; b++) {
-            const int64_t row = group * block + b;
-            if (step.scales < 0)
-                finish_row<false>(step, row, memory, sums + b * each, results, strip);
-            else
-                finish_row<true>(step, row, memory, sums + b * each, results, strip);
+    const int64_t rows_of_chunk = step.quads ? INT8_ROWS : 1;
+    const int64_t last = std::min<int64_t>(step.chunks[chunk + 1] * rows_of_chunk, step.rows);
+    const int block = step.quads || INT8_ROWS * each <= TOGETHER ? INT8_ROWS : 1;
+    for (int64_t row = step.chunks[chunk] * rows_of_chunk; row < last; row += block) {
+        const int count = static_cast<int>(std::min<int64_t>(block, last - row));
+        if (step.quads) {
+            const int32_t *weights = step.weights + row * step.quads;
+            sum_dense(step.edges, weights, step.quads, in, together, tiles, reinterpret_cast<int32_t *>(sums), each);
+        } else {
+            for (int b = 0; b < count; b++) {
+                const int32_t *own = step.edges + step.starts[row + b], *end = step.edges + step.starts[row + b + 1];
+                sum_sparse(own, end, in, n, reinterpret_cast<int32_t *>(sums + b * each));
+            }
         }
+        if (step.scales < 0)
+            finish_rows<false>(step, row, count, memory, sums, each, results, strip);
+        else
+            finish_rows<true>(step, row, count, memory, sums, each, results, strip);
     }
 }
 
@@ -582,7 +643,7 @@ static void run_int8_linear(const Int8LinearStep &step, float *memory, float *sc
         bad |= invalid[i];
     }
     const ByteRange range = byte_range(all(least), all(most), bad - I{});
-    for (int64_t i = 0; i < padded; i += LANES) put_bytes(x + i, whole(load(scratch + i) * range.inverse) + range.zero, LANES);
+    for (int64_t i = 0; i < padded; i += LANES) put_bytes(x + i, load(scratch + i), range.inverse, range.zero, LANES);
     const int32_t zero = static_cast<int32_t>(range.zero[0]);
     for (int64_t row = step.chunks[task]; row < step.chunks[task + 1]; row++) {
         const int32_t sum = step.masks ? dot_sparse(step.masks + row * step.words, step.weights + step.starts[row], x, step.words)

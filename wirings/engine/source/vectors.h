@@ -53,6 +53,18 @@ static inline void store_part(float *p, V v, int n) {
 #endif
 }
 
+// Load the first n lanes, from 0 to LANES; the others are zero, and their memory is not touched.
+static inline V load_part(const float *p, int n) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<V>(_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1), p));
+#else
+    if (n == LANES) return load(p);
+    V v = {};
+    for (int i = 0; i < n; i++) v[i] = p[i];
+    return v;
+#endif
+}
+
 static inline float total(V v) {
     float sums[LANES];
     memcpy(sums, &v, sizeof sums);
