@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 import wirings
 from wirings import finalize_, rules, unwire_, wire_
@@ -415,6 +416,22 @@ def test_under_functional_call_and_ensembles() -> None:
     parameters, buffers = torch.func.stack_module_state(models)
     out = torch.vmap(lambda p, b: torch.func.functional_call(models[0], (p, b), (x,)))(parameters, buffers)
     torch.testing.assert_close(out, torch.stack([model(x) for model in models]))
+
+
+@pytest.mark.parametrize("rule", ["dnw", "no_update"])
+def test_forward_mode_differentiation_by_weights_is_refused(rule: str) -> None:
+    model, x = nn.Linear(6, 4, bias=False), torch.randn(5, 6)
+    wire_(model, rule, density=0.5)
+    weight = model.parametrizations.weight.original
+    with forward_ad.dual_level():
+        moved = model(forward_ad.make_dual(x, torch.ones_like(x)))  # by inputs it works
+        assert torch.allclose(
+            forward_ad.unpack_dual(moved).tangent, nn.functional.linear(torch.ones_like(x), model.weight)
+        )
+        for given in (weight, weight.detach()):
+            dual = {"parametrizations.weight.original": forward_ad.make_dual(given, torch.ones_like(given))}
+            with pytest.raises(NotImplementedError, match="forward mode AD"):
+                torch.func.functional_call(model, dual, (x,))
 
 
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
