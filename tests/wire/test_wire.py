@@ -470,6 +470,21 @@ def test_assigning_to_a_wired_weight() -> None:
     assert model.weight.tolist() == [[0.0, 5.0, 0.0], [0.0, 0.0, 4.0]]
 
 
+def test_assigning_what_was_read_from_a_wired_weight() -> None:
+    model = nn.Linear(3, 2)
+    wiring = wire_(model, k=2)
+    before, read = wiring.layers[0].weight.detach().clone(), model.weight
+    with torch.no_grad():
+        model.weight = torch.ones(2, 3)
+        model.weight = read
+        assert torch.equal(wiring.layers[0].weight, before), "hallucinated edges are back, too"
+        model.weight = nn.init.constant_(model.weight, 3.0)
+        assert wiring.layers[0].weight.tolist() == [[3.0] * 3] * 2
+    with torch.inference_mode():
+        model.weight = model.weight
+    assert wiring.layers[0].weight.tolist() == [[3.0] * 3] * 2
+
+
 def test_a_seed_makes_the_random_graph_the_same() -> None:
     graphs = []
     for seed in (3, 3, 4, None):
