@@ -2,6 +2,7 @@
 
 import copy
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -172,6 +173,41 @@ def test_the_weight_is_computed_once_in_a_forward_pass(monkeypatch: pytest.Monke
     with torch.no_grad():
         wiring.layers[1].weight.mul_(2)
     assert torch.equal(model.experts.up_proj, wiring.masks()["experts.up_proj"] * wiring.layers[1].weight)
+
+
+class WaitingExperts(Experts):
+    """Waits before its forward pass ends, in threads that need no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.leave = threading.Event(), threading.Event()
+
+    def forward(self, x: Tensor, index: Tensor) -> Tensor:
+        out = super().forward(x, index)
+        if not torch.is_grad_enabled():
+            self.inside.set()
+            self.leave.wait(60)
+        return out
+
+
+def test_experts_that_run_in_another_thread_change_nothing_in_this_one() -> None:
+    experts, layer = WaitingExperts(), nn.Linear(4, 4)
+    wire_(experts, density=0.25)
+    wiring = wire_(layer, density=0.25)
+    thread = threading.Thread(target=torch.no_grad()(experts), args=(X, INDEX))
+    thread.start()
+    try:
+        assert experts.inside.wait(60)
+        experts(X, INDEX).sum().backward()
+        before = layer.weight
+        with torch.no_grad():
+            wiring.layers[0].weight.mul_(2.0)
+        after = layer.weight
+    finally:
+        experts.leave.set()
+        thread.join()
+    assert all(p.grad is not None for p in experts.parameters()), "the other thread needs no gradient, this one does"
+    assert torch.equal(after, 2.0 * before)
 
 
 def test_the_gradient_passes_straight_through_to_unselected_edges() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 import wirings
 from wirings import finalize_, rules, unwire_, wire_
@@ -417,6 +418,22 @@ def test_under_functional_call_and_ensembles() -> None:
     torch.testing.assert_close(out, torch.stack([model(x) for model in models]))
 
 
+@pytest.mark.parametrize("rule", ["dnw", "no_update"])
+def test_forward_mode_differentiation_by_weights_is_refused(rule: str) -> None:
+    model, x = nn.Linear(6, 4, bias=False), torch.randn(5, 6)
+    wire_(model, rule, density=0.5)
+    weight = model.parametrizations.weight.original
+    with forward_ad.dual_level():
+        moved = model(forward_ad.make_dual(x, torch.ones_like(x)))  # by inputs it works
+        assert torch.allclose(
+            forward_ad.unpack_dual(moved).tangent, nn.functional.linear(torch.ones_like(x), model.weight)
+        )
+        for given in (weight, weight.detach()):
+            dual = {"parametrizations.weight.original": forward_ad.make_dual(given, torch.ones_like(given))}
+            with pytest.raises(NotImplementedError, match="forward mode AD"):
+                torch.func.functional_call(model, dual, (x,))
+
+
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
 def test_mixed_precision(precision: torch.dtype) -> None:
     model = mlp()
@@ -451,6 +468,21 @@ def test_assigning_to_a_wired_weight() -> None:
         model.weight = new
     assert torch.equal(wiring.layers[0].weight, new)
     assert model.weight.tolist() == [[0.0, 5.0, 0.0], [0.0, 0.0, 4.0]]
+
+
+def test_assigning_what_was_read_from_a_wired_weight() -> None:
+    model = nn.Linear(3, 2)
+    wiring = wire_(model, k=2)
+    before, read = wiring.layers[0].weight.detach().clone(), model.weight
+    with torch.no_grad():
+        model.weight = torch.ones(2, 3)
+        model.weight = read
+        assert torch.equal(wiring.layers[0].weight, before), "hallucinated edges are back, too"
+        model.weight = nn.init.constant_(model.weight, 3.0)
+        assert wiring.layers[0].weight.tolist() == [[3.0] * 3] * 2
+    with torch.inference_mode():
+        model.weight = model.weight
+    assert wiring.layers[0].weight.tolist() == [[3.0] * 3] * 2
 
 
 def test_a_seed_makes_the_random_graph_the_same() -> None:

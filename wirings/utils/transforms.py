@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils import _device
 
 
@@ -11,12 +12,13 @@ def in_transform(tensor: Tensor) -> bool:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor is an ordinary one that only autograd follows: no subclass, transform, mode or tracer."""
+    """Whether a tensor is an ordinary one that only backward passes follow: no subclass, transform, mode or tracer."""
     return (
         type(tensor) in _PLAIN
         and not torch.compiler.is_compiling()
         and not torch._C._are_functorch_transforms_active()  # even if it follows other tensors than this one
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and forward_ad._current_level < 0
         and not torch._C._len_torch_dispatch_stack()
         and (not torch._C._len_torch_function_stack() or _only_default_device())
         and torch._C._get_tracing_state() is None

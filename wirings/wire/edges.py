@@ -84,7 +84,7 @@ class Edges(nn.Module):
         used = self.selection.ready(self, weight, self._precision(weight) if self.in_layer else None)
         if used is not None:
             if not hasattr(used, "_all_edges"):
-                used._all_edges = weight.detach()  # type: ignore[attr-defined]  # for right_inverse
+                _note_edges(used, weight)
             return used
         return self._made(weight)
 
@@ -108,7 +108,7 @@ class Edges(nn.Module):
 
     def marked(self, used: Tensor, weight: Tensor) -> Tensor:
         """Note on the weight of a forward pass where it comes from."""
-        used._all_edges = weight.detach()  # type: ignore[attr-defined]  # for right_inverse
+        _note_edges(used, weight)
         # `torch.distributed.checkpoint` follows the names in a state_dict, such as fc.weight.wiring.seed.
         used.wiring = self  # type: ignore[attr-defined]
         return used
@@ -121,9 +121,10 @@ class Edges(nn.Module):
 
         Assigning a value that was read from a wired weight restores all its edges, not just the real ones. So code that
         saves ``module.weight``, assigns something else and restores it (as `torch.func.functional_call` does) loses
-        nothing.
+        nothing. A value that was changed in place meanwhile is a new one.
         """
-        return getattr(weight, "_all_edges", weight)
+        everything, version = getattr(weight, "_all_edges", (weight, None))
+        return everything if version == _version(weight) else weight
 
     def real(self, weight: Tensor, fresh: bool = False) -> Tensor:
         """The wiring that the rule gives this weight: a boolean mask.
@@ -251,3 +252,12 @@ class Edges(nn.Module):
     def extra_repr(self) -> str:
         unit = "" if self.groups is None else f" {self.unit}"
         return f"{self.rule!r}, k={int(self.k)}{unit}" + (" (over all layers)" if self.shared else "")
+
+
+def _note_edges(used: Tensor, weight: Tensor) -> None:
+    """Note on a weight of a forward pass all edges that it was made of, for `Edges.right_inverse`."""
+    used._all_edges = weight.detach(), _version(used)  # type: ignore[attr-defined]
+
+
+def _version(tensor: Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version

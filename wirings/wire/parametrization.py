@@ -9,6 +9,7 @@ plain model's keys, with all weights under them; what a rule remembers is saved 
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Collection
 from typing import Any
 
@@ -104,6 +105,7 @@ def _shorten(module: nn.Module, attribute: str) -> None:
     """
     cls: Any = type(module)
     read = getattr(cls, attribute)
+    of_experts = attribute in expert_weights(module)
 
     def shortened(self: nn.Module) -> Any:
         holder: Any = self._modules["parametrizations"]._modules[attribute]  # type: ignore[union-attr]
@@ -112,9 +114,16 @@ def _shorten(module: nn.Module, attribute: str) -> None:
             return read.fget(self)
         return holder._modules["0"].forward(weight)
 
-    setattr(cls, attribute, property(shortened, read.fset))
+    def once(self: nn.Module) -> Any:
+        if torch.compiler.is_compiling() or (made := _made.weights) is None:
+            return shortened(self)
+        if (key := (self, attribute)) not in made:
+            made[key] = shortened(self)
+        return made[key]
+
+    setattr(cls, attribute, property(once if of_experts else shortened, read.fset))
     run = cls.forward
-    if attribute in expert_weights(module):
+    if of_experts:
         if "forward" not in vars(cls):  # the first of its weights
             cls.forward = _computed_once(run)
         return
@@ -167,10 +176,22 @@ def _computed_once(run: Any) -> Any:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return run(self, *args, **kwargs)
-        with parametrize.cached():
+        outer, _made.weights = _made.weights, {}
+        try:
             return run(self, *args, **kwargs)
+        finally:
+            _made.weights = outer
 
     return forward
+
+
+class _Made(threading.local):
+    """The weights of the experts that run in this thread. `parametrize.cached` would hold those of all threads."""
+
+    weights: dict[tuple[nn.Module, str], Tensor] | None = None
+
+
+_made = _Made()
 
 
 def _is_followed(holder: Any) -> bool:
