@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import struct
 import time
 import zipfile
 from pathlib import Path
@@ -49,6 +50,28 @@ def overlapping() -> bytes:
     return bytes(raw)
 
 
+def two_directories(large: bool) -> bytes:
+    """An archive with a harmless directory before its end, which says that a directory with another pickle is earlier.
+
+    Args:
+        large: whether it ends as those of PyTorch do, which may have more than 4 GiB.
+    """
+    hidden, shown = archive(content=nested(64, key=True)), archive(content=nested(1, key=True))
+    length, place = (int.from_bytes(hidden[start : start + 4], "little") for start in (-10, -6))
+    directory = bytearray(shown[-22 - length : -22])
+    before, at = len(hidden) - 22 + len(shown) - 22 - length, 0
+    while at < len(directory):
+        start = int.from_bytes(directory[at + 42 : at + 46], "little") + len(hidden) - 22 - (before - place)
+        directory[at + 42 : at + 46] = (start % 2**32).to_bytes(4, "little")
+        at += 46 + sum(int.from_bytes(directory[at + n : at + n + 2], "little") for n in (28, 30, 32))
+    found = hidden[:-22] + shown[: -22 - length] + bytes(directory)
+    if large:
+        count = int.from_bytes(hidden[-12:-10], "little")
+        record = struct.pack("<4sQ2H2I4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, count, count, length, place)
+        found += record + struct.pack("<4sIQI", b"PK\x06\x07", 0, len(found), 1)
+    return found + hidden[-22:]
+
+
 def nested(levels: int, key: bool) -> bytes:
     """A tuple of two equal tuples of two equal ones, and so on, which is the key of a dictionary, or its value."""
     tuples = b")" + b"q\x00h\x00\x86" * levels
@@ -81,6 +104,8 @@ def test_reads_optimizers_and_many_tensors(tmp_path: Path) -> None:
         (archive({"x": torch.zeros(10**7)}, compression=zipfile.ZIP_DEFLATED), "compressed"),
         (overlapping(), "overlap"),
         (archive() + b" ", "does not end with its directory"),
+        (two_directories(large=False), "does not end with its directory"),
+        (two_directories(large=True), "does not end with its directory"),
         (archive(content=nested(64, key=True)), f"a tuple has more than {MAX_TUPLE:,} values"),
         (archive(content=nested(64, key=False)), f"a tuple has more than {MAX_TUPLE:,} values"),
         (archive(content=b"\x80\x02((" + b"K\x01" * MAX_TUPLE + b"tt."), "a tuple has more"),
