@@ -24,6 +24,9 @@ STATE = {
 STORAGE = b"(X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpuK\x06tQ"
 """The opcodes of a storage, which PyTorch prints value by value if it complains about it."""
 
+REBUILT = b"\x80\x02ctorch._tensor\n_rebuild_from_type_v2\n%sR."
+"""A pickle that calls the first argument, as those of tensors with attributes do."""
+
 
 def archive(state: Any = STATE, content: bytes | None = None, compression: int = zipfile.ZIP_STORED) -> bytes:
     """What `torch.save` writes, with another pickle in it, or compressed."""
@@ -112,6 +115,10 @@ def test_reads_optimizers_and_many_tensors(tmp_path: Path) -> None:
         (archive(content=b"\x80\x02cbuiltins\nbytearray\nM\xff\xff\x85R."), "needs no builtins.bytearray"),
         (archive(content=b"\x80\x02c__builtin__\nbytearray\nM\xff\xff\x85R."), "needs no __builtin__.bytearray"),
         (archive(content=b"\x80\x02c_codecs\nencode\nX\x01\0\0\0aX\x04\0\0\0idna\x86R."), "needs no _codecs.encode"),
+        (archive(content=b"\x80\x02ctorch\nTensor\nK\x0a\x85R."), "in memory"),
+        (archive(content=b"\x80\x02ctorch\nFloatTensor\nK\x0a\x85\x81."), "in memory"),
+        (archive(content=REBUILT % b"(ctorch\nTensor\nctorch\nTensor\nK\x0a\x85}t"), "in memory"),
+        (archive(content=REBUILT % b"](ctorch\nTensor\nctorch\nTensor\nK\x0a\x85}e"), "in memory"),
         (archive(content=b"\x80\x02K\x012\x86."), "needs no DUP"),
         (archive(content=b"\x80\x02)(\x85."), "values that are not there"),
         (archive(content=b"\x80\x02h\x07."), "7"),
@@ -133,6 +140,16 @@ def test_refuses(content: bytes, message: str, tmp_path: Path) -> None:
         load_torch_file(path)
     assert not isinstance(caught.value, MemoryError)
     assert time.perf_counter() - begun < 5
+
+
+def test_reads_tensors_with_attributes(tmp_path: Path) -> None:
+    """Their pickles name the class of tensors, but do not call it."""
+    x = torch.arange(3.0)
+    x.note = "mine"  # type: ignore[attr-defined]
+    torch.save({"x": x}, tmp_path / "a.pt")
+    found = load_torch_file(tmp_path / "a.pt")["x"]
+    assert torch.equal(found, x)
+    assert found.note == "mine"
 
 
 def test_names_of_pickles_in_capitals_are_checked(tmp_path: Path) -> None:

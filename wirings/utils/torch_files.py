@@ -88,7 +88,7 @@ class _Value(NamedTuple):
     size: int = 1
     """How many values a tuple holds, those in tuples within it included."""
     kind: str = ""
-    """``function``, or ``storage`` for the values of a tensor and for tuples that hold them."""
+    """``function``, ``class`` of tensors, or ``storage`` for the values of a tensor and for tuples that hold them."""
 
 
 def _check_pickle(file: Any) -> None:
@@ -109,6 +109,9 @@ def _check_pickle(file: Any) -> None:
             raise ValueError(f"{name} takes values that are not there.")
         values = stack[len(stack) - taken :] + above
         del stack[len(stack) - taken :]
+        first = values[:1] if "TUPLE" in name else values
+        if any(value.kind == "class" for value in first):  # what is called, or a function's argument that it calls
+            raise ValueError("a tensor is made of whatever is in memory.")
         if name in ("REDUCE", "NEWOBJ") and values[0].kind != "function":
             raise ValueError("a value is called that is no function.")  # PyTorch would print it in full
         if "PUT" in name:
@@ -126,4 +129,6 @@ def _check_pickle(file: Any) -> None:
             raise ValueError("there is a storage outside of a tensor.")  # as above
         else:
             kind = {"GLOBAL": "function", "BINPERSID": "storage"}.get(name, "")
+            if name == "GLOBAL" and argument.endswith("Tensor"):
+                kind = "class"
             stack += [_Value(kind=kind)] * len(opcode.stack_after)
