@@ -247,8 +247,10 @@ def write_pretrained_bin(folder: Path) -> None:
     torch.save(state, folder / "pytorch_model.bin")
 
 
-def read_pretrained(folder: Path) -> None:
-    wirings.rewire_(plain(), folder)
+def read_pretrained(folder: Path) -> dict[str, torch.Tensor]:
+    model = plain()
+    wirings.rewire_(model, folder)
+    return model.state_dict()
 
 
 def cifar(path: str, write: Callable[[Path], object], craft: Any) -> Kind:
@@ -266,7 +268,9 @@ KINDS = {
     "authors": Kind("tiny.pt", write_authors, read_authors, craft_authors, holds=same_state),
     "pretrained": of_folder("config.json", write_pretrained, read_pretrained, craft_json),
     "pretrained index": of_folder("model.safetensors.index.json", write_pretrained, read_pretrained, craft_json),
-    "pretrained bin": of_folder("pytorch_model.bin", write_pretrained_bin, read_pretrained, craft_torch),
+    "pretrained bin": Kind(
+        "pytorch_model.bin", write_pretrained_bin, read_pretrained, craft_torch, folder=True, holds=same_state
+    ),
     "pretrained weights": of_folder("a.safetensors", write_pretrained, read_pretrained, lambda raw, draw: raw[::-1]),
 }
 FUZZERS = {

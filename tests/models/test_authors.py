@@ -319,6 +319,14 @@ def test_small_files_do_not_stand_for_large_tensors(tmp_path: Path) -> None:
         authors.load(tmp_path / "a.pt")
 
 
+@pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")
+def test_nested_tensors_are_no_weights(tmp_path: Path) -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    torch.save({"graph.weight": torch.zeros(1), "fc.weight": nested}, tmp_path / "a.pt")
+    with pytest.raises(WiringError, match=r"a\.pt: expected a state dict of dense tensors, got fc\.weight"):
+        authors.load(tmp_path / "a.pt")
+
+
 def test_rejects_files_whose_bits_have_flipped(tmp_path: Path) -> None:
     """PyTorch does not compare the checksums of its archives."""
     path = tmp_path / "tiny.pt"

@@ -87,6 +87,20 @@ def test_by_hand(weight: list[list[float]], k: int, expected: list[list[int]]) -
     assert choose(torch.tensor(weight), k).int().tolist() == expected
 
 
+@pytest.mark.filterwarnings("ignore:.*(nested tensors|Sparse CSR):UserWarning")
+@pytest.mark.parametrize("kind", ["sparse_coo", "sparse_csr", "nested"])
+def test_refuses_weights_that_are_not_dense(kind: str) -> None:
+    x = torch.eye(3)
+    weight = {
+        "sparse_coo": x.to_sparse,
+        "sparse_csr": x.to_sparse_csr,
+        "nested": lambda: torch.nested.nested_tensor([x[0], x[1]]),
+    }[kind]()
+    for function in (choose, real_edges):
+        with pytest.raises(wirings.WiringError, match=f"ranked in dense tensors, got a {kind} one"):
+            function(weight, 1)
+
+
 def test_allowed_by_hand() -> None:
     weight = torch.tensor([[9.0, 1.0], [8.0, 2.0]])
     allowed = torch.tensor([[False, True], [True, True]])

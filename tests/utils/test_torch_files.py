@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import struct
 import time
 import zipfile
 from pathlib import Path
@@ -22,6 +23,9 @@ STATE = {
 
 STORAGE = b"(X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpuK\x06tQ"
 """The opcodes of a storage, which PyTorch prints value by value if it complains about it."""
+
+REBUILT = b"\x80\x02ctorch._tensor\n_rebuild_from_type_v2\n%sR."
+"""A pickle that calls the first argument, as those of tensors with attributes do."""
 
 
 def archive(state: Any = STATE, content: bytes | None = None, compression: int = zipfile.ZIP_STORED) -> bytes:
@@ -47,6 +51,28 @@ def overlapping() -> bytes:
             raw[place + 24 : place + 28] = raw[place + 20 : place + 24] = (20_000).to_bytes(4, "little")
         place += 46
     return bytes(raw)
+
+
+def two_directories(large: bool) -> bytes:
+    """An archive with a harmless directory before its end, which says that a directory with another pickle is earlier.
+
+    Args:
+        large: whether it ends as those of PyTorch do, which may have more than 4 GiB.
+    """
+    hidden, shown = archive(content=nested(64, key=True)), archive(content=nested(1, key=True))
+    length, place = (int.from_bytes(hidden[start : start + 4], "little") for start in (-10, -6))
+    directory = bytearray(shown[-22 - length : -22])
+    before, at = len(hidden) - 22 + len(shown) - 22 - length, 0
+    while at < len(directory):
+        start = int.from_bytes(directory[at + 42 : at + 46], "little") + len(hidden) - 22 - (before - place)
+        directory[at + 42 : at + 46] = (start % 2**32).to_bytes(4, "little")
+        at += 46 + sum(int.from_bytes(directory[at + n : at + n + 2], "little") for n in (28, 30, 32))
+    found = hidden[:-22] + shown[: -22 - length] + bytes(directory)
+    if large:
+        count = int.from_bytes(hidden[-12:-10], "little")
+        record = struct.pack("<4sQ2H2I4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, count, count, length, place)
+        found += record + struct.pack("<4sIQI", b"PK\x06\x07", 0, len(found), 1)
+    return found + hidden[-22:]
 
 
 def nested(levels: int, key: bool) -> bytes:
@@ -81,12 +107,18 @@ def test_reads_optimizers_and_many_tensors(tmp_path: Path) -> None:
         (archive({"x": torch.zeros(10**7)}, compression=zipfile.ZIP_DEFLATED), "compressed"),
         (overlapping(), "overlap"),
         (archive() + b" ", "does not end with its directory"),
+        (two_directories(large=False), "does not end with its directory"),
+        (two_directories(large=True), "does not end with its directory"),
         (archive(content=nested(64, key=True)), f"a tuple has more than {MAX_TUPLE:,} values"),
         (archive(content=nested(64, key=False)), f"a tuple has more than {MAX_TUPLE:,} values"),
         (archive(content=b"\x80\x02((" + b"K\x01" * MAX_TUPLE + b"tt."), "a tuple has more"),
         (archive(content=b"\x80\x02cbuiltins\nbytearray\nM\xff\xff\x85R."), "needs no builtins.bytearray"),
         (archive(content=b"\x80\x02c__builtin__\nbytearray\nM\xff\xff\x85R."), "needs no __builtin__.bytearray"),
         (archive(content=b"\x80\x02c_codecs\nencode\nX\x01\0\0\0aX\x04\0\0\0idna\x86R."), "needs no _codecs.encode"),
+        (archive(content=b"\x80\x02ctorch\nTensor\nK\x0a\x85R."), "in memory"),
+        (archive(content=b"\x80\x02ctorch\nFloatTensor\nK\x0a\x85\x81."), "in memory"),
+        (archive(content=REBUILT % b"(ctorch\nTensor\nctorch\nTensor\nK\x0a\x85}t"), "in memory"),
+        (archive(content=REBUILT % b"](ctorch\nTensor\nctorch\nTensor\nK\x0a\x85}e"), "in memory"),
         (archive(content=b"\x80\x02K\x012\x86."), "needs no DUP"),
         (archive(content=b"\x80\x02)(\x85."), "values that are not there"),
         (archive(content=b"\x80\x02h\x07."), "7"),
@@ -108,6 +140,16 @@ def test_refuses(content: bytes, message: str, tmp_path: Path) -> None:
         load_torch_file(path)
     assert not isinstance(caught.value, MemoryError)
     assert time.perf_counter() - begun < 5
+
+
+def test_reads_tensors_with_attributes(tmp_path: Path) -> None:
+    """Their pickles name the class of tensors, but do not call it."""
+    x = torch.arange(3.0)
+    x.note = "mine"  # type: ignore[attr-defined]
+    torch.save({"x": x}, tmp_path / "a.pt")
+    found = load_torch_file(tmp_path / "a.pt")["x"]
+    assert torch.equal(found, x)
+    assert found.note == "mine"
 
 
 def test_names_of_pickles_in_capitals_are_checked(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def _read(source: str | Path | Mapping[str, Any]) -> dict[str, Tensor]:
     for name, x in found.items():
         # A file can describe a tensor of any size as a view of a few bytes, or as a sparse one.
         if isinstance(x, Tensor) and (
-            x.is_meta or x.layout != torch.strided or x.nbytes > x.untyped_storage().nbytes()
+            x.is_meta or x.is_nested or x.layout != torch.strided or x.nbytes > x.untyped_storage().nbytes()
         ):
             raise WiringError(
                 f"{where}expected a state dict of dense tensors, got {str(name)[:60]}, which is not stored in full."

@@ -185,6 +185,9 @@ def _count(weight: Tensor, k: int | Tensor, allowed: Tensor | None) -> Tensor:
         raise WiringError(
             f"edges can be ranked in float16, bfloat16, float32 or float64, got {weight.dtype}; convert it first."
         )
+    if weight.layout != torch.strided or weight.is_nested:
+        kind = "nested" if weight.is_nested else str(weight.layout).removeprefix("torch.")
+        raise WiringError(f"edges can be ranked in dense tensors, got a {kind} one; convert it first.")
     if allowed is not None and (allowed.shape != weight.shape or allowed.dtype != torch.bool):
         raise WiringError(
             f"`allowed` must be a boolean mask of the weight's shape {tuple(weight.shape)}, "

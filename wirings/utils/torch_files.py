@@ -7,6 +7,7 @@ and lets a few bytes of a pickle ask for any memory or time, so these are checke
 from __future__ import annotations
 
 import pickletools
+import struct
 import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,9 @@ _UNUSED = {"DUP", "POP", "POP_MARK", "MEMOIZE", "STACK_GLOBAL"}
 _PICKLES = 5
 """In a file that PyTorch wrote before version 1.6: three of constants, the object, and the names of its storages."""
 
+_END, _LONG_END, _LOCATOR = struct.Struct("<4s4H2IH"), struct.Struct("<4sQ2H2I4Q"), struct.Struct("<4sIQI")
+"""The records at the end of a zip archive: the end of the directory, that of a large one, and where the latter is."""
+
 
 def load_torch_file(path: Path) -> Any:
     """Read a file of `torch.save` on the CPU. Raises exceptions of many types for files that are not."""
@@ -41,10 +45,7 @@ def load_torch_file(path: Path) -> Any:
 
 def _check_archive(path: Path) -> None:
     """Raise unless an archive is stored as PyTorch does, uncompressed and in full, and its checksums are right."""
-    with open(path, "rb") as file:
-        file.seek(max(0, path.stat().st_size - 22))
-        if file.read(4) != b"PK\x05\x06":  # or Python and PyTorch might read different directories
-            raise ValueError("the archive does not end with its directory.")
+    _check_directory(path)
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         if any(member.compress_type != zipfile.ZIP_STORED for member in members):
@@ -59,13 +60,35 @@ def _check_archive(path: Path) -> None:
                     _check_pickle(pickle)
 
 
+def _check_directory(path: Path) -> None:
+    """Raise unless the archive ends with its directory, and says that it is there.
+
+    Python reads what precedes the end, whatever the end says of its place. PyTorch goes by the place: it might read
+    another directory than the one whose files were checked.
+    """
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        file.seek(max(0, size - _LONG_END.size - _LOCATOR.size - _END.size))
+        last = file.read()
+    signature, _, _, _, _, length, place, comment = _END.unpack(last[-_END.size :].rjust(_END.size, b"\0"))
+    end = size - _END.size
+    if signature == b"PK\x05\x06" and last[-_END.size - _LOCATOR.size :][:4] == b"PK\x06\x07":
+        _, _, where, _ = _LOCATOR.unpack(last[-_END.size - _LOCATOR.size : -_END.size])
+        end -= _LOCATOR.size + _LONG_END.size
+        signature, length, place = b"", 0, 0
+        if where == end >= 0:
+            signature, *_, length, place = _LONG_END.unpack(last[: _LONG_END.size])
+    if signature not in (b"PK\x05\x06", b"PK\x06\x06") or comment or place + length != end:
+        raise ValueError("the archive does not end with its directory.")
+
+
 class _Value(NamedTuple):
     """What is known about a value while a pickle is followed."""
 
     size: int = 1
     """How many values a tuple holds, those in tuples within it included."""
     kind: str = ""
-    """``function``, or ``storage`` for the values of a tensor and for tuples that hold them."""
+    """``function``, ``class`` of tensors, or ``storage`` for the values of a tensor and for tuples that hold them."""
 
 
 def _check_pickle(file: Any) -> None:
@@ -86,6 +109,9 @@ def _check_pickle(file: Any) -> None:
             raise ValueError(f"{name} takes values that are not there.")
         values = stack[len(stack) - taken :] + above
         del stack[len(stack) - taken :]
+        first = values[:1] if "TUPLE" in name else values
+        if any(value.kind == "class" for value in first):  # what is called, or a function's argument that it calls
+            raise ValueError("a tensor is made of whatever is in memory.")
         if name in ("REDUCE", "NEWOBJ") and values[0].kind != "function":
             raise ValueError("a value is called that is no function.")  # PyTorch would print it in full
         if "PUT" in name:
@@ -103,4 +129,6 @@ def _check_pickle(file: Any) -> None:
             raise ValueError("there is a storage outside of a tensor.")  # as above
         else:
             kind = {"GLOBAL": "function", "BINPERSID": "storage"}.get(name, "")
+            if name == "GLOBAL" and argument.endswith("Tensor"):
+                kind = "class"
             stack += [_Value(kind=kind)] * len(opcode.stack_after)
