@@ -129,6 +129,6 @@ def _check_pickle(file: Any) -> None:
             raise ValueError("there is a storage outside of a tensor.")  # as above
         else:
             kind = {"GLOBAL": "function", "BINPERSID": "storage"}.get(name, "")
-            if name == "GLOBAL" and argument.endswith("Tensor"):
+            if name == "GLOBAL" and str(argument).endswith("Tensor"):
                 kind = "class"
             stack += [_Value(kind=kind)] * len(opcode.stack_after)
