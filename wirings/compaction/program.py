@@ -201,6 +201,8 @@ def pack_outputs(notes: dict[str, Any], results: Sequence[Tensor]) -> Any:
 
 def bind_inputs(names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     """The inputs of a call in the order of ``names``, whether they were given by position or by keyword."""
+    if not kwargs and len(args) == len(names) and all(isinstance(x, Tensor) for x in args):
+        return list(args)
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     if len(args) + len(kwargs) != len(names) or set(given) != set(names):
         got = ", ".join([str(len(args)), *kwargs])

@@ -10,7 +10,7 @@ import functools
 import os
 import threading
 import warnings
-from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 
 from wirings.engine.kernel_step import KernelStep
@@ -55,7 +55,6 @@ def _kernels(switch: str, compiler: str, folder: str) -> ctypes.CDLL | None:
 
 def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     """Declare the types of the library's functions; raises if the layout of a step differs from Python's."""
-    pointers = POINTER(c_void_p)
     library.wirings_tile.argtypes = [c_int]
     library.wirings_step_bytes.restype = c_int64
     library.wirings_kernel_name.argtypes, library.wirings_kernel_name.restype = [c_int], c_char_p
@@ -65,11 +64,7 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     library.wirings_free.argtypes, library.wirings_free.restype = [POINTER(c_float)], None
     library.wirings_pool.argtypes, library.wirings_pool.restype = [c_int], c_void_p
     library.wirings_free_pool.argtypes, library.wirings_free_pool.restype = [c_void_p], None
-    sizes = POINTER(c_int64)
-    library.wirings_run.argtypes = [
-        c_void_p, POINTER(KernelStep), c_int, pointers, pointers,
-        pointers, sizes, c_int, pointers, sizes, c_int, c_int64, c_int, POINTER(c_double),
-    ]  # fmt: skip
+    library.wirings_run.argtypes = [c_void_p, c_void_p, c_int64, c_void_p]
     library.wirings_run.restype = c_int
     compiled = {name: library.wirings_kernel_bytes(number) for name, number in kernel_kinds(library).items()}
     declared = {name: ctypes.sizeof(kind.struct) for name, kind in KINDS.items()}

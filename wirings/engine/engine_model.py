@@ -247,7 +247,7 @@ class EngineModel(nn.Module):
                     "Convert it."
                 )
             check_batch(self.program.notes, x.shape[0])
-        if len({len(x) for x in inputs}) > 1:  # the kernels rely on it
+        if len(inputs) > 1 and len({len(x) for x in inputs}) > 1:  # the kernels rely on it
             counts = ", ".join(f"{len(x)} for {name}" for name, x in zip(shapes, inputs, strict=True))
             raise WiringError(f"a compiled network expects the same batch size for all inputs, got {counts}.")
 

@@ -6,7 +6,7 @@ import ctypes
 import math
 import threading
 from collections.abc import Iterable, Sequence
-from ctypes import POINTER, c_double, c_int64, c_void_p
+from ctypes import addressof, c_int64, c_void_p
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from wirings.compaction.operation import IndexRange
 from wirings.compaction.program import Program
 from wirings.engine.build import kernel_kinds
-from wirings.engine.kernel_step import KernelStep
+from wirings.engine.kernel_step import KernelArguments, KernelStep
 from wirings.engine.lowering import Lowering
 from wirings.engine.memory_needs import expect_available, not_enough
 from wirings.engine.operations import lower
@@ -95,6 +95,15 @@ class ExecutionPlan:
         numbers = {name: number for number, name in enumerate(program.inputs)}
         self._indices = [(numbers[own.name], own) for own in program.index_ranges()]
         self._output_sizes = _sizes(self.output_shapes)
+        self._arguments = KernelArguments(
+            inputs=addressof(self._inputs),
+            input_sizes=addressof(self._input_sizes),
+            outputs=addressof(self._outputs),
+            output_sizes=addressof(self._output_sizes),
+            input_count=len(self._inputs),
+            output_count=len(self._outputs),
+            apart=not together,
+        )
         images = 1 if together else threads
         self._besides = (like.missing if like else 0) + 4 * images * (sum(self._input_sizes) + sum(self._output_sizes))
         """Bytes for another plan, and for the images that it is measured with."""
@@ -144,6 +153,8 @@ class ExecutionPlan:
             expect_available(4 * need * self.threads + self.missing, self.threads)
             self._scratch = [KernelMemory(self.library, need) for _ in range(self.threads)]
         self._scratches = _pointers(self._scratch)
+        self._arguments.steps, self._arguments.count = addressof(self._steps), len(packed)
+        self._arguments.scratches = addressof(self._scratches)
 
     def packed(self, step: LoweredStep, choice: StepChoice, machine: KernelSizes | None = None) -> PackedStep:
         """One of its steps, packed for this machine or for another one."""
@@ -169,6 +180,7 @@ class ExecutionPlan:
                     arena.values[place : place + len(row)] = row
             arenas.append(arena)
         self._memories, self._arenas = _pointers(arenas), arenas
+        self._arguments.memories = addressof(self._memories)
 
     @property
     def bytes(self) -> int:
@@ -212,22 +224,8 @@ class ExecutionPlan:
                 self._inputs[i] = address
             for i, x in enumerate(outputs):
                 self._outputs[i] = x.data_ptr()
-            full = self.library.wirings_run(
-                self._pool.pointer,
-                self._steps,
-                len(self._steps),
-                self._memories,
-                self._scratches,
-                self._inputs,
-                self._input_sizes,
-                len(inputs),
-                self._outputs,
-                self._output_sizes,
-                len(outputs),
-                batch,
-                not self.together,
-                None if times is None else times.ctypes.data_as(POINTER(c_double)),
-            )
+            where = 0 if times is None else times.ctypes.data
+            full = self.library.wirings_run(self._pool.pointer, addressof(self._arguments), batch, where)
         if full:
             raise MemoryError(f"not enough memory to run {batch:,} images")
         return outputs

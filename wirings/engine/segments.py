@@ -68,7 +68,7 @@ class ProgramSegment:
             for name, shape in self.plan.program.inputs.items()
         ]
         batch = taken[0].shape[0]
-        if any(len(x) != batch for x in taken):
+        if len(taken) > 1 and any(len(x) != batch for x in taken):
             raise WiringError("the kernels expect tensors of one batch size, but this network mixes several.")
         if batch == 1 or self.batch_plan is None:
             values.update(zip(self.outputs, self.plan.run(taken), strict=True))

@@ -9,6 +9,18 @@
 #include "kernel_table.h"
 #include "thread_pool.h"
 
+// The steps of a plan, their memory, and the tensors of a call.
+struct KernelArguments {
+    const KernelStep *steps;
+    float *const *memories, *const *scratches;  // one for each thread, or a single memory
+    const float *const *inputs;
+    const int64_t *input_sizes;     // numbers of one image
+    float *const *outputs;
+    const int64_t *output_sizes;
+    int32_t count, input_count, output_count;
+    int32_t apart;                  // whether each image is computed by one thread, not by all of them
+};
+
 namespace {
 
 void run_task(const KernelStep &step, float *memory, float *scratch, int task, const CallerTensors &callers) {
@@ -19,17 +31,8 @@ double seconds() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// The arguments of a call, which are valid as long as it has tasks.
-struct KernelCall {
-    const KernelStep *steps;
-    int count;
-    float *const *memories, *const *scratches;
-    const float *const *inputs;
-    const int64_t *input_sizes;
-    int input_count;
-    float *const *outputs;
-    const int64_t *output_sizes;
-    int output_count;
+// Some images of a call; the arguments are valid as long as it has tasks.
+struct KernelCall : KernelArguments {
     int64_t first;  // image
     int images;
     double *times;
@@ -150,19 +153,16 @@ void wirings_free_pool(ThreadPool *pool) { delete pool; }
 
 constexpr int IMAGES = 1024;  // images that are scheduled at a time, since each takes memory for its tasks
 
-// Run one image after the other on all threads, with one memory, or each image on one thread, with a memory per thread.
-// If `times` is not null, the seconds of each step are added to it. Returns 0, or 1 if there is not enough memory.
-int wirings_run(ThreadPool *pool, const KernelStep *steps, int count, float *const *memories, float *const *scratches,
-                 const float *const *inputs, const int64_t *input_sizes, int input_count, float *const *outputs,
-                 const int64_t *output_sizes, int output_count, int64_t images, int apart, double *times) {
+// Run one image after the other on all threads, or each image on one thread. If `times` is not null, the seconds of each
+// step are added to it. Returns 0, or 1 if there is not enough memory.
+int wirings_run(ThreadPool *pool, const KernelArguments *arguments, int64_t images, double *times) {
     std::lock_guard<std::mutex> lock(pool->using_it);
     for (int64_t first = 0; first < images; first += IMAGES) {
         const int own = static_cast<int>(images - first < IMAGES ? images - first : IMAGES);
-        const KernelCall call = {steps, count, memories, scratches, inputs, input_sizes, input_count,
-                           outputs, output_sizes, output_count, first, own, times};
+        const KernelCall call = {*arguments, first, own, times};
         std::shared_ptr<PoolWork> work;
         try {
-            if (apart)
+            if (arguments->apart)
                 work = std::make_shared<ManyImagesWork>(call, pool->threads);
             else
                 work = std::make_shared<OneImageWork>(call, pool->threads);

@@ -170,10 +170,10 @@ class ExportedNetwork {
             output_sizes.push_back(data.tensors[segment.outputs[i]].floats);
             outputs.push_back(tensors[segment.outputs[i]] + first * output_sizes.back());
         }
-        if (wirings_run(&pool, at_byte<KernelStep>(plan.steps), plan.count, own.data(), scratch.data(), inputs.data(),
-                        input_sizes.data(), segment.input_count, outputs.data(), output_sizes.data(),
-                        segment.output_count, count, apart, nullptr))
-            throw std::bad_alloc();
+        const KernelArguments arguments = {
+            at_byte<KernelStep>(plan.steps), own.data(), scratch.data(), inputs.data(), input_sizes.data(), outputs.data(),
+            output_sizes.data(), plan.count, segment.input_count, segment.output_count, apart};
+        if (wirings_run(&pool, &arguments, count, nullptr)) throw std::bad_alloc();
     }
 
     bool has_invalid_token(int64_t batch, const void *const *inputs) const {
