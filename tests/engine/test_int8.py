@@ -196,6 +196,18 @@ def test_what_quantises_and_averages_nodes_is_part_of_their_steps(threads: int, 
     assert loss(fast(images), quantization.reference(program).run(images)[0]) < 0.02
 
 
+def test_bytes_with_a_border_are_not_written_by_nodes() -> None:
+    """Even if there are as many of them as pixels: here 2 × 6 in two maps by rows, of 3 × 4."""
+    made = RandomProgram(0, (4, 6, 7))
+    sent = made.add(Conv("sent", ("x",), made.normal(4, 1, 3, 3), None, (2, 2), (1, 1), (1, 1), 4))
+    made.add(Conv("y", (sent,), made.normal(4, 2, 1, 3), None, (2, 1), (0, 1), (1, 1), 2))
+    program = Program(made.inputs, made.operations, ("y",))
+    x = torch.randn(2, 4, 6, 7, generator=torch.Generator().manual_seed(0))
+    quantization = all_layers(program, x, static=True)
+    fast = EngineModel(program, "sparse", 1, quantization=quantization)
+    assert loss(fast(x), quantization.reference(program).run(x)[0]) < 0.02
+
+
 @pytest.mark.parametrize("width", [7, 16, 100, 70_000])
 def test_nan_and_numbers_beyond_the_range_in_bytes(width: int) -> None:
     """As without int8, they do not spread to other pixels. A NaN is taken for the byte 0, which is the least number."""

@@ -280,4 +280,4 @@ def _whole_maps(step: QuantizeChannelsStep, part: np.ndarray, results: FeatureMa
     source = step.source
     moved = source.y[part].any() or source.x[part].any()
     same = (source.height, source.width) == (results.height, results.width)
-    return same and not moved and step.bytes.bytes == source.height * source.width
+    return bool(same and not moved and step.bytes == ByteLayout(source.height, source.width))
