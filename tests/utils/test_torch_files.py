@@ -53,6 +53,13 @@ def overlapping() -> bytes:
     return bytes(raw)
 
 
+def with_folder() -> bytes:
+    """An archive whose first file has the attribute of a folder: PyTorch would not read it."""
+    raw = bytearray(archive())
+    raw[raw.index(b"PK\x01\x02") + 38] |= 0x10
+    return bytes(raw)
+
+
 def two_directories(large: bool) -> bytes:
     """An archive with a harmless directory before its end, which says that a directory with another pickle is earlier.
 
@@ -106,6 +113,7 @@ def test_reads_optimizers_and_many_tensors(tmp_path: Path) -> None:
     [
         (archive({"x": torch.zeros(10**7)}, compression=zipfile.ZIP_DEFLATED), "compressed"),
         (overlapping(), "overlap"),
+        (with_folder(), "said to be a folder"),
         (archive() + b" ", "does not end with its directory"),
         (two_directories(large=False), "does not end with its directory"),
         (two_directories(large=True), "does not end with its directory"),

@@ -26,6 +26,9 @@ _UNUSED = {"DUP", "POP", "POP_MARK", "MEMOIZE", "STACK_GLOBAL"}
 _PICKLES = 5
 """In a file that PyTorch wrote before version 1.6: three of constants, the object, and the names of its storages."""
 
+_FOLDER = 0x10
+"""The attribute of folders in zip archives."""
+
 _END, _LONG_END, _LOCATOR = struct.Struct("<4s4H2IH"), struct.Struct("<4sQ2H2I4Q"), struct.Struct("<4sIQI")
 """The records at the end of a zip archive: the end of the directory, that of a large one, and where the latter is."""
 
@@ -50,6 +53,8 @@ def _check_archive(path: Path) -> None:
         members = archive.infolist()
         if any(member.compress_type != zipfile.ZIP_STORED for member in members):
             raise ValueError("the archive is compressed, which those of PyTorch are not.")
+        if any(member.is_dir() or member.external_attr & _FOLDER for member in members):
+            raise ValueError("a file in the archive is said to be a folder.")  # PyTorch would leave its tensor unread
         if sum(member.file_size for member in members) > path.stat().st_size:
             raise ValueError("the files in the archive overlap.")
         if (damaged := archive.testzip()) is not None:
