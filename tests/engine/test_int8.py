@@ -13,7 +13,7 @@ from tests.engine.all_in_int8 import all_layers, loss
 from tests.engine.random_programs import RandomProgram
 from tests.engine.test_kernels import nodes
 from wirings import engine
-from wirings.compaction.operations import Conv, Linear, Mean, ScatterChannels, SelectChannels
+from wirings.compaction.operations import Activation, Conv, Linear, Mean, ScatterChannels, SelectChannels
 from wirings.compaction.program import Program
 from wirings.engine.engine_model import EngineModel
 from wirings.engine.int8_steps import Int8SumsStep
@@ -196,16 +196,27 @@ def test_what_quantises_and_averages_nodes_is_part_of_their_steps(threads: int, 
     assert loss(fast(images), quantization.reference(program).run(images)[0]) < 0.02
 
 
-def test_bytes_with_a_border_are_not_written_by_nodes() -> None:
-    """Even if there are as many of them as pixels: here 2 × 6 in two maps by rows, of 3 × 4."""
-    made = RandomProgram(0, (4, 6, 7))
-    sent = made.add(Conv("sent", ("x",), made.normal(4, 1, 3, 3), None, (2, 2), (1, 1), (1, 1), 4))
-    made.add(Conv("y", (sent,), made.normal(4, 2, 1, 3), None, (2, 1), (0, 1), (1, 1), 2))
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride"),
+    [((1, 1), 1, (2, 2)), ((1, 1), 1, (1, 2)), ((2, 2), 3, (2, 2)), ((3, 3), 3, (2, 2)), ((4, 6), 3, (1, 2))],
+)
+@pytest.mark.parametrize("in_floats", [False, True])
+def test_strided_convolutions_of_nodes_read_maps_with_borders(
+    size: tuple[int, int], kernel: int, stride: tuple[int, int], in_floats: bool
+) -> None:
+    """Their bytes are in another order than those of whole maps, even where they are as many."""
+    made = RandomProgram(0, (3, *size))
+    state = made.add(Conv("edges", ("x",), made.normal(5, 3, 1, 1), made.normal(5)))
+    state = made.add(Activation("relu", (state,)))
+    state = made.add(Conv("sent", (state,), made.normal(5, 1, 3, 3), None, (1, 1), (1, 1), (1, 1), 5))
+    made.add(Conv("y", (state,), made.normal(6, 5, kernel, kernel), None, stride, (kernel // 2, kernel // 2)))
     program = Program(made.inputs, made.operations, ("y",))
-    x = torch.randn(2, 4, 6, 7, generator=torch.Generator().manual_seed(0))
-    quantization = all_layers(program, x, static=True)
+    images = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0))
+    quantization = all_layers(program, images, static=True)
+    if in_floats:
+        quantization = replace(quantization, layers=frozenset({"y"}))
     fast = EngineModel(program, "sparse", 1, quantization=quantization)
-    assert loss(fast(x), quantization.reference(program).run(x)[0]) < 0.02
+    assert loss(fast(images), quantization.reference(program).run(images)[0]) < 0.02
 
 
 @pytest.mark.parametrize("width", [7, 16, 100, 70_000])
