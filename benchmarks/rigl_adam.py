@@ -11,23 +11,19 @@ gives.
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch.nn import functional as F
 
 import wirings
+from benchmarks import small_gpt
 from benchmarks.common import machine, save
-from wirings import models
 from wirings.rules import SET, Random, RigL, Rule
 
 RATES = (1e-2, 2e-2)
-CONTEXT, BATCH, DENSITY, TENTH = 64, 32, 0.1, 0.1
-TEST_BATCHES = 64
+TENTH = 0.1
 
 
 def sides(steps: int) -> dict[str, Rule]:
@@ -43,55 +39,28 @@ def sides(steps: int) -> dict[str, Rule]:
 
 def run(rule: Rule, rate: float, seed: int, text: torch.Tensor, steps: int) -> dict[str, Any]:
     """Train once."""
-    torch.manual_seed(seed)
-    model = models.get("gpt", classes=256, context=CONTEXT, layers=2, heads=4, width=64, rule="dense")
-    wiring = wirings.wire_(model, rule, density=DENSITY, skip=["head"])
-    wiring.plan(steps)
-    decay = [p for p in model.parameters() if p.dim() > 1]
-    other = [p for p in model.parameters() if p.dim() <= 1]
-    groups = [{"params": decay, "weight_decay": 0.1}, {"params": other, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95))
-    warm = steps // 10
-    cosine = torch.optim.lr_scheduler.LambdaLR(
-        optimizer,
-        lambda i: min((i + 1) / warm, 1.0) * (0.1 + 0.45 * (1 + math.cos(math.pi * max(i - warm, 0) / (steps - warm)))),
-    )
-    train, test = text[: int(0.9 * len(text))], text[int(0.9 * len(text)) :]
-    draw = torch.Generator().manual_seed(seed)
-    before = wiring.masks()
+    before: dict[str, torch.Tensor] = {}
     received, sent = [], []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss_of(model, windows(train, draw)).backward()
-        wiring.clip_grad_norm_(1.0)
-        optimizer.step()
-        cosine.step()
-        wiring.step(optimizer)
+
+    def count(wiring: wirings.Wiring) -> None:
         now = wiring.masks()
         for name, mask in now.items():
-            new = mask & ~before[name]
+            new = mask & ~before.get(name, mask)
             if new.any():
                 received.append(top_share(new.sum(1)))
                 sent.append(top_share(new.sum(0)))
-        before = now
-    model.eval()
-    fixed = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        loss = statistics.mean(float(loss_of(model, windows(test, fixed))) for _ in range(TEST_BATCHES))
-    found: dict[str, Any] = {"rate": rate, "seed": seed, "bits_per_byte": round(loss / math.log(2), 4)}
+        before.update(now)
+
+    train, test = text[: int(0.9 * len(text))], text[int(0.9 * len(text)) :]
+    model = small_gpt.train(rule, rate, seed, train, steps, watch=count)
+    found: dict[str, Any] = {
+        "rate": rate,
+        "seed": seed,
+        "bits_per_byte": round(small_gpt.bits_per_byte(model, test), 4),
+    }
     if received:
         found |= {"received": round(statistics.mean(received), 4), "sent": round(statistics.mean(sent), 4)}
     return found
-
-
-def windows(text: torch.Tensor, draw: torch.Generator) -> torch.Tensor:
-    """A batch of random windows, (batch, context + 1)."""
-    starts = torch.randint(len(text) - CONTEXT, (BATCH,), generator=draw)
-    return text[starts[:, None] + torch.arange(CONTEXT + 1)]
-
-
-def loss_of(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
 
 def top_share(counts: torch.Tensor) -> float:
@@ -126,11 +95,8 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="*", default=list(RATES))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    text = torch.from_numpy(np.frombuffer(options.file.read_bytes(), np.uint8).astype(np.int64))
-    settings: dict[str, Any] = {
-        "network": "gpt 2 × 64, 4 heads", "context": CONTEXT, "batch": BATCH, "density": DENSITY, "bytes": len(text),
-        "steps": options.steps, "seeds": options.seeds, "rates": options.rates,
-    }  # fmt: skip
+    text = small_gpt.read(options.file)
+    settings = small_gpt.settings(text, options.steps) | {"seeds": options.seeds, "rates": options.rates}
     about = machine("cpu")
     rows: list[dict[str, Any]] = []
     for i, seed in enumerate(options.seeds):

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from benchmarks import block_models
+from benchmarks import adamw_defaults, block_models
 from wirings import models
 from wirings.train import recipes, results
 from wirings.train.settings import to_mapping
@@ -46,13 +46,48 @@ def test_clipping(run: RunBenchmark) -> None:
 
 
 def test_rigl_adam(run: RunBenchmark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.rigl_adam.TEST_BATCHES", 1)
+    monkeypatch.setattr("benchmarks.small_gpt.TEST_BATCHES", 1)
     (tmp_path / "text.txt").write_text("to be or not to be " * 100)
     out, record = run("rigl_adam", str(tmp_path / "text.txt"), "--steps=20", "--seeds=0", "--rates=0.01")
     assert [row["rule"] for row in record["rows"]] == ["random", "set", "rigl, listen=1", "rigl"]
     assert all(0 < row["bits_per_byte"] < 10 for row in record["rows"])
     assert ["received" in row for row in record["rows"]] == [False, True, True, True]
     assert out.count("**") == 8  # one best rate for each rule
+
+
+def test_adamw_defaults(run: RunBenchmark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.small_gpt.TEST_BATCHES", 1)
+    monkeypatch.setattr("benchmarks.adamw_defaults.FEWEST", 0.005)
+    monkeypatch.setattr("benchmarks.adamw_defaults.MOST", 0.03)
+    (tmp_path / "text.txt").write_text("to be or not to be " * 100)
+    sides = ["dnw", "dnw, scaled", "dnw, only real edges decay", "dnw, no edge decays", "dnw, ¼ to ¾", "dnw, 0 to ½"]
+    out, record = run(
+        "adamw_defaults",
+        str(tmp_path / "text.txt"),
+        "--steps=10",
+        "--seeds",
+        "0",
+        "1",
+        "--rates=0.01",
+        "--only",
+        *sides,
+    )
+    rows = record["rows"]
+    assert list(dict.fromkeys(row["side"] for row in rows)) == sides
+    assert len({row["test"] for row in rows if row["rate"] == 0.01 and row["seed"] == 0}) == len(sides)
+    first, second = ([row["rate"] for row in rows if row["side"] == "dnw" and row["seed"] == seed] for seed in (0, 1))
+    assert {0.01, 0.007071, 0.01414} <= set(first)
+    assert len(second) == 2  # the best ones
+    assert set(second) < set(first)
+    assert out.count("| `dnw` |") == 4
+
+
+def test_best_rate_is_chosen_on_text_of_its_own() -> None:
+    runs = [(0.1, 0, 3.0, 1.0), (0.2, 0, 2.0, 2.5), (0.2, 1, 2.2, 2.7), (0.3, 0, 2.1, 0.5), (0.3, 1, 2.2, 0.5)]
+    runs.append((0.4, 0, None, None))  # diverged
+    rows = [{"side": "dnw", "rate": rate, "seed": seed, "choose": a, "test": b} for rate, seed, a, b in runs]
+    best = adamw_defaults.best_of(rows, "dnw")
+    assert (best.rate, best.values, best.bracketed) == (0.2, [2.5, 2.7], True)
 
 
 def test_block_products(run: RunBenchmark) -> None:
