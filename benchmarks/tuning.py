@@ -1,12 +1,13 @@
 """Tables of learning rates that were tried on held-out data, from `results/tuning`; `benchmarks.readme` writes them.
 
-A file is a list of runs with ``recipe``, ``lr``, ``scale_weights``, ``seed``, ``steps``, ``holdout``, ``metric`` and
-``value``.
+`wirings tune --results results` writes the files: lists of runs with ``recipe``, ``lr``, ``scale_weights``, ``seed``,
+``steps``, ``holdout``, ``metric`` and ``value``, which is null for a training that diverged.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections import Counter
 from dataclasses import dataclass
@@ -52,13 +53,15 @@ def read(name: str, folder: Path = RESULTS / "tuning") -> list[TunedRow]:
     """The rows of a file, in the order of their first runs."""
     runs: list[dict[str, Any]] = json.loads((folder / f"{name}.json").read_text())
     usual = Counter(run["steps"] for run in runs).most_common(1)[0][0]
+    metric = METRICS[runs[0]["metric"]]
+    worst = -math.inf if metric.higher_is_better else math.inf
     found: dict[str, dict[float, list[float]]] = {}
     for run in runs:
         label = run["recipe"].removeprefix(f"{name}/")
         label = f"`{label}`" + (", `scale_weights`" if run["scale_weights"] else "")
         label += "" if run["steps"] == usual else f", {run['steps']:,} steps"
-        found.setdefault(label, {}).setdefault(run["lr"], []).append(run["value"])
-    metric = METRICS[runs[0]["metric"]]
+        value = worst if run["value"] is None else run["value"]
+        found.setdefault(label, {}).setdefault(run["lr"], []).append(value)
     return [
         TunedRow(label, {rate: statistics.mean(values) for rate, values in sorted(by_rate.items())}, metric)
         for label, by_rate in found.items()
@@ -72,7 +75,7 @@ def table(name: str, folder: Path = RESULTS / "tuning") -> str:
     dense = next((row.best for row in rows if row.name == f"`{DENSE}`"), None)
     cells = []
     for row in rows:
-        shown = {rate: f"{value:.3f}" for rate, value in row.values.items()}
+        shown = {rate: f"{value:.3f}" if math.isfinite(value) else "diverged" for rate, value in row.values.items()}
         shown[row.best] = f"**{shown[row.best]}**"
         times = "" if dense is None or row.name == f"`{DENSE}`" else f"{row.best / dense:.2g} ×"
         cells.append((row.name, *(shown.get(rate, "") for rate in rates), times, row.bracketed))

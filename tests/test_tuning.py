@@ -35,6 +35,14 @@ def test_higher_can_be_better(tmp_path: Path) -> None:
     assert (row.best, row.bracketed) == (2e-3, "no higher rate")
 
 
+def test_a_rate_at_which_training_diverged_is_worse(tmp_path: Path) -> None:
+    common = {"recipe": "vit/dense", "scale_weights": False, "seed": 0, "steps": 10, "holdout": 5000}
+    values = {1e-3: 90.0, 2e-3: 91.0, 4e-3: None}
+    runs = [{"lr": lr, "value": value, "metric": "accuracy", **common} for lr, value in values.items()]
+    (tmp_path / "vit.json").write_text(json.dumps(runs))
+    assert tuning.table("vit", tmp_path).splitlines()[-1] == "| `dense` | 90.000 | **91.000** | diverged |  | yes |"
+
+
 def test_tables_of_all_files(tmp_path: Path) -> None:
     common = {"scale_weights": False, "seed": 0, "steps": 1000, "holdout": 0.1}
     for name, metric in (("text", "bits_per_byte"), ("vit", "accuracy")):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from wirings.cli import data, demo, generate, inspect, models, push, recipes, ship, sweep, train
+from wirings.cli import data, demo, generate, inspect, models, push, recipes, ship, sweep, train, tune
 from wirings.utils.console import echo
 from wirings.version import __version__
 
@@ -34,6 +34,7 @@ app.command()(recipes.recipes)
 app.command()(models.models)
 app.command()(train.train)
 app.command()(sweep.sweep)
+app.command()(tune.tune)
 app.command("eval")(inspect.evaluate)
 app.command()(inspect.bleu)
 app.command()(inspect.predict)

@@ -107,3 +107,24 @@ ImageSizeOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+JobsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--jobs",
+        help="Runs at a time. By default as --per-gpu says or, without a GPU, one for every two cores.",
+        callback=at_least("--jobs", 1),
+    ),
+]
+PerGpuOption = Annotated[
+    int | None,
+    typer.Option(
+        "--per-gpu",
+        help="Runs that share a GPU. By default as many as train fastest, which the sweep finds out; on Ray, one.",
+        callback=at_least("--per-gpu", 1),
+    ),
+]
+OnOption = Annotated[str, typer.Option("--on", help="Run on this machine (local) or on a Ray cluster (ray).")]
+RetriesOption = Annotated[
+    int, typer.Option("--retries", help="How often a killed run is restarted.", callback=at_least("--retries", 0))
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="List the runs and exit.")]

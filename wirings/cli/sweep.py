@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wirings.cli.options import DataOption, DeviceOption, MinutesOption, SeedOption, at_least, check_path, out_option
+from wirings.cli.options import (
+    DataOption,
+    DeviceOption,
+    DryRunOption,
+    JobsOption,
+    MinutesOption,
+    OnOption,
+    PerGpuOption,
+    RetriesOption,
+    SeedOption,
+    check_path,
+    out_option,
+)  # fmt: skip
 from wirings.errors import WiringError, unknown
 from wirings.utils.console import echo
 from wirings.utils.signals import StopSignals
@@ -38,23 +50,9 @@ def sweep(
         list[str] | None,
         typer.Option("--set", help="A setting and its values, such as optimizer.lr=0.1,0.05. All combinations run."),
     ] = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            "--jobs",
-            help="Runs at a time. By default as --per-gpu says or, without a GPU, one for every two cores.",
-            callback=at_least("--jobs", 1),
-        ),
-    ] = None,
-    per_gpu: Annotated[
-        int | None,
-        typer.Option(
-            "--per-gpu",
-            help="Runs that share a GPU. By default as many as train fastest, which the sweep finds out; on Ray, one.",
-            callback=at_least("--per-gpu", 1),
-        ),
-    ] = None,
-    on: Annotated[str, typer.Option("--on", help="Run on this machine (local) or on a Ray cluster (ray).")] = "local",
+    jobs: JobsOption = None,
+    per_gpu: PerGpuOption = None,
+    on: OnOption = "local",
     data: DataOption = None,
     device: DeviceOption = None,
     results: Annotated[
@@ -65,58 +63,103 @@ def sweep(
             callback=check_path,
         ),
     ] = None,
-    retries: Annotated[
-        int, typer.Option("--retries", help="How often a killed run is restarted.", callback=at_least("--retries", 0))
-    ] = 3,
+    retries: RetriesOption = 3,
     max_minutes: MinutesOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and exit.")] = False,
+    dry_run: DryRunOption = False,
 ) -> None:
     """Train many runs, such as: wirings sweep table2/dnw table2/random --seed 0,1,2 --out sweeps/first."""
-    from wirings.train.sweep import display, folder, preflight, schedule
+    from wirings.train.sweep import folder, preflight
+    from wirings.train.sweep.display import results_table
+    from wirings.train.sweep.schedule import summarize_sweep
     from wirings.utils.files import check_folder
-    from wirings.utils.locks import held
 
-    if on not in PLACES:
-        raise unknown("place (--on)", on, PLACES)
+    check_sweep_options(on, device, max_minutes)
     runs = plan_of(what, seed, change).runs()
-    if device is not None and ":" in device:
-        raise WiringError(f"--device must be cuda or cpu for a sweep, got {device}. Choose with CUDA_VISIBLE_DEVICES.")
-    if max_minutes == 0:
-        raise WiringError("--max-minutes must be more than 0 for a sweep.")
     preflight.check_runs(runs, data)
     if dry_run:
-        for run in runs:
-            echo(run.path + (f" (starts from {run.start.path})" if run.start is not None else ""))
+        list_runs(runs)
         return
     folder.check_sweep_folder(out, runs)
     if results is not None:
         check_folder(results, "--results")
-    executor = _executor(on, jobs, per_gpu, device)  # before anything is written: it may raise
+    executor = executor_for(on, jobs, per_gpu, device)  # before anything is written: it may raise
+
+    def interrupted() -> str:
+        done = sum(folder.has_result(out / run.path) for run in runs)
+        return f"{done} of {len(runs)} runs are finished."
+
+    def ended(shown: SweepDisplay) -> None:
+        if results is not None:
+            keep_results(runs, out, results, shown)
+
+    states, shown = execute(
+        runs, out, executor, f"{len(runs)} runs", interrupted, ended,
+        data=data, device=device, retries=retries, max_minutes=max_minutes,
+    )  # fmt: skip
+    shown.console.print(results_table(summarize_sweep(states)))
+    report_failures(states, shown)
+
+
+def check_sweep_options(on: str, device: str | None, max_minutes: float | None) -> None:
+    """Raise unless a sweep can run there, on that device and for so long."""
+    if on not in PLACES:
+        raise unknown("place (--on)", on, PLACES)
+    if device is not None and ":" in device:
+        raise WiringError(f"--device must be cuda or cpu for a sweep, got {device}. Choose with CUDA_VISIBLE_DEVICES.")
+    if max_minutes == 0:
+        raise WiringError("--max-minutes must be more than 0 for a sweep.")
+
+
+def list_runs(runs: Sequence[SweepRun]) -> None:
+    """Print the folders of runs, a line each."""
+    for run in runs:
+        echo(run.path + (f" (starts from {run.start.path})" if run.start is not None else ""))
+
+
+def execute(
+    runs: Sequence[SweepRun],
+    out: Path,
+    executor: SweepExecutor,
+    what: str,
+    interrupted: Callable[[], str],
+    ended: Callable[[SweepDisplay], None],
+    *,
+    data: Path | None,
+    **options: Any,
+) -> tuple[Sequence[RunProgress], SweepDisplay]:
+    """Train the runs of a sweep in its folder, which is locked meanwhile, and stop the executor.
+
+    Args:
+        runs: The runs, at least those to begin with.
+        out: The folder.
+        executor: Executes the runs.
+        what: What there is to do, for the first line.
+        interrupted: Says how much is done, after Ctrl-C.
+        ended: Called at the end, also after Ctrl-C.
+        data: The folder of the data.
+        options: Arguments of `wirings.train.sweep.schedule.run_sweep`.
+    """
+    from wirings.train.sweep import display, folder, schedule
+    from wirings.utils.locks import held
+
     try:
         with held(out, echo), display.SweepDisplay() as shown, StopSignals() as signals:
             folder.claim_sweep_folder(out, runs)
-            shown.say(f"{len(runs)} runs, {executor}; see {out}")
-            states: list[RunProgress] = []
+            shown.say(f"{what}, {executor}; see {out}")
+            where = None if data is None else data.resolve()
             try:
-                options: dict[str, Any] = {"data": None if data is None else data.resolve(), "device": device}
-                states = schedule.run_sweep(
-                    runs, out, executor, shown, retries=retries, max_minutes=max_minutes, **options
-                )
+                states = schedule.run_sweep(runs, out, executor, shown, data=where, **options)
             except KeyboardInterrupt:
-                if results is not None:
-                    keep_results(runs, out, results, shown)
-                done = sum(folder.has_result(out / run.path) for run in runs)
-                shown.say(f"Interrupted: {done} of {len(runs)} runs are finished. The same command continues.")
+                ended(shown)
+                shown.say(f"Interrupted: {interrupted()} The same command continues.")
                 raise typer.Exit(signals.exit_status) from None
-        shown.console.print(display.results_table(schedule.summarize_sweep(states)))
-        if results is not None:
-            keep_results(runs, out, results, shown)
+        ended(shown)
     finally:
         executor.stop()
-    _report_failures(states, shown)
+    return states, shown
 
 
-def _report_failures(states: Sequence[RunProgress], shown: SweepDisplay) -> None:
+def report_failures(states: Sequence[RunProgress], shown: SweepDisplay) -> None:
     """Say which runs failed, and exit with status 1 if any run is not finished."""
     from wirings.train.sweep.schedule import FAILED, FINISHED
 
@@ -135,26 +178,35 @@ def _report_failures(states: Sequence[RunProgress], shown: SweepDisplay) -> None
 def plan_of(what: Sequence[str], seed: Sequence[str] | None, change: Sequence[str] | None) -> SweepPlan:
     """The plan that the command line asks for, on top of that of a sweep's file, if one is given."""
     from wirings.train.recipes import is_file
-    from wirings.train.sweep.plan import SweepPlan, is_sweep_file, parse_seeds, parse_values, read_sweep_file
+    from wirings.train.sweep.plan import SweepPlan, is_sweep_file, parse_values, read_sweep_file
 
-    if seed:  # some write --seed 0 1 2, and no recipe has a number as its name
-        seed = [*seed, *(word for word in what if word.isdecimal())]
-        what = [word for word in what if not word.isdecimal()]
+    what, seeds = split_seeds(what, seed)
     plan = SweepPlan(what)
     sweeps = [Path(word) for word in what if is_file(word) and is_sweep_file(Path(word))]
     if sweeps:
         if len(what) > 1:
             raise WiringError(f"{sweeps[0]} describes a whole sweep. Give it alone, and add other recipes to it.")
         plan = read_sweep_file(sweeps[0])
-    if seed:
-        plan = replace(plan, seeds=parse_seeds(seed))
+    if seeds is not None:
+        plan = replace(plan, seeds=seeds)
     grid = [parse_values(text) for text in change or []]
     keys = {values[0].partition("=")[0] for values in grid}
     kept = [values for values in plan.grid if values[0].partition("=")[0] not in keys]
     return replace(plan, grid=[*kept, *grid])
 
 
-def _executor(on: str, jobs: int | None, per_gpu: int | None, device: str | None) -> SweepExecutor:
+def split_seeds(what: Sequence[str], seed: Sequence[str] | None) -> tuple[list[str], list[int] | None]:
+    """Recipes and seeds of a command line. Some write ``--seed 0 1 2``, and no recipe has a number as its name."""
+    from wirings.train.sweep.plan import parse_seeds
+
+    if not seed:
+        return list(what), None
+    numbers = [word for word in what if word.isdecimal()]
+    return [word for word in what if not word.isdecimal()], parse_seeds([*seed, *numbers])
+
+
+def executor_for(on: str, jobs: int | None, per_gpu: int | None, device: str | None) -> SweepExecutor:
+    """What executes the runs: this machine, or a Ray cluster."""
     if on == "ray":
         from wirings.train.sweep.on_ray import RayExecutor
 

@@ -37,6 +37,13 @@ def main(template: Path, out: Path, how: str) -> None:
     (out / "log.csv").write_text("epoch,train_loss,accuracy,seconds\n1,0.5,12.5,3.0\n")
     if how.startswith("train"):
         pretend_to_train(out, starts, *how.split()[1:])
+    if how == "diverge":
+        sys.exit("training diverged at step 3 (lr 4): the loss is not finite. Lower optimizer.lr.")
+    if how.startswith("gives"):
+        result = json.loads(template.read_text()) | {"accuracy": float(how.split()[1])}
+        (out / "result.json").write_text(json.dumps(result))
+        (out / "last.safetensors").touch()
+        return
     if how == "fail":
         sys.exit("failed for a reason")
     if how == "killed" or (how == "killed once" and starts == 1):

@@ -1,7 +1,7 @@
 """A sweep of fake training processes."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +44,26 @@ def write_template(path: Path) -> Path:
     return path
 
 
-def go(
-    tmp_path: Path, runs: Sequence[SweepRun], how: dict[str, str], **more: Any
-) -> tuple[list[RunProgress], Recorder]:
-    """Run a sweep. ``how`` maps a part of a folder's name to what its run does; all others finish."""
-    recorder, out = more.pop("recorder", None) or Recorder(), tmp_path / "out"
+def command_of(template: Path, how: dict[str, str] | Callable[[SweepRun], str]) -> Callable[..., list[str]]:
+    """The command lines of fake runs. See `go`."""
 
     def command(run: SweepRun, out: Path, **options: Any) -> list[str]:
-        kind = next((kind for part, kind in how.items() if part in run.path), "finish")
-        return [sys.executable, "-S", "-E", str(FAKE), str(tmp_path / "template.json"), str(out / run.path), kind]
+        kind = (
+            next((kind for part, kind in how.items() if part in run.path), "finish")
+            if isinstance(how, dict)
+            else how(run)
+        )
+        return [sys.executable, "-S", "-E", str(FAKE), str(template), str(out / run.path), kind]
 
+    return command
+
+
+def go(
+    tmp_path: Path, runs: Sequence[SweepRun], how: dict[str, str] | Callable[[SweepRun], str], **more: Any
+) -> tuple[list[RunProgress], Recorder]:
+    """Run a sweep. ``how`` maps a part of a folder's name to what its run does; all others finish. Or it says it."""
+    recorder, out = more.pop("recorder", None) or Recorder(), tmp_path / "out"
+    command = command_of(tmp_path / "template.json", how)
     folder.claim_sweep_folder(out, runs)
     executor = more.pop("executor", None) or local.LocalExecutor(jobs=more.pop("jobs", 3), device="cpu")
     return schedule.run_sweep(runs, out, executor, recorder, command=command, **more), recorder

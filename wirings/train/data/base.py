@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -172,6 +173,9 @@ class Dataset(ABC):
     """Whether the data is read from files, so that `load` takes a directory."""
     can_fetch: bool = False
     """Whether `fetch` downloads and prepares the data."""
+    held_out: Mapping[str, Any] = MappingProxyType({})
+    """Options of `load` that test on a part of the training data, or on data apart from the test set, by which
+    `wirings tune` chooses settings. Empty if there are none."""
 
     @abstractmethod
     def load(self, options: LoadOptions) -> Data:

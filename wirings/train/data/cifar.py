@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ class CIFAR(ImageDataset):
     classes: int
     image_size: int = 32
     can_fetch = True
+    held_out = MappingProxyType({"holdout": 5000})
 
     def load_records(
         self, options: LoadOptions, read: Callable[[], tuple[np.ndarray, int]], *, holdout: int | None, cutout: int

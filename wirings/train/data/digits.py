@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from importlib.resources import files
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,6 +43,7 @@ class Digits(ImageDataset):
     image_size: int = 8
     mean, std = (0.305,), (0.376,)
     reads_files = False
+    held_out = MappingProxyType({"holdout": 200})
 
     def load(self, options: LoadOptions, *, holdout: int | None = None) -> Data:
         """Load the digits.

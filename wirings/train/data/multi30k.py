@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ class Multi30k(Dataset):
     """Multi30k, from a folder. A model is measured by BLEU."""
 
     title = "Multi30k"
+    held_out = MappingProxyType({"test": "val"})
 
     def load(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ class Shakespeare(Dataset):
     title = "Tiny Shakespeare"
     classes: int = 65
     can_fetch = True
+    held_out = MappingProxyType({"holdout": 0.05})
 
     def load(
         self,

@@ -15,6 +15,7 @@ import gzip
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ class Text(Dataset):
 
     title = "text"
     classes: int = 256
+    held_out = MappingProxyType({"holdout": 0.05})
 
     def load(
         self,

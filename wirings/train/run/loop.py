@@ -41,6 +41,8 @@ from wirings.utils.signals import StopSignals
 from wirings.wire.handle import Wiring
 
 Initialize = Callable[[nn.Module, Wiring | None], None]
+DIVERGED = "training diverged"
+"""How the error begins that ends a run whose loss or weights are not finite; `wirings tune` looks for it."""
 STOP_INTERVAL = 10
 """Steps after which several processes agree whether one of them was asked to stop."""
 
@@ -358,7 +360,7 @@ class Run:
         last = self.checkpoints.last
         good = f"The last good checkpoint is {last}" if last.exists() else "There is no checkpoint yet"
         raise WiringError(
-            f"training diverged at step {number} (lr {self.lr_at(number - 1):g}): {what} {'are' if broken else 'is'} "
+            f"{DIVERGED} at step {number} (lr {self.lr_at(number - 1):g}): {what} {'are' if broken else 'is'} "
             f"not finite. {good}. Lower optimizer.lr, set clip, or use a wider precision."
         )
 

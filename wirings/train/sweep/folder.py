@@ -10,7 +10,7 @@ from pathlib import Path
 
 from wirings.errors import WiringError
 from wirings.train.results import load_settings
-from wirings.train.run.folder import LAST, RESULT
+from wirings.train.run.folder import BEST, INITIAL, LAST, RESULT
 from wirings.train.settings import first_difference
 from wirings.train.sweep.plan import SweepRun
 from wirings.train.yaml_io import dump_yaml, parse_yaml
@@ -25,6 +25,12 @@ PLAN, EVENTS = "sweep.yaml", "sweep.log"
 def has_result(folder: Path) -> bool:
     """Whether the run in a folder was finished. Its checkpoints may have been deleted since, to save space."""
     return (folder / RESULT).exists()
+
+
+def drop_networks(folder: Path) -> None:
+    """Delete the networks of a finished run, which keeps its result, its log and its history."""
+    for name in (LAST, BEST, INITIAL):
+        (folder / name).unlink(missing_ok=True)
 
 
 def _has_trained(folder: Path) -> bool:

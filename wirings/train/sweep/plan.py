@@ -82,7 +82,7 @@ class SweepPlan:
             return self._runs()
 
     def _runs(self) -> list[SweepRun]:
-        names = [name for word in self.recipes for name in _matching(word)]
+        names = [name for word in self.recipes for name in matching_recipes(word)]
         if not names:
             raise WiringError("a sweep needs a recipe, such as: wirings sweep table2/dnw table2/random --seed 0,1")
         if not self.seeds:
@@ -118,8 +118,8 @@ def _naming(path: Path | None) -> Iterator[None]:
         raise WiringError(f"{path}: {error}") from error
 
 
-def _matching(word: str) -> list[str]:
-    """The recipes that match a pattern; a word without wildcards is a name."""
+def matching_recipes(word: str) -> list[str]:
+    """The names of the recipes that match a pattern; a word without wildcards is a name."""
     if not any(letter in word for letter in "*?[") or (recipes.is_file(word) and Path(word).is_file()):
         return [word]
     found = fnmatch.filter(recipes.names(), word)

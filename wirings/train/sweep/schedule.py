@@ -66,6 +66,14 @@ class RunProgress:
             return  # no epoch is finished yet
 
 
+def state_of(run: SweepRun, out: Path) -> RunProgress:
+    """The state of a run before a sweep starts in its folder: waiting, or finished."""
+    state = RunProgress(run, out / run.path)
+    if has_result(state.folder):
+        state.status, state.result = FINISHED, read(state.folder / RESULT)
+    return state
+
+
 class SweepListener(Protocol):
     """Receives the events of a sweep."""
 
@@ -82,6 +90,7 @@ def run_sweep(
     retries: int = 3,
     max_minutes: float | None = None,
     command: Callable[..., list[str]] = process.train_command,
+    more: Callable[[Sequence[RunProgress]], Sequence[SweepRun]] = lambda _: (),
     **options: Any,
 ) -> list[RunProgress]:
     """Train all runs that are not finished, and return the final state of each.
@@ -94,9 +103,10 @@ def run_sweep(
         retries: How often a killed run is restarted. A run that ends with an error is not.
         max_minutes: Start no run after this many minutes, and stop running ones at a checkpoint.
         command: Returns the command line of a run.
+        more: Returns runs to add, given the state of all runs; it is asked again and again, also at the end.
         options: Arguments for ``command``, such as ``data`` and ``device``.
     """
-    return _Sweep(runs, out, executor, listener, retries, max_minutes, command, options).run()
+    return _Sweep(runs, out, executor, listener, retries, max_minutes, command, more, options).run()
 
 
 class _Sweep:
@@ -111,21 +121,27 @@ class _Sweep:
         retries: int,
         max_minutes: float | None,
         command: Callable[..., list[str]],
+        more: Callable[[Sequence[RunProgress]], Sequence[SweepRun]],
         options: dict[str, Any],
     ) -> None:
         self.out, self.executor, self.listener, self.retries = out, executor, listener, retries
-        self.command, self.options = command, options
+        self.command, self.more, self.options = command, more, options
         self.deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
-        self.states = [RunProgress(run, out / run.path) for run in runs]
-        for state in self.states:
-            if has_result(state.folder):
-                state.status, state.result = FINISHED, read(state.folder / RESULT)
-        self.by_path = {state.run.path: state for state in self.states}
+        self.states: list[RunProgress] = []
+        self.by_path: dict[str, RunProgress] = {}
+        self._add(runs)
+
+    def _add(self, runs: Sequence[SweepRun]) -> bool:
+        """Add runs that the sweep does not have yet; whether there were any."""
+        new = [state_of(run, self.out) for run in runs if run.path not in self.by_path]
+        self.states += new
+        self.by_path |= {state.run.path: state for state in new}
+        return bool(new)
 
     def run(self) -> list[RunProgress]:
         """Run the loop until there is nothing left to do."""
         try:
-            while any(state.status in (WAITING, RUNNING) for state in self.states):
+            while self._add(self.more(self.states)) or any(state.status in (WAITING, RUNNING) for state in self.states):
                 for state in self.states:
                     if state.status == RUNNING:
                         self._watch(state)

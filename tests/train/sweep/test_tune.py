@@ -1,0 +1,154 @@
+"""The search for learning rates, with fake training processes."""
+
+import json
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import commands
+import pytest
+from fake_sweep import command_of, go, write_template
+
+from wirings import WiringError
+from wirings.train.sweep import schedule
+from wirings.train.sweep.plan import SweepRun
+from wirings.train.sweep.tuning import Tuning
+
+call = partial(commands.call, "tune")
+
+
+@pytest.fixture(autouse=True)
+def template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(schedule, "PAUSE", 0.01)
+    return write_template(tmp_path / "template.json")
+
+
+def accuracy(run: SweepRun) -> str:
+    """What a fake run does: 0.4 is best for the learned wiring, 1.6 for the random one, and 3 diverges."""
+    rate, best = run.settings.optimizer.lr, 1.6 if "random" in run.path else 0.4
+    return "diverge" if rate > 3 else f"gives {80 - 10 * abs(math.log2(rate / best)) + run.seed}"
+
+
+def search(tmp_path: Path, tuning: Tuning, **more: Any) -> list[schedule.RunProgress]:
+    states, _ = go(tmp_path, tuning.first_runs(tmp_path / "out"), accuracy, more=tuning.more, **more)
+    return states
+
+
+def test_every_recipe_has_its_own_best_rate_and_worse_ones_on_both_sides(tmp_path: Path) -> None:
+    names = ["digits/static-dnw", "digits/static-r*"]
+    tuning = Tuning(names, seeds=[0, 1], changes=["optimizer.lr=0.4", "epochs=2"])
+    states = search(tmp_path, tuning)
+    dnw, random = tuning.recipes
+    assert (dnw.best, dnw.over, dnw.bracketed) == (0.4, True, True)
+    assert dnw.values == pytest.approx({0.2: 70.5, 0.283: 75.5, 0.4: 80.5, 0.566: 75.5, 0.8: 70.5}, abs=0.1)
+    assert (random.best, random.bracketed) == (1.6, True)
+    assert random.values[3.2] == math.inf  # it diverged, which counts as worse
+    assert sorted(random.values) == [0.2, 0.4, 0.8, 1.13, 1.6, 2.26, 3.2]
+    assert all("holdout" in state.run.path for state in states)
+    assert len(states) == 2 * sum(len(recipe.values) for recipe in tuning.recipes)
+
+
+def test_continues_where_it_was_stopped(tmp_path: Path) -> None:
+    """Runs that are over are not repeated, diverged ones included."""
+    first = Tuning(["digits/static-random"], changes=["optimizer.lr=1.6"])
+    search(tmp_path, first)
+    assert first.recipes[0].values[3.2] == math.inf
+    (tmp_path / "out/digits/static-random/data.options.holdout=200,optimizer.lr=1.13/seed0/result.json").unlink()
+    second = Tuning(["digits/static-random"], changes=["optimizer.lr=1.6"])
+    states = search(tmp_path, second)
+    assert second.recipes[0].values == first.recipes[0].values
+    starts = {state.run.settings.optimizer.lr: (state.folder / "starts").read_text().count("once") for state in states}
+    assert starts == {0.8: 1, 1.13: 2, 1.6: 1, 2.26: 1, 3.2: 1}
+
+
+def test_a_run_that_fails_ends_the_search_of_its_recipe_alone(tmp_path: Path) -> None:
+    tuning = Tuning(["digits/static-dnw", "digits/static-random"], changes=["optimizer.lr=0.4"])
+
+    def how(run: SweepRun) -> str:
+        return "fail" if "dnw" in run.path and run.settings.optimizer.lr == 0.8 else accuracy(run)
+
+    states, _ = go(tmp_path, tuning.first_runs(tmp_path / "out"), how, more=tuning.more)
+    dnw, random = tuning.recipes
+    assert (dnw.over, sorted(dnw.values)) == (False, [0.2, 0.4])
+    assert (random.over, random.best) == (True, 1.6)
+    assert [state.run.path for state in states if state.status == schedule.FAILED and "dnw" in state.run.path] == [
+        "digits/static-dnw/data.options.holdout=200,optimizer.lr=0.8/seed0"
+    ]
+
+
+def test_recipes_that_start_from_another_one_share_its_run(tmp_path: Path) -> None:
+    tuning = Tuning(["table2/lottery"], changes=["epochs=2"])
+    runs = tuning.first_runs(tmp_path / "out")
+    assert [run.requested for run in runs] == [False, True, True, True]
+    assert runs[0].settings.data.options == {"holdout": 5000}
+    assert {run.start.path for run in runs if run.start is not None} == {runs[0].path}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes", "match"),
+    [
+        ("table4/dense", [], "data set 'imagenet' does not say how to hold out training data, so that the rate would"),
+        ("digits/static-dnw", ["optimizer.lr=0.1,0.2"], r"optimizer\.lr"),
+        ("digits/static-dnw", ["optimizer.rate=1"], r"unknown setting .optimizer\.rate."),
+        ("digits/no-such", [], "unknown recipe"),
+    ],
+)
+def test_rejects_what_cannot_be_tuned(recipe: str, changes: list[str], match: str) -> None:
+    with pytest.raises(WiringError, match=match):
+        Tuning([recipe], changes=changes)
+
+
+@pytest.fixture
+def fake_command(template: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "run_sweep", partial(schedule.run_sweep, command=command_of(template, accuracy)))
+
+
+@pytest.mark.usefixtures("fake_command")
+def test_command_prints_and_records_all_rates(tmp_path: Path) -> None:
+    words = ["digits/static-dnw", "digits/static-random", "--set", "optimizer.lr=0.4", "--out", tmp_path / "out"]
+    words += ["--results", tmp_path / "results", "--jobs", 3, "--device", "cpu"]
+    said = call(*words, columns=200)
+    rows = {line.split()[0]: line for line in said.splitlines() if line.startswith("digits/") and " yes " in line}
+    assert rows["digits/static-dnw"].split()[1:4] == ["0.4", "80.00", "%"]
+    assert "3.2: diverged" in rows["digits/static-random"]
+    path = tmp_path / "results/tuning/digits.json"
+    lines = json.loads(path.read_text())
+    assert len(lines) == len(path.read_text().splitlines()) - 2 == 12
+    assert lines[0] == {
+        "recipe": "digits/static-dnw", "lr": 0.2, "scale_weights": False, "seed": 0, "steps": 4, "holdout": 200,
+        "metric": "accuracy", "value": 70.0, "commit": None,
+    }  # fmt: skip
+    assert [line["value"] for line in lines if line["lr"] == 3.2] == [None]
+    assert not list((tmp_path / "out").rglob("last.safetensors"))  # nobody needs these networks
+    call(*words)
+    assert json.loads(path.read_text()) == lines
+
+
+@pytest.mark.usefixtures("fake_command")
+def test_command_reports_failures_and_time(tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = command_of(template, lambda run: "fail")
+    monkeypatch.setattr(schedule, "run_sweep", partial(schedule.run_sweep, command=broken))
+    said = call("digits/static-dnw", "--out", tmp_path / "out", "--device", "cpu", status=1)
+    assert "failed for a reason" in said
+    assert "not yet" in said
+
+
+def test_command_rejects_what_it_cannot_record(tmp_path: Path) -> None:
+    words = ["digits/static-dnw", "--out", tmp_path / "out", "--results", tmp_path]
+    with pytest.raises(WiringError, match=r"--results keeps the rates of recipes as they are, but batch is changed"):
+        call(*words, "--set", "batch=10")
+    (tmp_path / "tuning").mkdir()
+    (tmp_path / "tuning/digits.json").write_text("{")
+    with pytest.raises(WiringError, match=r"digits\.json is not a record of learning rates"):
+        call(*words)
+    with pytest.raises(WiringError, match="unknown place"):
+        call(*words, "--on", "mars")
+    assert not (tmp_path / "out").exists()
+
+
+def test_dry_run_lists_the_first_rates(tmp_path: Path) -> None:
+    said = call("digits/static-dnw", "--set", "optimizer.lr=1", "--out", tmp_path / "out", "--dry-run").split()
+    rates = [line.split("optimizer.lr=")[1].split("/")[0] for line in said]
+    assert rates == ["0.5", "1.0", "2.0"]
+    assert not (tmp_path / "out").exists()

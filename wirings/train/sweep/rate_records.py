@@ -1,0 +1,92 @@
+"""Records of tuned learning rates, ``results/tuning/<table>.json``: one line for each run, diverged ones included."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from wirings.errors import WiringError
+from wirings.train.sweep.schedule import RunProgress
+from wirings.train.sweep.tuning import OPTIONS, TunedRecipe
+from wirings.train.typed_dataclasses import at
+from wirings.utils.files import read_regular_text, whole_file
+
+FOLDER = "tuning"
+SCALED, STEPS = "model.options.scale_weights", "steps"
+"""Settings that may differ from the recipe's in a record, since it names them."""
+_IDENTITY = ("recipe", "lr", "scale_weights", "seed", "steps", "holdout")
+"""The fields that tell one training from another; the others are what it gave."""
+
+
+def unnamed(recipe: TunedRecipe) -> list[str]:
+    """The settings that were changed and that a line does not name, so that the recipe's rates cannot be recorded."""
+    named = {SCALED, STEPS, *(OPTIONS + key for key in recipe.held_out)}
+    return [key for change in recipe.changes if (key := change.partition("=")[0].strip()) not in named]
+
+
+def lines_of(recipe: TunedRecipe) -> list[dict[str, Any]]:
+    """A line for each run that is over; none if settings were changed that a line does not name."""
+    if unnamed(recipe):
+        return []
+    return [_line(recipe, state) for states in recipe.found.values() for state in states]
+
+
+def _line(recipe: TunedRecipe, state: RunProgress) -> dict[str, Any]:
+    settings, result = state.run.settings, state.result
+    return {
+        "recipe": recipe.name,
+        "lr": settings.optimizer.lr,
+        "scale_weights": bool(settings.model.options.get("scale_weights", False)),
+        "seed": state.run.seed,
+        "steps": settings.steps if result is None else result.steps,
+        "holdout": next(iter(recipe.held_out.values()), None),
+        "metric": recipe.metric.name,
+        "value": None if result is None else float(recipe.metric.number(result.score)),
+        "commit": None if result is None else result.commit,
+    }
+
+
+def check_records(results: Path, recipes: Sequence[TunedRecipe]) -> None:
+    """Raise if the rates cannot be recorded, or if the records to add to cannot be read."""
+    for recipe in recipes:
+        if changed := unnamed(recipe):
+            raise WiringError(
+                f"--results keeps the rates of recipes as they are, but {changed[0]} is changed. Leave --results out, "
+                "or the change."
+            )
+        _read(_path(results, recipe))
+
+
+def write_rates(results: Path, recipes: Sequence[TunedRecipe]) -> list[Path]:
+    """Add what was measured to the records, a file for each table. Lines of the same trainings are replaced."""
+    by_path: dict[Path, list[dict[str, Any]]] = {}
+    for recipe in recipes:
+        by_path.setdefault(_path(results, recipe), []).extend(lines_of(recipe))
+    return [_add(path, lines) for path, lines in by_path.items() if lines]
+
+
+def _path(results: Path, recipe: TunedRecipe) -> Path:
+    return results / FOLDER / f"{PurePosixPath(recipe.name).parts[0]}.json"
+
+
+def _add(path: Path, lines: Sequence[dict[str, Any]]) -> Path:
+    merged = {tuple(line.get(name) for name in _IDENTITY): line for line in [*_read(path), *lines]}
+    text = ",\n ".join(json.dumps(line) for line in merged.values())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as part:
+        part.write_text(f"[\n {text}\n]\n", encoding="utf-8")
+    return path
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    try:
+        lines = json.loads(read_regular_text(path))
+    except (OSError, ValueError) as error:
+        raise WiringError(f"{path} is not a record of learning rates: {error}. Give another --results.") from error
+    if not isinstance(lines, list) or not all(isinstance(line, dict) and at(line, "recipe") for line in lines):
+        raise WiringError(f"{path} is not a record of learning rates. Give another --results.")
+    return lines
