@@ -362,9 +362,9 @@ def test_every_command_names_things_alike() -> None:
             for option in parameter.opts:
                 options.setdefault(option, set()).add(name)
         assert shown.help.endswith(".")
-    assert options["--out"] == options["-o"] == {"demo", "train", "sweep", "compact", "ship", "show"}
-    assert options["--data"] == {"train", "sweep", "eval", "ship", "data"}
-    assert options["--device"] == {"train", "sweep", "eval", "predict", "generate"}
+    assert options["--out"] == options["-o"] == {"demo", "train", "sweep", "tune", "compact", "ship", "show"}
+    assert options["--data"] == {"train", "sweep", "tune", "eval", "ship", "data"}
+    assert options["--device"] == {"train", "sweep", "tune", "eval", "predict", "generate"}
     assert "--directory" not in options
 
 

@@ -139,6 +139,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "--resume",
     ),
     "sweep": ("--seed", "--set", "--jobs", "--per-gpu", "--on", "--data", "--device", "--retries", "--max-minutes"),
+    "tune": ("--seed", "--set", "--jobs", "--per-gpu", "--on", "--data", "--device", "--results", "--max-minutes"),
     "eval": ("--best", "--data", "--device", "--json"),
     "bleu": ("--results", "--overwrite"),
     "predict": ("--best", "--device", "--json"),
@@ -162,6 +163,7 @@ def command_line(draw: random.Random, keys: list[str], folder: Path) -> list[str
     command = draw.choice(sorted(OPTIONS))
     known = {
         "recipes": ("table1", "digits/*", "*"), "train": ("digits/static-dnw",), "sweep": ("digits/static-dnw",),
+        "tune": ("digits/static-dnw", "digits/*"),
         "table": ("1", "4", "ste", "text"), "profile": ("digits/static-dnw", "table1/static-dnw"),
         "data": ("imagenet",), "generate": (str(folder / "text"), str(folder / "images")),
     }.get(command, ("table1/static-dnw", str(folder / "images"), str(folder / "text"), str(folder)))  # fmt: skip
@@ -179,7 +181,7 @@ def command_line(draw: random.Random, keys: list[str], folder: Path) -> list[str
         if option not in FLAGS:
             words.append(text_of(draw, keys) if option == "--set" else draw.choice(VALUES))
     out = str(folder / draw.choice(("a", "b", "c.safetensors", "d.html", "x" * 300)))
-    if command in ("train", "sweep"):
+    if command in ("train", "sweep", "tune"):
         words += ["--out", out, *(word for change in TINY for word in ("--set", change))]
         words += ["--max-minutes", "0"] if command == "train" else ["--dry-run"]
     elif command in ("show", "compact", "ship") and draw.random() < 0.5:
