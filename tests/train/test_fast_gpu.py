@@ -8,6 +8,7 @@ from breaking import Heard
 
 from wirings import rules
 from wirings.train import build, phases, recipes, results
+from wirings.train import data as data_sets
 from wirings.train import saved_runs as runs
 from wirings.train.distributed import ProcessContext
 from wirings.train.run import loop
@@ -94,6 +95,44 @@ def test_text_is_captured(name: str, tmp_path: Path) -> None:
         assert (result.steps, result.epochs) == (12, 3)
         results_of.append(result)
     assert results_of[0].score == pytest.approx(results_of[1].score, rel=0.02), "the same batches, lr and clipping"
+
+
+@pytest.mark.parametrize("row", ["dense", "dnw-10", "soft_threshold_global-10", "random-10", "rigl-10", "dnw_16x16-10"])
+def test_vision_transformers_are_captured(row: str, tmp_path: Path) -> None:
+    """With stochastic depth, label smoothing, clipping and a square that augmentation hides."""
+    torch._dynamo.reset()
+    size = ["model.options.layers=2", "model.options.heads=2", "model.options.width=64"]
+    data = ["data.name=synthetic", "data.options={shape: [3, 32, 32], examples: 50, test_examples: 40}"]
+    both_ways(f"vit/{row}", [*size, *data, "batch=20", "epochs=2", "schedule.warmup_epochs=1"], tmp_path, rel=0.3)
+
+
+@pytest.mark.parametrize("row", ["dense", "dnw-10", "soft_threshold_global-10", "random-10", "rigl-10"])
+def test_translation_is_captured(row: str, tmp_path: Path) -> None:
+    """With a graph for each length of sentences, padding and dropout."""
+    pytest.importorskip("tokenizers")
+    torch._dynamo.reset()
+    folder = tmp_path / "pairs"
+    folder.mkdir()
+    data_sets.get("multi30k").write_sample(folder)
+    size = ["model.options.layers=1", "model.options.heads=2", "model.options.width=32", "model.options.hidden=64"]
+    options = "data.options={vocabulary: 300, lengths: [12, 24], beams: 2, bleu: false}"
+    changes = [*size, f"data.directory={folder}", options, "batch=4", "steps=12", "schedule.warmup_steps=2"]
+    both_ways(f"translate/{row}", changes, tmp_path, rel=0.1)
+
+
+def both_ways(name: str, changes: list[str], tmp_path: Path, rel: float) -> None:
+    """Train captured and not; dropout draws other numbers, so the results are only alike."""
+    found = []
+    for fast in (True, False):
+        settings, overrides = with_overrides(recipes.get(name).settings, [*changes, f"fast={fast}".lower()])
+        log = Heard()
+        result = loop.train(name, settings, tmp_path / str(fast), device="cuda", overrides=overrides, log=log)
+        assert not [text for text in log.said if "cannot be captured" in text]
+        assert result is not None
+        found.append(result)
+    assert found[0].steps == found[1].steps
+    assert found[0].edges == found[1].edges
+    assert found[0].test_loss == pytest.approx(found[1].test_loss, rel=rel)
 
 
 @pytest.mark.parametrize("rule", ["lottery", "fine_tune"])
