@@ -44,6 +44,7 @@ class TunedRecipe:
     """The runs that are over, by rate."""
     over: bool = False
     """Whether the search has ended."""
+    _runs: dict[float, list[SweepRun]] = field(default_factory=dict, repr=False)
 
     @property
     def metric(self) -> Metric:
@@ -74,8 +75,10 @@ class TunedRecipe:
 
     def runs(self, rate: float) -> list[SweepRun]:
         """The runs with one rate, each after the one that it starts from."""
-        grid = [[change] for change in (f"{RATE}={rate!r}", *self.changes)]
-        return SweepPlan([self.recipe], self.seeds, grid).runs()
+        if rate not in self._runs:  # settings take milliseconds to read, and a sweep asks several times a second
+            grid = [[change] for change in (f"{RATE}={rate!r}", *self.changes)]
+            self._runs[rate] = SweepPlan([self.recipe], self.seeds, grid).runs()
+        return self._runs[rate]
 
     def update(self, states: Mapping[str, RunProgress]) -> list[SweepRun]:
         """Read what was measured, and return the runs to add."""
