@@ -1,71 +1,55 @@
 """Tables of learning rates that were tried on held-out data, from `results/tuning`; `benchmarks.readme` writes them.
 
-`wirings tune --results results` writes the files: lists of runs with ``recipe``, ``lr``, ``scale_weights``, ``seed``,
-``steps``, ``holdout``, ``metric`` and ``value``, which is null for a training that diverged.
+`wirings tune --results results` adds to these files; `wirings.train.tables.tuned` describes them.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import statistics
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import RESULTS
-from wirings.train.data.metrics import METRICS, Metric
+from wirings.train.data.metrics import METRICS
+from wirings.train.tables.tuned import TriedRates, read_lines, tried_rates
 from wirings.utils.tables import markdown_table
 
 DENSE = "dense"
 
 
 @dataclass(frozen=True)
-class TunedRow:
+class TunedRow(TriedRates):
     """The learning rates that were tried for one network and rule."""
 
     name: str
     """Such as ``dnw-10``, with what differs from the recipe."""
-    values: dict[float, float]
-    """The metric by learning rate, the mean if there are several seeds."""
-    metric: Metric
-
-    @property
-    def best(self) -> float:
-        """The best learning rate."""
-        choose = max if self.metric.higher_is_better else min
-        return choose(self.values, key=lambda rate: self.values[rate])
 
     @property
     def bracketed(self) -> str:
-        """On which sides of the best rate others were tried: all of these were worse."""
-        below, above = (any(sign * rate > sign * self.best for rate in self.values) for sign in (-1, 1))
+        """On which sides of the best rate others were tried."""
         return {
             (True, True): "yes",
             (True, False): "no higher rate",
             (False, True): "no lower rate",
             (False, False): "only this rate",
-        }[below, above]
+        }[self.sides]
 
 
 def read(name: str, folder: Path = RESULTS / "tuning") -> list[TunedRow]:
     """The rows of a file, in the order of their first runs."""
-    runs: list[dict[str, Any]] = json.loads((folder / f"{name}.json").read_text())
+    runs = read_lines(folder / f"{name}.json")
     usual = Counter(run["steps"] for run in runs).most_common(1)[0][0]
-    metric = METRICS[runs[0]["metric"]]
-    worst = -math.inf if metric.higher_is_better else math.inf
-    found: dict[str, dict[float, list[float]]] = {}
+    found: dict[str, list[dict[str, Any]]] = {}
     for run in runs:
         label = run["recipe"].removeprefix(f"{name}/")
         label = f"`{label}`" + (", `scale_weights`" if run["scale_weights"] else "")
         label += "" if run["steps"] == usual else f", {run['steps']:,} steps"
-        value = worst if run["value"] is None else run["value"]
-        found.setdefault(label, {}).setdefault(run["lr"], []).append(value)
-    return [
-        TunedRow(label, {rate: statistics.mean(values) for rate, values in sorted(by_rate.items())}, metric)
-        for label, by_rate in found.items()
-    ]
+        found.setdefault(label, []).append(run)
+    tried = {label: tried_rates(mine) for label, mine in found.items()}
+    return [TunedRow(one.values, one.metric, label) for label, one in tried.items()]
 
 
 def table(name: str, folder: Path = RESULTS / "tuning") -> str:

@@ -11,9 +11,11 @@ import pytest
 from fake_sweep import command_of, go, write_template
 
 from wirings import WiringError
+from wirings.train import recipes
 from wirings.train.sweep import schedule
 from wirings.train.sweep.plan import SweepRun
 from wirings.train.sweep.tuning import Tuning
+from wirings.train.tables import by_rule
 
 call = partial(commands.call, "tune")
 
@@ -152,3 +154,24 @@ def test_dry_run_lists_the_first_rates(tmp_path: Path) -> None:
     rates = [line.split("optimizer.lr=")[1].split("/")[0] for line in said]
     assert rates == ["0.5", "1.0", "2.0"]
     assert not (tmp_path / "out").exists()
+
+
+def test_tables_count_the_rates(tmp_path: Path) -> None:
+    """A row is tuned if its rate is the best of those tried with its settings, and worse ones are on both sides."""
+    lr, common = recipes.get("text/dnw-10").settings.optimizer.lr, {"seed": 0, "metric": "bits_per_byte", "steps": 2500}
+    values = {lr / 2: 1.2, lr: 1.0, 2 * lr: None}
+    lines = [{"recipe": "text/dnw-10", "lr": rate, "value": value, **common} for rate, value in values.items()]
+    lines += [{**lines[0], "lr": 9.0, "steps": 10}, {**lines[0], "lr": 8.0, "scale_weights": True}]
+    lines += [{**lines[0], "recipe": "text/set-10", "lr": rate} for rate in (1e-3, 2e-3)]
+    (tmp_path / "tuning").mkdir()
+    (tmp_path / "tuning/text.json").write_text(json.dumps(lines))
+    rows = {row.recipe: (row.rates, row.tuned) for row in by_rule.table("text", tmp_path)}
+    assert rows["text/dnw-10"] == (3, True)
+    assert rows["text/set-10"] == (2, False)
+    assert rows["text/dense"] == (1, False)
+    printed = by_rule.render(by_rule.table("text", tmp_path))
+    assert "‡: worse ones are not known on both sides" in printed
+    for text in ("{", "[1]", '[{"recipe": "text/dense", "lr": "x", "seed": 0, "metric": "accuracy", "value": 1}]'):
+        (tmp_path / "tuning/text.json").write_text(text)
+        with pytest.raises(WiringError, match=r"text\.json is not a record of learning rates"):
+            by_rule.table("text", tmp_path)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from wirings.errors import WiringError
 from wirings.train.sweep.schedule import RunProgress
 from wirings.train.sweep.tuning import OPTIONS, TunedRecipe
-from wirings.train.typed_dataclasses import at
-from wirings.utils.files import read_regular_text, whole_file
+from wirings.train.tables.tuned import read_lines, record_path
+from wirings.utils.files import whole_file
 
-FOLDER = "tuning"
 SCALED, STEPS = "model.options.scale_weights", "steps"
 """Settings that may differ from the recipe's in a record, since it names them."""
 _IDENTITY = ("recipe", "lr", "scale_weights", "seed", "steps", "holdout")
@@ -56,37 +55,21 @@ def check_records(results: Path, recipes: Sequence[TunedRecipe]) -> None:
                 f"--results keeps the rates of recipes as they are, but {changed[0]} is changed. Leave --results out, "
                 "or the change."
             )
-        _read(_path(results, recipe))
+        read_lines(record_path(results, recipe.name))
 
 
 def write_rates(results: Path, recipes: Sequence[TunedRecipe]) -> list[Path]:
     """Add what was measured to the records, a file for each table. Lines of the same trainings are replaced."""
     by_path: dict[Path, list[dict[str, Any]]] = {}
     for recipe in recipes:
-        by_path.setdefault(_path(results, recipe), []).extend(lines_of(recipe))
+        by_path.setdefault(record_path(results, recipe.name), []).extend(lines_of(recipe))
     return [_add(path, lines) for path, lines in by_path.items() if lines]
 
 
-def _path(results: Path, recipe: TunedRecipe) -> Path:
-    return results / FOLDER / f"{PurePosixPath(recipe.name).parts[0]}.json"
-
-
 def _add(path: Path, lines: Sequence[dict[str, Any]]) -> Path:
-    merged = {tuple(line.get(name) for name in _IDENTITY): line for line in [*_read(path), *lines]}
+    merged = {tuple(line.get(name) for name in _IDENTITY): line for line in [*read_lines(path), *lines]}
     text = ",\n ".join(json.dumps(line) for line in merged.values())
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as part:
         part.write_text(f"[\n {text}\n]\n", encoding="utf-8")
     return path
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    try:
-        lines = json.loads(read_regular_text(path))
-    except (OSError, ValueError) as error:
-        raise WiringError(f"{path} is not a record of learning rates: {error}. Give another --results.") from error
-    if not isinstance(lines, list) or not all(isinstance(line, dict) and at(line, "recipe") for line in lines):
-        raise WiringError(f"{path} is not a record of learning rates. Give another --results.")
-    return lines

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from wirings.selection.structure import FREE, Structure
 from wirings.train import recipes
@@ -13,11 +15,12 @@ from wirings.train.settings import Settings
 from wirings.train.tables.agreement import seeds_cell
 from wirings.train.tables.format import millions, time_cell
 from wirings.train.tables.paper import TableRow, braced, few_note, links, row_of, time_note
+from wirings.train.tables.tuned import rates_of
 from wirings.utils.tables import markdown_table, text_table
 
 TABLES = ("text", "shakespeare", "translate", "vit", "pruned")
 """The tables of this kind."""
-ALIGN = "lllrrrrrrrl"
+ALIGN = "lllrrrrrrlrl"
 DENSE = "dense"
 """The row that the others are compared with."""
 
@@ -35,6 +38,10 @@ class ComparedRow:
     """Fraction of the weights of wired layers that is real."""
     lr: float
     """The base learning rate."""
+    rates: int
+    """How many learning rates were tried on held-out data, at least this one."""
+    tuned: bool
+    """Whether this is the best of them, with worse ones on both sides."""
     measured: TableRow
     difference: float | None
     """The metric minus that of the dense network; None if either was not measured, and for the dense network."""
@@ -57,6 +64,7 @@ def table(name: str, results_folder: Path) -> list[ComparedRow]:
             rule=_rule(recipe.settings),
             density=_density(recipe.settings),
             lr=recipe.settings.optimizer.lr,
+            **_tried(recipe, Path(results_folder)),
             measured=row,
             difference=None if row.mean is None or dense is None or row is reference else row.mean - dense,
         )
@@ -105,7 +113,7 @@ def _header(rows: Sequence[ComparedRow]) -> tuple[str, ...]:
     label = "result" if metric is None else metric.label
     return (
         *("recipe", "network", "rule", "weights", "density", label, "seeds", "to dense"),
-        *("learning rate", "training", "results"),
+        *("learning rate", "rates", "training", "results"),
     )
 
 
@@ -122,9 +130,19 @@ def _cells(row: ComparedRow, files: str) -> tuple[str, ...]:
         seeds_cell(len(found.seeds)),
         "" if row.difference is None else f"{row.difference:+.{metric.digits}f}",
         f"{row.lr:g}",
+        f"{row.rates}{'' if row.tuned else '‡'}",
         time_cell(found.train_s, found.alone),
         files,
     )
+
+
+def _tried(recipe: recipes.Recipe, results_folder: Path) -> dict[str, Any]:
+    """How many learning rates were tried for a recipe, and whether its own is the best of them."""
+    found = rates_of(recipe.name, recipe.settings, results_folder)
+    if found is None:
+        return {"rates": 1, "tuned": False}
+    best = math.isclose(found.best, recipe.settings.optimizer.lr, rel_tol=0.02)
+    return {"rates": len(found.values), "tuned": best and all(found.sides)}
 
 
 def _footnotes(rows: Sequence[ComparedRow]) -> list[str]:
@@ -136,4 +154,8 @@ def _footnotes(rows: Sequence[ComparedRow]) -> list[str]:
         if row.measured.left_out
     ]
     measured = [row.measured for row in rows]
+    rates = "Rates: how many learning rates were tried on held-out data."
+    if not all(row.tuned for row in rows):
+        rates += " ‡: worse ones are not known on both sides, so that another rate may be better."
+    direction.append(rates)
     return [*direction, *few_note(measured), *time_note(measured), *left_out]
