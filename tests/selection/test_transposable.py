@@ -285,6 +285,26 @@ def test_large_weights_are_looked_at_in_parts(monkeypatch: pytest.MonkeyPatch) -
     assert max(most) == values.numel(), "nothing is larger than the weight"
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_a_gpu_chooses_the_same(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    tiles = torch.cat([torch.randn(70_000, 4, 4), torch.randint(-2, 3, (1000, 4, 4)).float()]).to(dtype)
+    there, rank = tiles.cuda(), torch.rand(tiles.shape) < 0.5
+    for n in range(5):
+        k = torch.tensor(n)
+        assert torch.equal(choose_tiles(there, k.cuda()).cpu(), choose_tiles(tiles, k))
+        assert torch.equal(choose_tiles(there, k.cuda(), rank.cuda()).cpu(), choose_tiles(tiles, k, rank))
+        assert torch.equal(tile_thresholds(there, k.cuda()).cpu(), tile_thresholds(tiles, k))
+    k, graph = torch.tensor(1, device="cuda"), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        real = choose_tiles(there, k)
+    for n in (2, 3):
+        k.fill_(n)
+        graph.replay()
+        assert torch.equal(real.cpu(), choose_tiles(tiles, torch.tensor(n)))
+
+
 def test_gradients_reach_unselected_edges() -> None:
     model = nn.Linear(8, 4, bias=False)
     wiring = wirings.wire_(model, "dnw", structure="2:4, transposable")
