@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+import torch
+from torch import Tensor
 
-from benchmarks import adamw_defaults, block_models
+from benchmarks import adamw_defaults, block_models, semi_structured_training
+from benchmarks.common import compare
 from wirings import models
 from wirings.train import recipes, results
 from wirings.train.settings import to_mapping
@@ -111,6 +114,111 @@ def test_block_models(run: RunBenchmark) -> None:
     assert any(line.startswith("| training, 2 steps, 16x16, dnw |") for line in rendered)
     assert "`gradient_every=2`" in rendered[-1]
     assert "Not measured yet" in block_models.table(None)
+
+
+def test_semi_structured_training(run: RunBenchmark, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With dense products in place of those of a GPU, all but the capture runs on a CPU."""
+
+    def multiply(packed: Tensor, x: Tensor, transpose_result: bool, alg_id: int) -> Tensor:
+        assert transpose_result
+        assert alg_id in (0, 3)
+        return (packed @ x).t()
+
+    def tile(weight: Tensor, algorithm: str, use_cutlass: bool) -> tuple[Tensor, ...]:
+        assert algorithm == "largest_abs_values_greedy"
+        if use_cutlass:
+            raise NotImplementedError("not on this GPU\nbut on others")
+        return weight + 1, weight, weight.t().contiguous(), weight, weight  # the first one is wrong
+
+    monkeypatch.setattr(torch, "_cslt_compress", lambda weight: weight.clone())
+    monkeypatch.setattr(torch, "_cslt_sparse_mm", multiply)
+    monkeypatch.setattr(torch, "_cslt_sparse_mm_search", lambda packed, x, transpose_result: 3)
+    monkeypatch.setattr(torch, "_sparse_semi_structured_tile", tile)
+    monkeypatch.setattr(torch.sparse, "to_sparse_semi_structured", lambda weight: weight.clone())
+    monkeypatch.setattr(semi_structured_training, "check_gpu", lambda: "cpu")
+    text, record = run("semi_structured_training", "--shapes", "64x32x16", "32x32x8", "--seconds=0")
+    assert {(row["outputs"], row["inputs"], row["tokens"]) for row in record["rows"]} == {(64, 32, 16), (32, 32, 8)}
+    found = {(row["part"], row["side"]): row for row in record["rows"][:22]}
+    assert len(found) == 22
+    failed = {at: row["error"] for at, row in found.items() if "error" in row}
+    assert failed.pop(("forward", "2:4, CUTLASS")) == "NotImplementedError: not on this GPU"
+    assert failed.pop(("gradient of inputs", "2:4, CUTLASS")) == "NotImplementedError: not on this GPU"
+    assert set(failed) == {("forward", "2:4, packed by tile"), ("step", "2:4 both, packed by tile")}
+    assert all("its results differ from the dense ones by" in why for why in failed.values())
+    timed = [row for at, row in found.items() if "error" not in row]
+    assert all(row["median_s"] > 0 and row["n"] >= 3 and row["gain"] > 0 and row["way"] == "called" for row in timed)
+    assert {row["part"] for row in timed if row["side"] == "dense"} == {
+        "forward", "gradient of inputs", "gradient of weight", "choose and pack", "step"
+    }  # fmt: skip
+    assert all(row["difference"] < 1e-5 for row in timed if row["side"].startswith("2:4"))
+    assert text.count(" x dense, called") == 2 * len(timed)
+    assert text.count("| 32 → 64, 16 | ") == 22
+
+
+def test_semi_structured_training_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["semi_structured_training", "--shapes", "64x32x16"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match=r"needs a GPU with 2:4 tensor cores .*8\.0 or more\), got no CUDA device\."):
+        semi_structured_training.main()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "An old GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    with pytest.raises(SystemExit, match=r"got An old GPU of compute capability 7\.5"):
+        semi_structured_training.main()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    assert semi_structured_training.check_gpu() == "cuda"
+    monkeypatch.setattr(sys, "argv", ["semi_structured_training", "--shapes", "64x32"])
+    with pytest.raises(SystemExit, match="OUTPUTSxINPUTSxTOKENS such as 3072x768x8192, got 64x32"):
+        semi_structured_training.main()
+
+
+def test_failures_of_2_of_4_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be captured is called, and what fails while it is timed leaves the other parts alone."""
+    x = torch.ones(2, 2)
+
+    def capture(run: Any) -> Any:
+        if run() is not x:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return run
+
+    monkeypatch.setattr(semi_structured_training, "captured", capture)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "stream")
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: None)
+    monkeypatch.setattr(semi_structured_training, "compare", lambda runs, device, seconds: compare(runs, "cpu", 0.0))
+    sides: dict[str, Any] = {"dense": lambda: lambda: x, "2:4": lambda: lambda: x.clone()}
+    dense, sparse = semi_structured_training.measure("forward", sides, "cuda", 0.0)
+    assert (dense["way"], sparse["way"]) == ("captured", "called")
+    assert sparse["not_captured"] == "RuntimeError: operation not permitted when stream is capturing"
+    assert sparse["gain"] == dense["median_s"] / sparse["median_s"]
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
+
+    monkeypatch.setattr(semi_structured_training, "compare", fail)
+    rows = semi_structured_training.measure("forward", sides, "cpu", 0.0)
+    why = "while it was timed, RuntimeError: CUDA error: an illegal memory access was encountered"
+    assert [row["error"] for row in rows] == [why, why]
+    assert semi_structured_training.described(rows[1]) == f"  forward            2:4                      failed: {why}"
+
+
+def test_the_table_of_2_of_4_training() -> None:
+    size = {"outputs": 3072, "inputs": 768, "tokens": 8192, "part": "forward"}
+    times = {"median_s": 2e-4, "q1_s": 1.99e-4, "q3_s": 2.5e-4, "n": 200, "way": "captured", "gain": 1.0}
+    rows: list[dict[str, Any]] = [
+        {**size, "side": "dense", **times},
+        {**size, "side": "2:4", **times, "median_s": 1.6e-4, "gain": 1.25, "way": "called"},
+        {**size, "side": "2:4, CUTLASS", "error": "RuntimeError: no"},
+    ]
+    record = {"hardware": "NVIDIA H200", "versions": {"torch": "2.11"}, "rows": rows}
+    assert semi_structured_training.table(record).splitlines() == [
+        "| inputs → outputs, tokens | | | ms | quartiles | × dense |",
+        "|---|---|---|---:|---:|---:|",
+        "| 768 → 3,072, 8,192 | forward | dense | 0.2000 | 0.1990 to 0.2500 | 1.00 |",
+        "| 768 → 3,072, 8,192 | forward | 2:4 | 0.1600 (called) | 0.1990 to 0.2500 | 1.25 |",
+        "| 768 → 3,072, 8,192 | forward | 2:4, CUTLASS | RuntimeError: no | | |",
+        "",
+        "(NVIDIA H200, bfloat16, torch 2.11; medians of turns.)",
+    ]
 
 
 def make(recipe: str, seed: int, accuracy: float, best: float | None = None) -> results.Result:

@@ -13,9 +13,9 @@ from wirings.compaction.semi_structured import is_two_of_four, semi_structured_
 from wirings.wire.block_products.choose import MIN_SPEEDUP
 
 
-def network(width: int = 64) -> nn.Sequential:
+def network(width: int = 64, structure: str = "2:4") -> nn.Sequential:
     model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
-    wirings.wire_(model, structure="2:4")
+    wirings.wire_(model, structure=structure)
     return wirings.finalize_(model).eval()
 
 
@@ -38,6 +38,8 @@ def test_rejects_wired_models_and_models_without_linear_layers() -> None:
 
 def test_two_of_four() -> None:
     assert all(is_two_of_four(layer.weight) for layer in network()[::2])
+    transposable = network(structure="2:4, transposable")[::2]
+    assert all(is_two_of_four(layer.weight) and is_two_of_four(layer.weight.T) for layer in transposable)
     assert not is_two_of_four(torch.ones(4, 8))
     assert not is_two_of_four(torch.zeros(4, 6))
     assert is_two_of_four(torch.zeros(4, 8))

@@ -98,9 +98,10 @@ def test_a_model_that_is_no_faster_is_restored(gpu: list[float], monkeypatch: An
     assert model.training == training
 
 
-def test_two_of_four(gpu: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("structure", ["2:4", "2:4, transposable"])
+def test_two_of_four(structure: str, gpu: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.sparse, "to_sparse_semi_structured", lambda weight: weight.clone())
-    model, x = perceptron("2:4").bfloat16(), torch.randn(5, 64).bfloat16()
+    model, x = perceptron(structure).bfloat16(), torch.randn(5, 64).bfloat16()
     gpu[:] = [1.0, 0.3, 0.1, 0.1, 0.3, 0.29, 0.5]
     found = speed_up_(model, x)
     assert [layer.chosen for layer in found.layers] == ["2:4", "2:4"]

@@ -290,7 +290,7 @@ def outcome(seed: int) -> str:
         if parameters and (name in OTHERS or draw.random() < 0.8):
             options = {draw.choice(parameters): draw.choice(ODD)}
         if name == "rewire_" and draw.random() < 0.6:
-            saved, state = described(draw.choice(("free", "4x2", "2:4")))
+            saved, state = described(draw.choice(("free", "4x2", "2:4", "2:4, transposable")))
             model, options = plain(), {"saved": damaged_description(draw, saved), "state": state}
         if name in ON_MODELS:
             function = functools.partial(function, model)

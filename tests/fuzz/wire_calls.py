@@ -68,11 +68,13 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 RULES = tuple(rules.names())
 STRUCTURES = (
     *("free", "row", "column", "1:2", "2:4", "1:1", "3:6", "2x2", "1x3", "3x2, padded", "5x5,padded", " 2 × 2 "),
+    *("1:2, transposable", "2:2,transposable"),
     *("2:1", "0:4", "4:0", "-1:2", "2:4:8", "2;4", "0x2", "2x", "x", "2x2, Padded", "1e1x2", "²:4", "٣:٤", "2x2\0"),
     *("9" * 9 + ":" + "9" * 9, "9" * 5000 + "x2", "999999999x999999999, padded", "999999999x1", "row, padded", "FREE"),
+    *("2:5, transposable", "2:4, padded", "3:2, transposable", "2x2, transposable", "1:2, transposable, transposable"),
     "2" + " " * 10**6 + "x2",
 )
-"""Structures, of which the first twelve are valid, and fit some models."""
+"""Structures, of which the first fourteen are valid, and fit some models."""
 
 
 def rule_of(draw: random.Random) -> Any:
@@ -113,7 +115,7 @@ def arguments(draw: random.Random, shape: tuple[int, ...]) -> dict[str, Any]:
     if kind == "mult_adds" and draw.random() < 0.8:
         given["example_input"] = draw.choice((shape, torch.randn(2, *shape)))
     if draw.random() < 0.25:
-        given["structure"] = structure = draw.choice(STRUCTURES[:12] if draw.random() < 0.8 else STRUCTURES)
+        given["structure"] = structure = draw.choice(STRUCTURES[:14] if draw.random() < 0.8 else STRUCTURES)
         if ":" in structure and draw.random() < 0.8:  # which fixes the number of edges
             del given[next(iter(given))]
     usual = {

@@ -71,9 +71,10 @@ def test_pictures_draw_whole_blocks() -> None:
     assert bins.structure.edge_groups == "4x2"
 
 
-def test_n_of_m_has_no_blocks() -> None:
+@pytest.mark.parametrize("structure", ["2:4", "2:4, transposable"])
+def test_n_of_m_has_no_blocks(structure: str) -> None:
     torch.manual_seed(0)
-    _, _, history = recorded("2:4")
-    assert history.structure.edge_groups == "2:4"
+    _, _, history = recorded(structure)
+    assert history.structure.edge_groups == structure
     assert history.state().block_counts() is None
-    assert "rule dnw in 2:4" in summary(history)
+    assert f"rule dnw in {structure}" in summary(history)

@@ -29,7 +29,16 @@ def reached(model: nn.Module, wiring: wirings.Wiring) -> list[tuple[bool, bool]]
     return found
 
 
-@pytest.mark.parametrize("more", [{}, {"share": "global"}, {"structure": "2:4", "density": None}, {"structure": "row"}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"share": "global"},
+        {"structure": "2:4", "density": None},
+        {"structure": "row"},
+        {"structure": "2:4, transposable", "density": None},
+    ],
+)
 @pytest.mark.parametrize("rule", ["dnw", "soft_threshold", "decayed_gradient"])
 def test_hallucinated_edges_get_a_gradient_in_every_third_step(rule: str, more: dict[str, Any]) -> None:
     torch.manual_seed(1)

@@ -150,11 +150,12 @@ def test_rules_that_cannot_raise_and_leave_the_model_unchanged(name: str) -> Non
     wire_(model, "keep")
 
 
-def test_n_of_m_weights_start_an_n_of_m_wiring() -> None:
+@pytest.mark.parametrize("structure", ["2:4", "2:4, transposable"])
+def test_n_of_m_weights_start_an_n_of_m_wiring(structure: str) -> None:
     model, _ = pruned(1.0)
-    wirings.finalize_(wire_(model, structure="2:4").model)
+    wirings.finalize_(wire_(model, structure=structure).model)
     real = model[0].weight != 0
-    wiring = wire_(model, "rigl", structure="2:4", start="weights")
+    wiring = wire_(model, "rigl", structure=structure, start="weights")
     assert torch.equal(wiring.masks()["0.weight"], real)
 
 

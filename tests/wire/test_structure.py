@@ -78,6 +78,9 @@ def test_convolutions_have_nm_groups_along_channels() -> None:
     mask = wire_(model, structure="1:4").masks()["weight"]
     assert (mask.sum(1) == 1).all(), "one of four channels at every place of the kernel"
     assert mask.is_contiguous(memory_format=torch.channels_last)
+    both = wire_(nn.Conv2d(8, 8, 3, groups=2), structure="1:4, transposable").masks()["weight"]
+    assert (both.sum(1) == 1).all()
+    assert (both.view(2, 4, 4, 3, 3).sum(1) == 1).all(), "and one of four outputs"
     other = wire_(nn.ConvTranspose2d(8, 6, 3), structure="2:4").masks()["weight"]
     assert (other.view(2, 4, 6, 3, 3).sum(1) == 2).all(), "inputs are dimension 0"
 
@@ -93,7 +96,7 @@ def test_convolutions_have_nm_groups_along_channels() -> None:
     ],
     ids=["lstm", "attention", "transposed", "bilinear", "conv3d"],
 )
-@pytest.mark.parametrize("structure", ["2:4", "4x2", "row", "column"])
+@pytest.mark.parametrize("structure", ["2:4", "2:4, transposable", "4x2", "row", "column"])
 def test_other_layers(model: nn.Module, x: Tensor | None, structure: str) -> None:
     model = copy.deepcopy(model)
     budget = {} if ":" in structure else {"density": 0.5}
@@ -119,6 +122,9 @@ def test_experts_have_groups_in_each_matrix() -> None:
     assert (mask["matrix"].all(1) | ~mask["matrix"].any(1)).all()
     mask = wire_(Experts(), structure="1:4", include=["matrix"], axes={"matrix": "experts in out"}).masks()["matrix"]
     assert (mask.sum(1) == 1).all()
+    mask = wire_(Experts(), structure="1:4, transposable", include=["matrix"]).masks()["matrix"]
+    assert (mask.sum(1) == 1).all()
+    assert (mask.unflatten(2, (2, 4)).sum(3) == 1).all()
 
 
 # ---- budgets --------------------------------------------------------------------------------------------------------
@@ -147,6 +153,7 @@ def edges(**given: Any) -> list[int]:
         ({"structure": "2x2", "mult_adds": 0.5, "example_input": (8,)}, [32, 16]),
         ({"structure": "column", "mult_adds": 48, "example_input": (8,)}, [32, 16]),
         ({"structure": "2:4"}, [32, 16]),
+        ({"structure": "2:4, transposable"}, [32, 16]),
         ({"structure": "2:4", "density": 0.5}, [32, 16]),
         ({"structure": "2:4", "k": 48}, [32, 16]),
     ],
@@ -259,7 +266,7 @@ def test_allowed_edges_of_groups() -> None:
 
 
 @pytest.mark.parametrize("rule", ["dnw", "gmp", "set", "rigl", "random"])
-@pytest.mark.parametrize("structure", ["2x2", "2:4", "3x3, padded"])
+@pytest.mark.parametrize("structure", ["2x2", "2:4", "2:4, transposable", "3x3, padded"])
 def test_starts_from_a_sparse_network(rule: str, structure: str) -> None:
     model = two()
     wirings.finalize_(
@@ -283,6 +290,7 @@ def test_the_table_shows_the_structure() -> None:
     assert repr(wiring) == "<Wiring of Sequential: DNW(decay=0.0) in 2x2, 2 layers, step 0>"
     assert "k=8 groups of edges" in repr(wiring.layers[0].edges)
     assert str(wire_(two(), structure="2:4")).endswith("structure: 2:4")
+    assert str(wire_(two(), structure="2:4, transposable")).endswith("structure: 2:4, transposable")
 
 
 @pytest.mark.parametrize("rule", ["dnw", "rigl", "gmp", "soft_threshold"])
@@ -295,6 +303,7 @@ def test_the_table_shows_the_structure() -> None:
         {"structure": "3x3, padded", "density": 0.5},
         {"structure": "2x2", "mult_adds": 48, "example_input": (8,)},
         {"structure": "2:4"},
+        {"structure": "2:4, transposable"},
     ],
     ids=str,
 )
@@ -315,7 +324,7 @@ def test_is_described_and_restored(rule: str, given: dict[str, Any]) -> None:
     assert wiring.describe()["format"] == 2, "earlier versions would take it for a free wiring"
 
 
-@pytest.mark.parametrize("structure", ["2x2", "2:4", "3x3, padded"])
+@pytest.mark.parametrize("structure", ["2x2", "2:4", "2:4, transposable", "3x3, padded"])
 def test_sparse_files(structure: str, tmp_path: Path) -> None:
     pytest.importorskip("safetensors")
     model, x = two(), torch.randn(3, 8)

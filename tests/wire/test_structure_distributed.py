@@ -42,6 +42,8 @@ CASES = [  # rule, structure, share, whether it is wired before or after it is s
     ("gmp", "2x3, padded", "uniform", "after"),
     ("rigl", "1:2", "uniform", "before"),
     ("rigl", "2x3, padded", "uniform", "after"),
+    ("dnw", "1:2, transposable", "uniform", "before"),
+    ("rigl", "1:2, transposable", "uniform", "after"),
     ("set", "column", "uniform", "before"),
     ("random", "2x3, padded", "global", "before"),
     ("sparse_momentum", "2x3, padded", "uniform", "before"),
@@ -59,6 +61,8 @@ def network(seed: int = 0) -> nn.Sequential:
 def wire(model: nn.Module, rule: str, structure: str, share: str) -> wirings.Wiring:
     budget = {} if ":" in structure else {"density": 0.4, "share": share}
     skip = ["5"] if ":" in structure else []
+    if "transposable" in structure:
+        skip = ["0", "4", "5"]  # tiles of the last layer lie on both processes: 5 of its 10 rows on each
     made = rules.get(rule, **OPTIONS.get(rule, {}))
     wiring = wirings.wire_(model, made, structure=structure, skip=skip, **budget)
     wiring.plan(STEPS)

@@ -98,7 +98,9 @@ class GroupedSelection(Selection):
             least = more_edges([layer.edges.possible for layer in self.layers], density, True)[0]
             return _like(self._ranking.mask(edges, least), weight)
         least = more_edges([edges.possible], density, False)[0]
-        return self.choose_among(edges, weight, edges.k.clamp(min=least), edges.within())
+        groups: WeightGroups = edges.groups
+        args = sharded.whole(weight.detach()), edges.k, least, edges.within(), edges.allowed
+        return _like(groups.choose_more(*args), weight)
 
     def choose_among(self, edges: Any, scores: Tensor, count: int | Tensor, within: Tensor | None) -> Tensor:
         within = None if within is None else sharded.whole(within)

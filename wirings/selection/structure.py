@@ -10,6 +10,8 @@ from torch import Tensor
 from wirings.errors import WiringError
 from wirings.selection.block_groups import BlockGroups
 from wirings.selection.nm_groups import NMGroups
+from wirings.selection.tile_patterns import LARGEST_TILE
+from wirings.selection.transposable_groups import TransposableGroups
 from wirings.selection.weight_groups import WeightGroups
 from wirings.selection.weight_layout import WeightLayout
 from wirings.utils.text import brief
@@ -19,7 +21,7 @@ LONGEST = 60
 """The most characters of a structure. Patterns of spaces take quadratic time, and files of others may hold any text."""
 _EXPECTED = (
     'structure= expects "free", an N:M such as "2:4", a block such as "32x32" (outputs x inputs; "32x32, padded" where '
-    'it does not divide a layer), "row" or "column"'
+    'it does not divide a layer), "row", "column", or an N:M along outputs too, such as "2:4, transposable"'
 )
 
 
@@ -35,6 +37,8 @@ class Structure:
     """The outputs and inputs of a block, None for all."""
     padded: bool = False
     """Whether blocks may be smaller where they do not divide a weight."""
+    transposable: bool = False
+    """Whether N:M holds for neighbouring outputs of an input too."""
 
     @classmethod
     def of(cls, given: object) -> Structure | None:
@@ -49,14 +53,20 @@ class Structure:
                 return None
             if text in ("row", "column"):
                 return cls(text, block=(1, None) if text == "row" else (None, 1))
-            if match := re.fullmatch(r"(\d{1,9}):(\d{1,9})", text):
-                n, m = map(int, match.groups())
+            if match := re.fullmatch(r"(\d{1,9}):(\d{1,9})(\s*,\s*transposable)?", text):
+                n, m, transposable = int(match[1]), int(match[2]), match[3] is not None
                 if not 1 <= n <= m:
                     raise WiringError(
                         f"structure={given!r}: of every M edges N are real, so N must be from 1 to M, got N = {n} and "
                         f"M = {m}."
                     )
-                return cls(f"{n}:{m}", nm=(n, m))
+                if transposable and m > LARGEST_TILE:
+                    raise WiringError(
+                        f"structure={given!r}: transposable patterns are chosen by comparing all of a tile, so M may "
+                        f'be at most {LARGEST_TILE}, got {m}. Use "2:4, transposable", or "{n}:{m}" for inputs alone.'
+                    )
+                text = f"{n}:{m}" + (", transposable" if transposable else "")
+                return cls(text, nm=(n, m), transposable=transposable)
             if match := re.fullmatch(r"(\d{1,9})x(\d{1,9})(\s*,\s*padded)?", text):
                 height, width, padded = int(match[1]), int(match[2]), match[3] is not None
                 if not height or not width:
@@ -90,14 +100,17 @@ class Structure:
         if self.nm is not None:
             n, m = self.nm
             what = f"structure={self.text!r} keeps {n} of every {m} inputs of a node"
-            if inputs % m:
-                raise WiringError(f"{what}, {has} {inputs} inputs, which is not a multiple of {m}. {skip}.")
+            if self.transposable:
+                what += f" and {n} of every {m} outputs of an input"
+            for size, side in ((inputs, "inputs"), (outputs, "outputs")):
+                if size % m and (side == "inputs" or self.transposable):
+                    raise WiringError(f"{what}, {has} {size} {side}, which is not a multiple of {m}. {skip}.")
             if allowed is not None:
                 raise WiringError(
                     f"{what}, but allowed= excludes edges of {name}, so some groups would have fewer. Drop allowed=, "
                     f"or use skip=[{name!r}]."
                 )
-            return NMGroups(layout, m)
+            return TransposableGroups(layout, m) if self.transposable else NMGroups(layout, m)
         height, width = self.block[0] or outputs, self.block[1] or inputs
         if not self.padded and (outputs % height or inputs % width):
             near = f"{_nearest_divisor(outputs, height)}x{_nearest_divisor(inputs, width)}"

@@ -43,6 +43,12 @@ class WeightGroups(ABC):
             allowed: the edges that may exist; None for all.
         """
 
+    def choose_more(
+        self, values: Tensor, k: Tensor, least: int, within: Tensor | None, allowed: Tensor | None
+    ) -> Tensor:
+        """`choose` ``least`` units, or k if that is more: a mask that contains the one of k."""
+        return self.choose(values, k.clamp(min=least), within, allowed)
+
     @abstractmethod
     def count(self, mask: Tensor) -> Tensor:
         """The number of units of which a mask has edges."""
