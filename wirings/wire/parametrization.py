@@ -22,6 +22,7 @@ from wirings.errors import WiringError
 from wirings.selection import sharded
 from wirings.utils.layers import expert_weights, is_transposed_linear, parametrizations_of
 from wirings.wire import fsdp
+from wirings.wire.adapter_guard import guard_adapters
 from wirings.wire.block_layers import linear_in_blocks, runs_in_blocks
 from wirings.wire.edges import Edges
 
@@ -43,6 +44,7 @@ def attach(module: nn.Module, attribute: str, edges: Edges, model: nn.Module) ->
     if _keep_names not in module._state_dict_hooks.values():
         module.register_state_dict_post_hook(_keep_names)
         module.register_load_state_dict_pre_hook(_take_names)
+    guard_adapters()
 
 
 def detach(model: nn.Module, only: Collection[Edges] | None = None) -> None:
