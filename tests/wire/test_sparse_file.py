@@ -403,6 +403,21 @@ def test_sizes(model: str, density: str, tmp_path: Path) -> None:
     assert places / edges == pytest.approx(place, abs=0.011)
 
 
+def test_keep_rejects_a_file_with_more_zeros_than_it_keeps(tmp_path: Path) -> None:
+    """The model was wired before it was loaded: it would train the zeros of the file."""
+    sparse, model = nn.Sequential(nn.Linear(8, 4)), nn.Sequential(nn.Linear(8, 4))
+    with torch.no_grad():
+        sparse[0].weight[:, ::2] = 0.0
+    wirings.save_sparse(sparse, tmp_path / "file.safetensors")
+    wiring, before = wirings.wire_(model, "keep"), model[0].weight.detach().clone()
+    with pytest.raises(
+        WiringError, match=r"zeros of 0.weight, 0 of 32 .* was saved with other zeros, 16\..* wire a plain"
+    ):
+        wirings.load_sparse(model, tmp_path / "file.safetensors")
+    assert wiring.report()[0].edges == 32
+    assert torch.equal(model[0].weight, before)
+
+
 @pytest.mark.parametrize("dtype", [None, "float16", "int8"])
 @pytest.mark.parametrize("rule", ["dnw", "set", "rigl", "soft_threshold", "keep"])
 def test_edges_that_weigh_zero_stay_edges_where_all_are_real(rule: str, dtype: str | None, tmp_path: Path) -> None:
