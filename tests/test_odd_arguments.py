@@ -49,7 +49,10 @@ def text(folder: Path, **options: Any) -> data.Data:
 
 
 CASES: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "prune_ without batches": (lambda _: prune(None), "batches must be an iterable of batches, got None"),
+    "prune_ without batches": (
+        lambda _: prune(None),
+        "batches must be an iterable of .* such as a DataLoader, got None",
+    ),
     "prune_, another width": (lambda _: prune([X[:, :3]]), "Sequential cannot be run on a batch: mat1 and mat2"),
     "prune_, another dtype": (lambda _: prune([X], plain().half()), "cannot be run on a batch"),
     "prune_, sparse batch": (lambda _: prune([X.to_sparse()]), "cannot be run on a batch"),

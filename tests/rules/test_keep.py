@@ -192,6 +192,20 @@ def test_a_plain_state_must_have_the_zeros() -> None:
     finalize_(model).load_state_dict(pruned(1.0).state_dict())  # a plain model again
 
 
+def test_warns_of_zeros_that_are_loaded_after_wiring() -> None:
+    """They would be trained: the model was wired while it had no zeros, or fewer."""
+    model, sparse = pruned(1.0), pruned()
+    wire_(model, "keep")
+    lost = sum(int(mask.sum()) for mask in zeros_of(sparse).values())
+    with pytest.warns(UserWarning, match=rf"{lost} zeros in the state to load, the first in 0\.weight, are"):
+        model.load_state_dict(sparse.state_dict())
+    finalize_(model).load_state_dict(sparse.state_dict())
+    wire_(model, "keep")
+    with torch.no_grad():
+        sparse[4].weight[0, 0] = 0.0  # an edge that became zero in training, one of 432 weights
+    model.load_state_dict(sparse.state_dict())
+
+
 def test_a_wired_state_must_have_the_same_zeros() -> None:
     model, other = pruned(), pruned(0.2, seed=5)
     wire_(model, "keep")

@@ -5,6 +5,7 @@ import json
 import re
 import resource
 import shutil
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ import wirings
 from wirings import WiringError, hub, models
 from wirings.history import snapshot_of
 from wirings.models import registry
-from wirings.train import recipes, results
+from wirings.train import bundled, recipes, results
 from wirings.train.phases import train
 from wirings.train.run import checkpoint
 from wirings.train.saved_runs import open_run
@@ -188,8 +189,37 @@ def test_compact_models(runs: list[Path], tmp_path: Path) -> None:
 
 def test_a_network_that_comes_with_the_package(runs: list[Path], tmp_path: Path) -> None:
     hub.save_pretrained("table1/static-dnw", tmp_path / "saved")
-    assert row((tmp_path / "saved" / "README.md").read_text(), "edges").startswith("32,000")
+    (data, text), card = card_of(tmp_path / "saved"), bundled.card_of("table1/static-dnw")
+    assert row(text, "edges").startswith("32,000")
+    assert row(text, "multiply-adds") == f"{card.mult_adds:,} for one example"
+    seeds = ", ".join(sorted(card.scores))
+    shown = (
+        f"{card.over_seeds.partition(' (')[0]} (mean ± standard deviation of {len(card.scores)} runs, seeds {seeds})"
+    )
+    assert row(text, "test accuracy") == shown
+    assert row(text, "test accuracy, this run") == f"{card.result} (seed 0)"
+    mean = round(statistics.mean(card.scores.values()), 4)
+    assert data["model-index"][0]["results"][0]["metrics"][0]["value"] == mean
+    hub.save_pretrained("table1/static-dnw", tmp_path / "one", results="table1/static-dnw")
+    assert row(card_of(tmp_path / "one")[1], "test accuracy") == f"{card.result} (one run, seed 0)"
     assert same(hub.from_pretrained(tmp_path / "saved"), open_run("table1/static-dnw", device="cpu").model, IMAGES)
+
+
+def test_a_compact_network_that_comes_with_the_package(tmp_path: Path) -> None:
+    small = wirings.compact(wirings.load("table1/static-dnw"), IMAGES)
+    hub.save_pretrained(small, tmp_path / "saved", results="table1/static-dnw")
+    text = card_of(tmp_path / "saved")[1]
+    assert row(text, "recipe") == "table1/static-dnw"
+    assert (tmp_path / "saved" / "wiring.png").exists()
+
+
+def test_a_result_of_another_network_makes_no_card(runs: list[Path], tmp_path: Path) -> None:
+    model = wirings.load("table1/static-dnw")
+    with pytest.raises(
+        WiringError, match=r"result of digits/static-dnw is that of a digits_static, but this .* tiny_st"
+    ):
+        hub.save_pretrained(model, tmp_path / "saved", results=runs[0])
+    assert not (tmp_path / "saved").exists()
 
 
 # ---- cards -----------------------------------------------------------------------------------------------------------
@@ -261,7 +291,8 @@ def test_metrics_of_text(runs: list[Path], tmp_path: Path) -> None:
 
 
 def test_card_of_a_dense_network(runs: list[Path], tmp_path: Path) -> None:
-    result = replace(results.read(runs[0] / "result.json"), edges=None, dead_nodes=None)
+    settings = {"model": {"name": "resnet18"}}
+    result = replace(results.read(runs[0] / "result.json"), edges=None, dead_nodes=None, settings=settings)
     hub.save_pretrained(models.get("resnet18", width=0.125), tmp_path, results=result)
     text = card_of(tmp_path)[1]
     assert "A dense network, trained with wirings" in text
@@ -601,7 +632,9 @@ def test_errors_of_the_hub(runs: list[Path], repository: Path, monkeypatch: pyte
         monkeypatch.setattr(
             hub_mixin, "hf_hub_download", Mock(side_effect=errors.RemoteEntryNotFoundError("", response=response))
         )
-        with pytest.raises(WiringError, match=f"me/network could not be loaded from the Hub.*{message}"):
+        with pytest.raises(
+            WiringError, match=f"there is no folder me/network, and it could not be loaded from the Hub.*{message}"
+        ):
             hub.from_pretrained("me/network")
     for error, message in (
         (errors.LocalTokenNotFoundError("no token"), "hf auth login"),

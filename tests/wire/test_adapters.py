@@ -189,3 +189,36 @@ def _plain(adapted: Any) -> dict[str, Tensor]:
         name.removeprefix("base_model.model.").replace(".base_layer", ""): value
         for name, value in adapted.state_dict().items()
     }
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("wired_first", [True, False])
+@pytest.mark.parametrize("call", ["merge_and_unload", "merge_adapter"])
+def test_pefts_own_merge_of_a_wired_model_is_an_error(call: str, wired_first: bool) -> None:
+    """It would write to a weight that is computed anew, and lose what the adapters have learned."""
+    adapted, _, zeros = peft_model(wired_first)
+    before = copy.deepcopy(adapted.state_dict())
+    with pytest.raises(WiringError, match=r"merge\(\) of PEFT does not reach wired weights.*merge_adapters_\(model\)"):
+        getattr(adapted, call)()
+    assert all(torch.equal(value, before[name]) for name, value in adapted.state_dict().items())
+    merged = finalize_(merge_adapters_(adapted))
+    assert all(torch.equal(merged.get_parameter(name) == 0, mask) for name, mask in zeros.items())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_peft_merges_as_before_where_nothing_is_wired() -> None:
+    adapted, _, _ = peft_model(wired_first=True)
+    tokens = torch.randint(32, (4, 8))
+    expected = finalize_(adapted).eval()(tokens).logits
+    torch.testing.assert_close(adapted.merge_and_unload().eval()(tokens).logits, expected)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["pissa", "olora"])
+def test_initializations_that_write_to_a_wired_weight_are_errors(kind: str) -> None:
+    """The adapter would start with a part of the weight that is not taken out of it."""
+    adapted, _, _ = peft_model(wired_first=True)
+    peft = importlib.import_module("peft")
+    config = peft.LoraConfig(target_modules=["c_attn"], init_lora_weights=kind, fan_in_fan_out=True)
+    with pytest.raises(WiringError, match=rf"{kind}_init of PEFT writes to the weight below the adapter"):
+        peft.get_peft_model(adapted.unload(), config)

@@ -145,3 +145,12 @@ def test_rejects_what_cannot_be_scored_and_changes_nothing() -> None:
         prune_(nn.LSTM(3, 3), x, density=0.5)
     with pytest.raises(WiringError, match="is already wired"):
         prune_(wirings.wire_(nn.Linear(6, 6), density=0.5).model, x, density=0.5)
+
+
+@pytest.mark.parametrize(("batch", "kind"), [(torch.randn(4, 3), "Tensor"), ({"input": torch.randn(4, 3)}, "dict")])
+def test_one_batch_alone_is_an_error(batch: Any, kind: str) -> None:
+    """Its rows, or its names, would be taken for batches."""
+    with pytest.raises(
+        WiringError, match=rf"prune_ expects several batches, got a {kind}: write \[batch\] if it is one"
+    ):
+        wirings.prune_(nn.Sequential(nn.Linear(3, 2)), batch, density=0.5)

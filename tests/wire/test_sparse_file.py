@@ -403,6 +403,21 @@ def test_sizes(model: str, density: str, tmp_path: Path) -> None:
     assert places / edges == pytest.approx(place, abs=0.011)
 
 
+def test_keep_rejects_a_file_with_more_zeros_than_it_keeps(tmp_path: Path) -> None:
+    """The model was wired before it was loaded: it would train the zeros of the file."""
+    sparse, model = nn.Sequential(nn.Linear(8, 4)), nn.Sequential(nn.Linear(8, 4))
+    with torch.no_grad():
+        sparse[0].weight[:, ::2] = 0.0
+    wirings.save_sparse(sparse, tmp_path / "file.safetensors")
+    wiring, before = wirings.wire_(model, "keep"), model[0].weight.detach().clone()
+    with pytest.raises(
+        WiringError, match=r"zeros of 0.weight, 0 of 32 .* was saved with other zeros, 16\..* wire a plain"
+    ):
+        wirings.load_sparse(model, tmp_path / "file.safetensors")
+    assert wiring.report()[0].edges == 32
+    assert torch.equal(model[0].weight, before)
+
+
 @pytest.mark.parametrize("dtype", [None, "float16", "int8"])
 @pytest.mark.parametrize("rule", ["dnw", "set", "rigl", "soft_threshold", "keep"])
 def test_edges_that_weigh_zero_stay_edges_where_all_are_real(rule: str, dtype: str | None, tmp_path: Path) -> None:
@@ -417,3 +432,28 @@ def test_edges_that_weigh_zero_stay_edges_where_all_are_real(rule: str, dtype: s
     assert other.report()[0].edges == 32
     assert other.masks()["0.weight"].all()
     assert torch.equal(again.eval()[0].weight[1, ::2], torch.zeros(4))
+
+
+def test_compiled_and_parallel_models_are_saved_under_their_own_names(tmp_path: Path) -> None:
+    plain, other = nn.Sequential(nn.Linear(8, 4)), nn.Sequential(nn.Linear(8, 4))
+    compiled = torch.compile(plain, backend="eager")
+    for model in (compiled, nn.DataParallel(plain), nn.DataParallel(compiled)):
+        wirings.save_sparse(model, tmp_path / "file.safetensors")
+        wirings.load_sparse(other, tmp_path / "file.safetensors")
+        assert torch.equal(other[0].weight, plain[0].weight)
+        again = torch.compile(nn.Sequential(nn.Linear(8, 4)), backend="eager")
+        assert wirings.load_sparse(again, tmp_path / "file.safetensors") is again
+        assert torch.equal(again.state_dict()["_orig_mod.0.weight"], plain[0].weight)
+
+
+@pytest.mark.parametrize("layout", ["sparse_csr", "sparse_coo"])
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_sparse_layouts_are_errors_that_say_what_to_do(layout: str, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2))
+    weight = model[0].weight.detach()
+    model[0].weight = nn.Parameter(weight.to_sparse_csr() if layout == "sparse_csr" else weight.to_sparse())
+    with pytest.raises(WiringError, match=rf"0\.weight is a tensor of layout {layout}\. Make it dense first"):
+        wirings.save_sparse(model, tmp_path / "file.safetensors")
+    with pytest.raises(WiringError, match=rf"0\.weight is a tensor of layout {layout}.*to_dense.*skip=\['0.weight'\]"):
+        wirings.wire_(model, "keep")
+    assert len(wirings.wire_(model, "keep", skip=["0"]).layers) == 1

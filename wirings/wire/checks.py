@@ -88,6 +88,12 @@ def check_wirable(target: Target, model: nn.Module) -> None:
         raise WiringError(
             f"{target.name} is on the meta device and has no values to rank; initialize it before wiring."
         )
+    if target.weight.layout != torch.strided:
+        layout = str(target.weight.layout).removeprefix("torch.")
+        raise WiringError(
+            f"{target.name} is a tensor of layout {layout}, whose zeros are not stored, but edges are entries of dense "
+            f"tensors. Assign nn.Parameter(weight.to_dense()), which keeps its zeros, or use {skip}."
+        )
     if target.weight.dtype not in KEYS:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in KEYS)
         raise WiringError(

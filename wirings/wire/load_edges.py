@@ -44,7 +44,10 @@ def load_edges(
         with ExitStack() as undo:
             for layers in groups:
                 undo.enter_context(restored_on_error(layers[0].edges.rule, layers))
-            model.load_state_dict(state)
+            final = [layer for layer in own.values() if layer.edges.rule.keeps_zeros]
+            wirings = {layer.name: _mask(layer, state[layer.name], places.get(layer.name)) for layer in final}
+            # With the edges of the file, so that loading checks that they are those of a final wiring.
+            model.load_state_dict({**state, **{f"{name}.wiring.wiring": mask for name, mask in wirings.items()}})
             for layers in groups:
                 masks = [_mask(layer, state[layer.name], places.get(layer.name)) for layer in layers]
                 _start_from(layers, masks)
@@ -67,7 +70,7 @@ def _mask(layer: Layer, weight: Tensor, places: Tensor | None) -> Tensor:
 def _start_from(layers: Sequence[Layer], masks: Sequence[Tensor]) -> None:
     """Set up the rule again, from these edges."""
     rule = layers[0].edges.rule
-    if rule.keeps_zeros:  # its wiring is final; loading has checked that it has all the edges
+    if rule.keeps_zeros:  # its wiring is final; loading has checked that it has these edges
         return
     counts = [int(layer.edges.count(mask)) for layer, mask in zip(layers, masks, strict=True)]
     if rule.moves_budget and not layers[0].edges.shared and sum(counts) == sum(int(x.edges.k) for x in layers):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import warnings
 from collections.abc import Collection
 from typing import Any
 
@@ -22,9 +23,12 @@ from wirings.errors import WiringError
 from wirings.selection import sharded
 from wirings.utils.layers import expert_weights, is_transposed_linear, parametrizations_of
 from wirings.wire import fsdp
+from wirings.wire.adapter_guard import guard_adapters
 from wirings.wire.block_layers import linear_in_blocks, runs_in_blocks
 from wirings.wire.edges import Edges
 
+BY_CHANCE = 0.01
+"""The fraction of a weight's edges that may be zero in a state without a warning: they became zero in training."""
 HANDLES = "_wirings_handles"
 """The attribute of a wired model that holds the handles of its wirings, which are copied and saved with it."""
 
@@ -43,6 +47,7 @@ def attach(module: nn.Module, attribute: str, edges: Edges, model: nn.Module) ->
     if _keep_names not in module._state_dict_hooks.values():
         module.register_state_dict_post_hook(_keep_names)
         module.register_load_state_dict_pre_hook(_take_names)
+    guard_adapters()
 
 
 def detach(model: nn.Module, only: Collection[Edges] | None = None) -> None:
@@ -285,9 +290,29 @@ def check_before_loading(model: nn.Module) -> None:
 
 
 def _check_all_zeros(model: nn.Module, state: dict[str, Any], prefix: str, *args: Any) -> None:
-    for name, _, _, edges in wired(model):
-        if edges.rule.keeps_zeros:
-            _check_zeros(state, prefix + name, edges)
+    kept = {prefix + name: edges for name, _, _, edges in wired(model) if edges.rule.keeps_zeros}
+    for name, edges in kept.items():
+        _check_zeros(state, name, edges)
+    _warn_if_sparser(state, kept)
+
+
+def _warn_if_sparser(state: dict[str, Any], kept: dict[str, Edges]) -> None:
+    """Warn if weights of another program have many zeros that are edges here: it was wired before it was loaded."""
+    lost, first = 0, ""
+    for name, edges in kept.items():
+        weight, ours = state.get(name), edges.memory()["wiring"]
+        if isinstance(weight, Tensor) and weight.shape == ours.shape and f"{name}.wiring.wiring" not in state:
+            zeros = ours.numel() - int(torch.count_nonzero(sharded.whole(weight != 0)))
+            more = zeros - int(torch.count_nonzero(~ours))
+            if more > BY_CHANCE * ours.numel():
+                lost, first = lost + more, first or name
+    if lost:
+        warnings.warn(
+            f"{lost:,} zeros in the state to load, the first in {first}, are edges of this wiring, which will be "
+            "trained: rule 'keep' keeps the zeros that were there when the model was wired. To keep these, load the "
+            "weights before wiring.",
+            stacklevel=4,
+        )
 
 
 def _check_zeros(state: dict[str, Any], name: str, edges: Edges) -> None:

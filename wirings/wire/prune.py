@@ -66,8 +66,14 @@ def prune_(
     if not isinstance(by, str) or by not in BY:
         raise unknown("by", str(by), BY)
     check_density(density, "prune_: density", "")
+    if isinstance(batches, (Tensor, Mapping)):
+        raise WiringError(
+            f"prune_ expects several batches, got a {type(batches).__name__}: write [batch] if it is one."
+        )
     if not isinstance(batches, Iterable):
-        raise WiringError(f"prune_: batches must be an iterable of batches, got {brief(batches)}.")
+        raise WiringError(
+            f"prune_: batches must be an iterable of batches, such as a DataLoader, got {brief(batches)}."
+        )
     check_not_wrapped(model)
     targets = find(model, check_patterns("include", include), check_patterns("skip", skip) or [])
     for target in targets:

@@ -54,7 +54,7 @@ def save_sparse(model: nn.Module, path: str | Path, dtype: str | torch.dtype | N
     saved. Buffers are included, tied weights are stored once, and dense tensors stay dense.
 
     Args:
-        model: any model, wired or plain.
+        model: any model, wired or plain. Of a compiled or parallel one (DDP), the model within is saved.
         path: the file, usually ``….safetensors``.
         dtype: what parameters are rounded to in the file: ``"float16"``, ``"bfloat16"``, or ``"int8"`` with a scale
             for every row. Vectors, such as biases and norms, are not rounded, and no edge becomes zero. By default,
@@ -66,7 +66,7 @@ def save_sparse(model: nn.Module, path: str | Path, dtype: str | torch.dtype | N
     Raises:
         WiringError: if something in the state is not a plain tensor, or the file cannot be written.
     """
-    _check_model(model, "save_sparse")
+    model = _within(model, "save_sparse")
     checked = check_file(path)
     rounding = rounding_type(dtype)
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
@@ -121,14 +121,14 @@ def load_sparse(model: nn.Module, path: str | Path) -> nn.Module:
         WiringError: if the file is damaged, if its names or shapes are not those of the model, or if the rule of a
             wired model cannot take this wiring, for example since its budget differs. The model is left unchanged.
     """
-    _check_model(model, "load_sparse")
+    inner = _within(model, "load_sparse")
     if not check_path(path).is_file():
         raise WiringError(f"expected a file that save_sparse wrote, but {path} does not exist.")
     with file_errors(path, _REMEDY):
         tensors, header = read_tensors(path, lambda header: _check_header(header, path))
         about = json.loads(header["state"])
         stored = _check_state(about, tensors)
-    _check_fits(model, path, about["model"], {**stored, **{name: stored[x] for name, x in about["tied"].items()}})
+    _check_fits(inner, path, about["model"], {**stored, **{name: stored[x] for name, x in about["tied"].items()}})
     state = {name: x for name, x in tensors.items() if name in stored}
     places: dict[str, Tensor | None] = {}
     with file_errors(path, _REMEDY):
@@ -137,17 +137,25 @@ def load_sparse(model: nn.Module, path: str | Path) -> nn.Module:
             state[name], places[name] = decode({part: tensors[x] for part, x in parts.items()}, description)
     for name, other in about["tied"].items():
         state[name], places[name] = state[other], places.get(other)
-    if wired(model):
-        load_edges(model, path, state, places)
+    if wired(inner):
+        load_edges(inner, path, state, places)
     else:
-        model.load_state_dict(state)
+        inner.load_state_dict(state)
     return model
 
 
-def _check_model(model: Any, function: str) -> None:
+def _within(model: Any, function: str) -> nn.Module:
+    """The model itself, in which others find its names: without wrappers that are compiled or parallel."""
     if not isinstance(model, nn.Module):
         raise WiringError(f"{function}() expects a torch.nn.Module, got {type(model).__name__}.")
     require_safetensors(_WHAT)
+    while True:
+        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        elif isinstance(inner := model._modules.get("_orig_mod"), nn.Module):  # of torch.compile
+            model = inner
+        else:
+            return model
 
 
 def _plain_state(model: nn.Module) -> dict[str, Tensor]:
@@ -163,6 +171,11 @@ def _plain_state(model: nn.Module) -> dict[str, Tensor]:
             raise WiringError(
                 f"{name} is sharded over processes. Use a model with whole weights: load the gathered state into one "
                 "that is not sharded."
+            )
+        if x.layout != torch.strided:
+            layout = str(x.layout).removeprefix("torch.")
+            raise WiringError(
+                f"{name} is a tensor of layout {layout}. Make it dense first, with its zeros: .to_dense()."
             )
         if x.is_meta:
             raise WiringError(f"{name} is on the meta device, without values. Use model.to_empty(device=…) first.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, nn
 
 from wirings.budgets.budget import matches
@@ -136,6 +137,8 @@ def _check_memory(model: nn.Module, chosen: list[Target]) -> None:
 def _start(parameter: Tensor) -> int | None:
     """The address of the first entry; None if there is no memory to share."""
     if isinstance(parameter, nn.parameter.UninitializedParameter) or parameter.is_meta or not parameter.numel():
+        return None
+    if parameter.layout != torch.strided:
         return None
     try:
         return parameter.data_ptr() or None

@@ -64,11 +64,17 @@ class NetworkCard(TypedDataclass):
 
     @property
     def stored_result(self) -> Result:
-        """The result of the run, with the metric of the file's network if its weights are rounded."""
-        if self.dtype is None:
-            return self.result
-        score = {"accuracy": self.measured} if self.result.value is None else {"value": self.measured}
-        return replace(self.result, **score)  # type: ignore[arg-type]
+        """The run's result with multiply-adds, and with the metric of the file's network if its weights are rounded."""
+        mult_adds = self.result.mult_adds if self.mult_adds is None else self.mult_adds
+        result = replace(self.result, mult_adds=mult_adds)
+        return result if self.dtype is None else _with_score(result, self.measured)
+
+    @property
+    def results_of_seeds(self) -> list[Result]:
+        """The stored result, and one for every other seed, of which only the seed and the metric are known."""
+        own, more = self.stored_result, {int(seed): score for seed, score in self.scores.items()}
+        others = [_with_score(replace(own, seed=seed), score) for seed, score in more.items() if seed != own.seed]
+        return [own, *others]
 
     @property
     def over_seeds(self) -> str:
@@ -77,6 +83,10 @@ class NetworkCard(TypedDataclass):
         if len(values) < 2:
             return ""
         return f"{self.result.measured_by.format(statistics.mean(values), statistics.stdev(values))} ({len(values)})"
+
+
+def _with_score(result: Result, score: float) -> Result:
+    return replace(result, accuracy=score) if result.value is None else replace(result, value=score)
 
 
 def read_card(folder: Path) -> NetworkCard:

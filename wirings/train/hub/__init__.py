@@ -38,12 +38,14 @@ def save_pretrained(
     """Write a trained network to a folder, which `from_pretrained` reads.
 
     Args:
-        model: the folder of a finished run, a model that `wirings.models.get` built (wired, finalized or dense), or a
-            compact model. A wired model is saved with all its edges and with its wiring, so that training can go on.
+        model: the folder of a finished run, the name of a trained network that comes with the package, a model that
+            `wirings.models.get` built (wired, finalized or dense), or a compact model. A wired model is saved with all
+            its edges and with its wiring, so that training can go on.
         folder: where to write; made if it does not exist. Files of the same names are replaced.
         results: what the model card reports: a `Result`, a result's file, the folder of a finished run, or several of
             them, with different seeds, for a mean and a standard deviation. The result of the run in ``model`` is
-            always reported.
+            always reported. The name of a network that comes with the package, such as ``"table2/dnw"``, is a result,
+            too.
         name: the title of the card, and the name to load the model by; by default that of the folder.
         card: whether to write the model card and its picture. Without a result, there can be none.
         best: of a run, save the network of the best epoch instead of the last.

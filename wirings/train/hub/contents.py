@@ -38,7 +38,7 @@ FORMAT = 1
 CONFIG, MODEL, CARD, PICTURE = "config.json", "model.safetensors", "README.md", "wiring.png"
 
 Results = Result | str | PathLike[str]
-"""A result, its file, or the folder of its run."""
+"""A result, its file, the folder of its run, or the name of a trained network that comes with the package."""
 
 
 @dataclass(frozen=True)
@@ -82,15 +82,20 @@ def prepare(
     else:
         network = _open(check_path(model, "a torch.nn.Module, or the folder of a run,"), best)
         bundle = bundled.find(model)
-        given = [model if bundle is None else bundled.read_card(bundle).stored_result, *given] if card else given
+        if card and bundle is not None:
+            known = bundled.read_card(bundle)
+            given = [known.stored_result, *given] if given else [*known.results_of_seeds]
+        elif card:
+            given = [model, *given]
     config = {"library_name": "wirings", "format": FORMAT, "version": __version__, **_describe(network)}
     if not card:
         return HubFiles(network, config, None)
     found = _distinct([one if isinstance(one, Result) else _result_of(one) for one in given])
+    _check_same_network(network, found[0] if found else None)
     history = None
     if isinstance(network, CompactModel):  # which has no wiring to draw, unlike the run that it was made from
-        runs = [one for one in given if not isinstance(one, Result) and Path(one).is_dir()]
-        history = load_run_history(Path(runs[0])).history if runs else None
+        runs = [one for one in given if not isinstance(one, Result) and (Path(one).is_dir() or bundled.find(one))]
+        history = load_run_history(str(runs[0])).history if runs else None
     return HubFiles(network, config, make_card(name, network, found, history, PICTURE, best=best))
 
 
@@ -118,6 +123,8 @@ def _open(run: Path, best: bool) -> nn.Module:
 
 def _result_of(place: str | PathLike[str]) -> Result:
     path = check_path(place)
+    if (bundle := bundled.find(path.as_posix())) is not None:
+        return bundled.read_card(bundle).stored_result
     if path.is_dir():
         if not (path / RESULT).exists():
             raise WiringError(
@@ -145,6 +152,17 @@ def _distinct(results: list[Result]) -> list[Result]:
             raise WiringError(f"two different results of seed {one.seed} are given for one card. Leave one out.")
         found.append(one)
     return found
+
+
+def _check_same_network(model: nn.Module, result: Result | None) -> None:
+    """Raise if a result is that of another network of `wirings.models`."""
+    built, settings = built_as(model), None if result is None else result.settings.get("model")
+    name = settings.get("name") if isinstance(settings, dict) else None
+    if built is not None and result is not None and isinstance(name, str) and name != built.name:
+        raise WiringError(
+            f"the result of {printable(shortened(result.recipe, 80))} is that of a {printable(shortened(name, 80))}, "
+            f"but this network is a {printable(shortened(built.name, 80))}. Pass the result of its own run."
+        )
 
 
 # ---- describing a network, and making it again -----------------------------------------------------------------------

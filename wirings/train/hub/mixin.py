@@ -51,7 +51,8 @@ def pull(name: str, options: dict[str, Any]) -> nn.Module:
     try:
         model = HubNetwork.from_pretrained(name, **options).model
     except Exception as error:
-        raise _explained(error, f"{printable(name)} could not be loaded from the Hub") from error
+        what = f"there is no folder {printable(name)}, and it could not be loaded from the Hub"
+        raise _explained(error, what) from error
     assert model is not None
     return model
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from wirings.errors import WiringError
 from wirings.train.integrations.common import check_handle, checkpoint_key, finalize, metrics, plan_steps
+from wirings.wire.adapter_guard import guard_adapters
 from wirings.wire.handle import Wiring
 from wirings.wire.pretrained import intercept_saving
 
@@ -40,7 +41,8 @@ class WiringTrainerCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **more: Any) -> None:
         check_handle(self.wiring, model)
-        intercept_saving()  # the model may have been wired before transformers was imported
+        intercept_saving()  # the model may have been wired before transformers was imported,
+        guard_adapters()  # or PEFT
         plan_steps(self.wiring, state.max_steps)
         if state.global_step:  # training resumes from a checkpoint
             saved = (state.stateful_callbacks or {}).get(self._key)
