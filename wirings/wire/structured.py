@@ -193,7 +193,7 @@ def _check_equal(what: str, size: LayerSize, groups: WeightGroups) -> None:
         raise WiringError(
             f"{what} cannot be met by whole groups of one size: those of {size.name} of shape {size.shape} differ, as "
             "at borders, where edges are not allowed, or between nodes of a graph. Give a density instead, the "
-            "fraction of the groups."
+            "fraction of the groups (a float as edges= of a graph)."
         )
 
 
