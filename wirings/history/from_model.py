@@ -82,6 +82,12 @@ def structure_of(
     return replace(builder.build(), edge_groups=edge_groups)
 
 
+def structure_of_wiring(wiring: Wiring) -> WiringStructure:
+    """The structure of the weights that a handle wires, which its histories have."""
+    groups = FREE if wiring.structure is None else wiring.structure.text
+    return structure_of(wired_weights_of(wiring), wiring.model, groups)
+
+
 def edge_groups_of(model: nn.Module) -> str:
     """Which edges of a wired model are real together; ``"free"`` if it is wired in several ways."""
     handles = [handle for module in model.modules() for handle in module.__dict__.get(HANDLES, ())]
