@@ -116,8 +116,8 @@ class _Tables:
     """The number of edges of each group."""
     sums: tuple[Tensor, ...]
     """The positions of the terms of sums, a row for each. The first are sums of edges, the next sums of those, and so
-    on until there is one for each group. Adding by tables is as exact and takes as long on every device, in an order
-    that is always the same; `Tensor.index_add` on a GPU adds in any order."""
+    on until there is one for each group. The order of additions is always the same; `Tensor.index_add` on a GPU has
+    none."""
 
     @classmethod
     def of(cls, of_edges: np.ndarray, sizes: np.ndarray) -> _Tables:
