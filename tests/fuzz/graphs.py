@@ -27,6 +27,7 @@ from wirings.graph import (
 )
 
 ODD = tuple(one for one in ALL_ODD if not callable(one))  # functions of users may raise what they like
+STRUCTURES = ("free", "row", "column", "1:1", "1:2", "2:4", "1x1", "2x2", "1x3", "2x2, padded", "5x3, padded")
 KINDS = {"static": StaticGraph, "discrete": DiscreteGraph, "continuous": ContinuousGraph}
 
 
@@ -90,6 +91,10 @@ def arguments(draw: random.Random, kind: str, dims: int) -> tuple[dict[str, Any]
         given["edges"] = draw.choice((draw.randint(1, nodes * nodes), draw.uniform(0.05, 1.0)))
         if draw.random() < 0.7:
             given["rule"] = draw.choice(rules.names())
+    if draw.random() < 0.25:
+        given["structure"] = structure = draw.choice(STRUCTURES)
+        if ":" in structure:
+            given.pop("edges", None)
     if draw.random() < 0.9:
         given["node"] = recipe(draw, dims, nodes)
         if "blocks" in given and kind == "static" and draw.random() < 0.2:
@@ -103,7 +108,7 @@ def arguments(draw: random.Random, kind: str, dims: int) -> tuple[dict[str, Any]
             given["steps"] = draw.randint(1, 4)
         given |= {"adjoint": draw.random() < 0.2, "max_steps": 50, "until": draw.choice((0.5, 1.0))}
     for _ in range(draw.choice((0, 0, 0, 1, 2))):
-        given[draw.choice((*given, "rule", "edges", "inputs", "outputs"))] = draw.choice(ODD)
+        given[draw.choice((*given, "rule", "edges", "structure", "inputs", "outputs"))] = draw.choice(ODD)
     if isinstance(given.get("steps"), int) and given["steps"] > 1000:  # which would take as long as they say
         given["steps"] = 3
     return given, nodes
@@ -120,6 +125,11 @@ def built_and_run(draw: random.Random, kind: str, dims: int) -> str:
     y = graph(x)
     if not str(graph) or y.shape[0] != 2 or len(graph.outputs) not in y.shape[1:3]:
         return f"the output's shape is {tuple(y.shape)}"
+    if graph.wiring is not None:
+        edges = graph.wiring.layers[0].edges
+        real = int(edges.count(graph.real()))
+        if real != int(edges.k) or (edges.groups is not None and not edges.groups.whole(graph.real(), None)):
+            return f"{real} of {int(edges.k)} {edges.unit} are real, or not whole"
     if y.requires_grad:  # not if no edge leads to the outputs
         (y / y.detach().abs().max().clamp(min=1)).square().mean().backward()  # a long time may give huge outputs
         if not all(x.grad is None or torch.isfinite(x.grad).all() for x in graph.parameters()):

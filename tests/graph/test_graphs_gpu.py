@@ -26,6 +26,14 @@ GRAPHS = {
         (6, 9),
     ),
     "stride": (lambda: StaticGraph([4, 8, 3], edges=40, node=[ConvNode(stride=2), ConvNode(), None]), (2, 4, 8, 8)),
+    "blocks": (lambda: StaticGraph([4, 8, 8, 4], edges=0.4, structure="2x4", node=ActivationNode("tanh")), (6, 4)),
+    "rows": (
+        lambda: StaticGraph(
+            topology=Dag(80, inputs=4), outputs=40, edges=0.4, structure="row", node=ActivationNode("tanh")
+        ),
+        (6, 4),
+    ),
+    "2:4": (lambda: StaticGraph([4, 8, 8, 4], structure="2:4", node=ActivationNode("tanh")), (6, 4)),
     "large maps": (lambda: StaticGraph([4, 8, 3], edges=40, node=ConvNode()), (2, 4, 20, 20)),
 }  # fmt: skip
 
@@ -63,12 +71,15 @@ def test_other_graphs_match_the_cpu(kind: str) -> None:
     compare(build(), torch.randn(shape))
 
 
-@pytest.mark.parametrize("name", ["tiny_static", "tiny_discrete"])
+@pytest.mark.parametrize(
+    ("name", "structure"),
+    [("tiny_static", "free"), ("tiny_discrete", "free"), ("tiny_static", "4x32"), ("tiny_discrete", "column")],
+)
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
-def test_whole_training_step_can_be_captured(name: str, compiled: bool) -> None:
+def test_whole_training_step_can_be_captured(name: str, structure: str, compiled: bool) -> None:
     torch.manual_seed(0)
-    model = models.get(name, rule="dnw").cuda()
+    model = models.get(name, rule="dnw", structure=structure).cuda()
     twin = copy.deepcopy(model)
     x, y = torch.randn(16, 3, 32, 32, device="cuda"), torch.randint(10, (16,), device="cuda")
 

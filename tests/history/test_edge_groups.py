@@ -52,6 +52,53 @@ def test_files_and_snapshots_keep_them(tmp_path: Path) -> None:
         check_structure(damaged)
 
 
+ALLOWED = torch.rand(30, 30, generator=torch.Generator().manual_seed(0)) < 0.2
+GRAPHS = {
+    "blocks": lambda: wirings.StaticGraph([4, 9, 7, 5]),
+    "dag": lambda: wirings.StaticGraph(topology=wirings.Dag(48, inputs=4), outputs=4),
+    "matrix": lambda: wirings.StaticGraph(
+        topology=ALLOWED.tril(-1) & (torch.arange(30) >= 4)[:, None], inputs=4, outputs=4
+    ),
+    "complete": lambda: wirings.DiscreteGraph(12, inputs=4, outputs=4, steps=2),
+    "sparse": lambda: wirings.DiscreteGraph(topology=ALLOWED, inputs=4, outputs=4, steps=2),
+}
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_blocks_of_graphs_are_counted(kind: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 4), GRAPHS[kind]())
+    wiring = wirings.wire_(model, structure="4x3, padded", density=0.4)
+    history = wirings.Recorder(wiring).history()
+    expected = [
+        (report.groups, layer.edges.possible) for report, layer in zip(wiring.look(), wiring.layers, strict=True)
+    ]
+    assert history.state().block_counts() == expected
+    again = History.load(history.save(tmp_path / "a.wirings"))
+    assert again.state().block_counts() == expected
+    assert again.structure.same_edges(history.structure)
+    real, possible = (sum(side) for side in zip(*expected, strict=True))
+    assert f"dnw in 4x3, padded, {history.structure.nodes} nodes" in summary(history)
+    assert f", {real} of {possible} blocks" in summary(history)
+    layers(Figure(), history)
+    assert len(html._page_data(history)) > 0
+
+
+def test_rectangles_of_listed_edges_are_stored_for_blocks_only() -> None:
+    for structure, stored in (("free", False), ("row", False), ("2x2, padded", True)):
+        graph = GRAPHS["sparse"]()
+        history = wirings.Recorder(wirings.wire_(graph, structure=structure, density=0.5)).history()
+        tile = history.structure.to_json()["tiles"][0]
+        assert ("sides" in tile) == stored
+    damaged = history.structure.to_json()
+    damaged["tiles"][0]["sides"][0] = damaged["tiles"][0]["sides"][0][:5]
+    with pytest.raises(ValueError, match="an edge is outside of its rectangle"):
+        check_structure(type(history.structure).from_json(damaged))
+    del damaged["tiles"][0]["sides"]
+    unknown = History(type(history.structure).from_json(damaged), history.about, history.chunks)
+    assert unknown.state().block_counts() is None
+
+
 def test_summary_and_page_name_them() -> None:
     _, _, history = recorded("4x2")
     assert "rule dnw in 4x2, " in summary(history)

@@ -108,6 +108,15 @@ def test_keeps_the_intact_part_of_a_damaged_history(tmp_path: Path) -> None:
     assert (tmp_path / DAMAGED_HISTORY).read_bytes() == mixed
 
 
+@pytest.mark.parametrize("structure", ["row", "2x2", "3x5, padded"])
+def test_the_history_of_a_structure_goes_on(structure: str, tmp_path: Path) -> None:
+    options = ("history_every=1", f"model.options={{structure: '{structure}', edges: 0.3}}")
+    with pytest.raises(BreakError):
+        train(tmp_path, *options, log=Stops(8))
+    train(tmp_path, *options, resume=True)
+    assert History.load(tmp_path / HISTORY).steps == list(range(13))
+
+
 def test_damage_is_reported_only_if_records_are_lost(tmp_path: Path) -> None:
     whole = broken(tmp_path)
     train(tmp_path / "other", "history_every=1")

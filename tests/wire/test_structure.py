@@ -223,8 +223,8 @@ def test_mistakes(given: dict[str, Any], says: str) -> None:
             {"structure": "4x2", "density": 0.5},
             'each of the 4 groups .* has 2 outputs and 2 inputs.*"2x2"',
         ),
-        (wirings.StaticGraph([4, 8, 4]), {"structure": "2:4"}, "edges of a .*StaticGraph are one vector"),
-        (wirings.StaticGraph([4, 8, 4]), {"structure": "2x2", "density": 0.5}, "Neural graphs have free edges only"),
+        (wirings.StaticGraph([4, 8, 4]), {"structure": "2:8"}, "8 does not divide the sending nodes of the tiles"),
+        (wirings.StaticGraph([4, 8, 4]), {"structure": "3x4", "density": 0.5}, 'nearest block that does is "2x4"'),
         (
             nn.Linear(8, 4),
             {"structure": "2:4", "allowed": {"weight": torch.rand(4, 8) < 0.9}},
@@ -387,7 +387,7 @@ def test_numbers_of_edges_need_groups_of_one_size(budget: dict[str, Any], limite
     options: dict[str, Any] = {"structure": "4x4, padded"}
     if limited:
         options = {"structure": "row", "allowed": {"*": torch.tril(torch.ones(5, 5)).bool()}}
-    with pytest.raises(WiringError, match="smaller ones at its borders"):
+    with pytest.raises(WiringError, match=r"whole groups of one size: those of weight of shape .* differ"):
         wirings.wire_(layer, "dnw", **budget, **options)
     wirings.wire_(layer, "dnw", density=0.5, **options)
 

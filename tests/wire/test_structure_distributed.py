@@ -54,7 +54,7 @@ def network(seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)  # uneven rows for two processes, and a single row that only the first has
     return nn.Sequential(
         nn.Conv2d(2, 5, 3), nn.BatchNorm2d(5), nn.ReLU(), nn.Flatten(), nn.Linear(180, 1), nn.Linear(1, 34),
-        nn.ReLU(), nn.Linear(34, 10),
+        nn.ReLU(), nn.Linear(34, 10), wirings.StaticGraph([10, 6, 10]),
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from wirings.graph.liveness import Liveness, path_liveness
 from wirings.graph.product import Product
 from wirings.graph.topology import Blocks, Complete, EdgeTile, Matrix, Topology, short_list
 from wirings.rules import Rule
+from wirings.selection.structure import FREE, Structure
 from wirings.utils.checks import is_int
 from wirings.utils.layers import parametrizations_of
 from wirings.utils.text import brief
@@ -90,7 +91,9 @@ class Graph(nn.Module):
 
         return edge_cost(self, call)
 
-    def _finish(self, tiles: list[EdgeTile], edges: Amount | None, rule: str | Rule | None) -> None:
+    def _finish(
+        self, tiles: list[EdgeTile], edges: Amount | None, rule: str | Rule | None, structure: str = FREE
+    ) -> None:
         """Make the weights of ``tiles`` and wire them; the last step of a constructor."""
         self.tiles = tiles
         self.allowed = sum(tile.count for tile in tiles)
@@ -104,14 +107,18 @@ class Graph(nn.Module):
                 "be allocated. Use fewer nodes, or a topology that allows fewer edges."
             ) from error
         self.weight = nn.Parameter(weight.uniform_(-bound, bound))
-        if edges is None and rule is None:
+        made = Structure.of(structure)
+        if made is not None:
+            self._given["structure"] = made.text
+        elif edges is None and rule is None:
             return
         rule = rules.get("dnw" if rule is None else rule)
         if edges is not None and rule.own_budget:
             raise WiringError(
                 f"{self._kind}: rule {rule.name!r} sets the number of edges itself; remove edges={brief(edges)}."
             )
-        if edges is None and not rule.own_budget:
+        fixed = made is not None and made.fixed is not None
+        if edges is None and not rule.own_budget and not fixed:
             raise WiringError(
                 f"{self._kind}: rule {rule.name!r} needs edges=, a number of edges (at most {self.allowed:,}) or a "
                 "density."
@@ -125,7 +132,7 @@ class Graph(nn.Module):
         if not whole and not isinstance(edges, (Schedule, ConstantSchedule)) and edges is not None:
             check_density(edges, f"{self._kind}: edges", " A number of edges must be an int.")
         budget: Any = {} if edges is None else {"k": int(edges)} if whole else {"density": edges}  # type: ignore[arg-type]
-        self.wiring = wire_(self, rule, include=["weight"], **budget)
+        self.wiring = wire_(self, rule, include=["weight"], structure=structure, **budget)
 
     # ---- the wiring -------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from wirings.graph.nodes import NodeRecipe
 from wirings.graph.solve import METHODS, Derivative, Solution, solve
 from wirings.graph.topology import Blocks, Topology
 from wirings.rules import Rule
+from wirings.selection.structure import FREE
 from wirings.utils.checks import check_bool, is_number
 
 
@@ -55,6 +56,8 @@ class ContinuousGraph(DynamicGraph):
         edges: the number of real edges, or their density as a float. None: all allowed edges, and no rule.
         node: the nodes' functions (see `wirings.graph.nodes`).
         rule: a rule or its name; dnw by default if ``edges`` is given.
+        structure: which edges are real together, as for `wirings.wire_`: blocks of receiving × sending nodes, ``"row"``
+            or ``"column"`` for all edges that lead to a node or leave it, or N:M, which needs no ``edges``.
         solver: ``"dopri5"`` or ``"bosh3"``, which adapt their steps; ``"euler"``, ``"midpoint"`` or ``"rk4"``.
         rtol: the relative error allowed in a step.
         atol: the absolute error allowed in a step.
@@ -80,6 +83,7 @@ class ContinuousGraph(DynamicGraph):
         edges: Amount | None = None,
         node: NodeRecipe | None = None,
         rule: str | Rule | None = None,
+        structure: str = FREE,
         solver: str = "dopri5",
         rtol: float = 1e-3,
         atol: float = 1e-3,
@@ -102,7 +106,7 @@ class ContinuousGraph(DynamicGraph):
         }  # fmt: skip
         if not isinstance(solver, str) or solver not in METHODS:
             raise unknown("solver", str(solver), METHODS)
-        super().__init__(made, inputs, outputs, node, edges, rule, given)
+        super().__init__(made, inputs, outputs, node, edges, rule, structure, given)
         if adjoint:
             self._no_batch_norm("adjoint=True computes")
         self.solver, self.rtol, self.atol, self.steps = solver, rtol, atol, steps

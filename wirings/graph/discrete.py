@@ -18,6 +18,7 @@ from wirings.graph.nodes import NodeFunction, NodeRecipe, build
 from wirings.graph.product import Sums, through
 from wirings.graph.topology import Blocks, Topology
 from wirings.rules import Rule
+from wirings.selection.structure import FREE
 from wirings.utils.checks import check_bool, check_int
 
 
@@ -35,6 +36,7 @@ class DynamicGraph(Graph):
         node: NodeRecipe | None,
         edges: Amount | None,
         rule: str | Rule | None,
+        structure: str,
         given: dict[str, Any],
     ) -> None:
         super().__init__(topology, inputs, outputs)
@@ -49,7 +51,7 @@ class DynamicGraph(Graph):
         self._in, self._out = _slice(self.inputs), _slice(self.outputs)
         for name, nodes in (("_in_index", self.inputs), ("_out_index", self.outputs)):
             self.register_buffer(name, torch.from_numpy(np.asarray(nodes, np.int64)), persistent=False)
-        self._finish(tiles, edges, rule)
+        self._finish(tiles, edges, rule, structure)
 
     def _no_batch_norm(self, what: str) -> None:
         if any("running_mean" in name for name, _ in self.function.named_buffers()):
@@ -120,6 +122,8 @@ class DiscreteGraph(DynamicGraph):
         edges: the number of real edges, or their density as a float. None: all allowed edges, and no rule.
         node: the nodes' functions (see `wirings.graph.nodes`).
         rule: a rule or its name; dnw by default if ``edges`` is given.
+        structure: which edges are real together, as for `wirings.wire_`: blocks of receiving × sending nodes, ``"row"``
+            or ``"column"`` for all edges that lead to a node or leave it, or N:M, which needs no ``edges``.
         blocks: instead of nodes, the number of nodes in each block, or a `Blocks`.
         topology: instead of nodes, a `Dag`, or a boolean matrix of the allowed edges, [receives, sends].
         inflow: ``"first"``: the input, (batch, inputs, …), is fed at time 0. ``"every"``: the input is a sequence,
@@ -143,6 +147,7 @@ class DiscreteGraph(DynamicGraph):
         edges: Amount | None = None,
         node: NodeRecipe | None = None,
         rule: str | Rule | None = None,
+        structure: str = FREE,
         blocks: Sequence[int] | Blocks | None = None,
         topology: Topology | Tensor | None = None,
         inflow: str = "first",
@@ -165,7 +170,7 @@ class DiscreteGraph(DynamicGraph):
                 'DiscreteGraph needs steps=, the number of steps, unless the input is a sequence (inflow="every").'
             )
         self_steps = None if steps is None else check_int("DiscreteGraph", "steps", steps)
-        super().__init__(made, inputs, outputs, node, edges, rule, given)
+        super().__init__(made, inputs, outputs, node, edges, rule, structure, given)
         if checkpoint:
             self._no_batch_norm("checkpoint=True computes")
         self.steps, self.inflow, self.reads, self.checkpoint = self_steps, inflow, reads, checkpoint

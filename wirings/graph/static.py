@@ -18,6 +18,7 @@ from wirings.graph.nodes.conv import note_statistics
 from wirings.graph.product import Product, split, through
 from wirings.graph.topology import Blocks, LevelGroup, Topology
 from wirings.rules import Rule
+from wirings.selection.structure import FREE
 from wirings.utils.transforms import in_transform
 
 
@@ -48,6 +49,8 @@ class StaticGraph(Graph):
         edges: the number of real edges, or their density as a float. None: all allowed edges, and no rule.
         node: the nodes' functions (see `wirings.graph.nodes`); with blocks, optionally a list with one for each block.
         rule: a rule or its name; dnw by default if ``edges`` is given.
+        structure: which edges are real together, as for `wirings.wire_`: blocks of receiving × sending nodes, ``"row"``
+            or ``"column"`` for all edges that lead to a node or leave it, or N:M, which needs no ``edges``.
         inputs: with a matrix, the input nodes: how many (the first ones) or a list of their numbers.
         outputs: with a `Dag` or a matrix, the output nodes: how many (the last ones) or a list of their numbers.
 
@@ -67,6 +70,7 @@ class StaticGraph(Graph):
         edges: Amount | None = None,
         node: NodeRecipe | Sequence[NodeRecipe | None] | None = None,
         rule: str | Rule | None = None,
+        structure: str = FREE,
         inputs: NodeSelection | None = None,
         outputs: NodeSelection | None = None,
     ) -> None:
@@ -88,7 +92,7 @@ class StaticGraph(Graph):
         self._kept = self._levels_of_outputs(levels)
         self.far, self.near = (self._products(which) for which in ("far", "near"))
         tiles = [tile for group in self.groups for tile in (group.far, group.near) if tile is not None]
-        self._finish(tiles, edges, rule)
+        self._finish(tiles, edges, rule, structure)
 
     def forward(self, x: Tensor) -> Tensor:
         self._check_input(x, 1, "(batch, inputs, …)")

@@ -63,6 +63,9 @@ def _check_tile(tile: RecordedTile, nodes: int) -> None:
         _expect(len(into) == len(out_of), "an edge has one end only")
         _check_nodes(into, nodes)
         _check_nodes(out_of, nodes)
+        for ends, side in zip(tile.pairs, tile.sides or (), strict=False):
+            _check_nodes(side, nodes)
+            _expect(bool(np.isin(ends, side).all()), "an edge is outside of its rectangle")
         return
     sides = (tile.targets, tile.rows, tile.sources, tile.cols)
     _expect(all(0 <= side <= nodes for side in sides) and 0 < tile.inner <= MAX_SIZE, "a tile has an invalid size")

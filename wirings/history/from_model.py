@@ -27,6 +27,7 @@ from wirings.history.structure import (
     RecordedTile,
     WiringStructure,
     as_matrix,
+    in_blocks,
 )
 from wirings.selection.structure import FREE
 from wirings.utils.checks import is_int
@@ -69,7 +70,7 @@ def structure_of(
         for one in weights
     ]
     transformer = find_transformer(matrices, {})
-    builder = _StructureBuilder(transformer)
+    builder = _StructureBuilder(transformer, in_blocks(edge_groups) is not None)
     if transformer is not None and model is not None:
         queries = [matrices[one.query_layer].name for one in transformer.attentions]
         builder.heads = {name: count for name in queries if (count := _heads_of(model, name))}
@@ -79,6 +80,12 @@ def structure_of(
         else:
             builder.add_layer(weight)
     return replace(builder.build(), edge_groups=edge_groups)
+
+
+def structure_of_wiring(wiring: Wiring) -> WiringStructure:
+    """The structure of the weights that a handle wires, which its histories have."""
+    groups = FREE if wiring.structure is None else wiring.structure.text
+    return structure_of(wired_weights_of(wiring), wiring.model, groups)
 
 
 def edge_groups_of(model: nn.Module) -> str:
@@ -96,7 +103,9 @@ def kernel_weights(weights: Sequence[WiredWeight]) -> list[Tensor]:
 class _StructureBuilder:
     """Takes wired weights one by one and numbers their nodes and possible edges."""
 
-    def __init__(self, transformer: Transformer | None) -> None:
+    def __init__(self, transformer: Transformer | None, blocks: bool) -> None:
+        self.blocks = blocks
+        """Whether edges are real in blocks."""
         self.groups: list[NodeGroup] = []
         self.layers: list[RecordedLayer] = []
         self.tiles: list[RecordedTile] = []
@@ -157,10 +166,8 @@ class _StructureBuilder:
             first = (int(targets[0]) + offset, len(targets), int(sources[0]) + offset, len(sources))
             self.tiles.append(RecordedTile(start, *first))
         else:
-            into, out_of = tile.edge_list()
-            self.tiles.append(
-                RecordedTile(start, pairs=(into.astype(np.int64) + offset, out_of.astype(np.int64) + offset))
-            )
+            into, out_of, rows, cols = (x.astype(np.int64) + offset for x in (*tile.edge_list(), targets, sources))
+            self.tiles.append(RecordedTile(start, pairs=(into, out_of), sides=(rows, cols) if self.blocks else None))
 
     def add_layer(self, weight: WiredWeight) -> None:
         module, shape = weight.module, tuple(weight.weight.shape)

@@ -18,10 +18,9 @@ from torch import Tensor
 
 from wirings.errors import WiringError
 from wirings.history import file_format
-from wirings.history.from_model import kernel_weights, structure_of, wired_weights_of
+from wirings.history.from_model import kernel_weights, structure_of_wiring, wired_weights_of
 from wirings.history.quantize import encode
 from wirings.history.replay import History
-from wirings.selection.structure import FREE
 from wirings.utils.checks import is_int
 from wirings.utils.files import check_file
 from wirings.wire import fsdp
@@ -72,8 +71,7 @@ class Recorder:
             raise WiringError(f"Recorder: every must be a number of steps, at least 1, got {every!r}.")
         self.wiring, self.every, self.steps = wiring, every, step
         self.path = None if path is None else check_file(path)
-        groups = FREE if wiring.structure is None else wiring.structure.text
-        structure = structure_of(wired_weights_of(wiring), wiring.model, groups)
+        structure = structure_of_wiring(wiring)
         self._kernels = kernel_weights(wired_weights_of(wiring))
         self._codes = np.zeros(structure.size, np.int8)
         self._worker: ThreadPoolExecutor | None = None

@@ -13,7 +13,7 @@ from wirings.errors import WiringError
 from wirings.history import file_format
 from wirings.history.check_structure import check_structure
 from wirings.history.quantize import decode
-from wirings.history.structure import RecordedTile, WiringStructure, alive
+from wirings.history.structure import RecordedTile, WiringStructure, alive, positions
 from wirings.utils.checks import is_int
 from wirings.utils.files import check_file, check_path, whole_file
 from wirings.utils.text import brief
@@ -91,9 +91,9 @@ class WiringState:
         return np.diff(np.searchsorted(self.indices, bounds))
 
     def block_counts(self) -> list[tuple[int, int]] | None:
-        """The real and the possible blocks of each layer; None if edges are not real in blocks."""
+        """The real and the possible blocks of each layer; None if edges are not real in blocks, or it is not known."""
         block = self.structure.block
-        if block is None:
+        if block is None or any(tile.pairs is not None and tile.sides is None for tile in self.structure.tiles):
             return None
         counts = []
         for layer in self.structure.layers:
@@ -102,10 +102,15 @@ class WiringState:
         return counts  # type: ignore[return-value]
 
     def _blocks_in(self, tile: RecordedTile, block: tuple[int, int]) -> tuple[int, int]:
+        first, last = np.searchsorted(self.indices, (tile.start, tile.start + tile.count))
+        real = self.indices[first:last] - tile.start
+        if tile.pairs is not None and tile.sides is not None:
+            rows, cols = (positions(nodes, side) for nodes, side in zip(tile.pairs, tile.sides, strict=True))
+            blocks = rows // block[0] * len(tile.sides[1]) + cols // block[1]
+            return len(np.unique(blocks[real])), len(np.unique(blocks))
         height, width = block[::-1] if tile.flip else block
         columns = -(-tile.cols // width)
-        first, last = np.searchsorted(self.indices, (tile.start, tile.start + tile.count))
-        row, col = np.divmod((self.indices[first:last] - tile.start) // tile.inner, max(tile.cols, 1))
+        row, col = np.divmod(real // tile.inner, max(tile.cols, 1))
         return len(np.unique(row // height * columns + col // width)), -(-tile.rows // height) * columns
 
     def degrees(self) -> tuple[np.ndarray, np.ndarray]:

@@ -25,7 +25,8 @@ class RecordedTile:
 
     Edges are laid out row by row and, within a row, column by column, with ``inner`` edges for each pair of nodes (the
     entries of a kernel). Rows receive and columns send; with ``flip``, the other way round. Instead of a rectangle, a
-    tile may list ``pairs``: the receiving and the sending node of each of its edges.
+    tile may list ``pairs``: the receiving and the sending node of each of its edges. If these are real in blocks,
+    ``sides`` are the receiving and the sending nodes of the rectangle that they are in, in its order.
     """
 
     start: int
@@ -36,6 +37,7 @@ class RecordedTile:
     inner: int = 1
     flip: bool = False
     pairs: tuple[np.ndarray, np.ndarray] | None = None
+    sides: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def count(self) -> int:
@@ -54,7 +56,8 @@ class RecordedTile:
 
     def to_json(self) -> dict[str, Any]:
         if self.pairs is not None:
-            return {"start": self.start, "pairs": [side.tolist() for side in self.pairs]}
+            listed = {"pairs": self.pairs} | ({} if self.sides is None else {"sides": self.sides})
+            return {"start": self.start, **{name: [one.tolist() for one in two] for name, two in listed.items()}}
         names = ("start", "targets", "rows", "sources", "cols", "inner", "flip")
         return {name: getattr(self, name) for name in names}
 
@@ -62,7 +65,10 @@ class RecordedTile:
     def from_json(cls, data: dict[str, Any]) -> RecordedTile:
         if "pairs" in data:
             into, out_of = (np.asarray(side, np.int64) for side in data["pairs"])
-            return cls(int(data["start"]), pairs=(into, out_of))
+            if "sides" not in data:
+                return cls(int(data["start"]), pairs=(into, out_of))
+            receive, send = (np.asarray(side, np.int64) for side in data["sides"])
+            return cls(int(data["start"]), pairs=(into, out_of), sides=(receive, send))
         keys = ("start", "targets", "rows", "sources", "cols", "inner")
         start, targets, rows, sources, cols, inner = (int(data[key]) for key in keys)
         return cls(start, targets, rows, sources, cols, inner, bool(data["flip"]))
@@ -129,9 +135,7 @@ class WiringStructure:
     @cached_property
     def block(self) -> tuple[int, int] | None:
         """The outputs and inputs of a block of edges that are real together; None for other structures."""
-        given = Structure.of(self.edge_groups)
-        height, width = (None, None) if given is None else given.block
-        return None if height is None or width is None else (height, width)
+        return in_blocks(self.edge_groups)
 
     @property
     def edges(self) -> int:
@@ -232,6 +236,23 @@ class WiringStructure:
             heads={str(name): int(count) for name, count in data.get("heads", {}).items()},
             edge_groups=str(data.get("edge_groups", FREE)),
         )
+
+
+def in_blocks(edge_groups: str) -> tuple[int, int] | None:
+    """The outputs and inputs of a block of edges, if they are real in blocks.
+
+    >>> in_blocks("4x2"), in_blocks("2:4"), in_blocks("row")
+    ((4, 2), None, None)
+    """
+    given = Structure.of(edge_groups)
+    height, width = (None, None) if given is None else given.block
+    return None if height is None or width is None else (height, width)
+
+
+def positions(nodes: np.ndarray, among: np.ndarray) -> np.ndarray:
+    """The position of each node in a list that has them all."""
+    order = np.argsort(among)
+    return order[np.searchsorted(among, nodes, sorter=order)]
 
 
 def as_matrix(name: str, shape: tuple[int, ...], flip: bool, kernel: bool) -> WeightMatrix:

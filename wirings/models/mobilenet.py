@@ -26,6 +26,7 @@ from wirings.models.parts import SMALL_IMAGE, check_image_size, check_images
 from wirings.models.registry import register
 from wirings.rules import Rule
 from wirings.rules import get as get_rule
+from wirings.selection.structure import FREE, Structure
 from wirings.wire.handle import Wiring
 from wirings.wire.wire import wire_
 
@@ -177,6 +178,7 @@ def mobilenetv1_dnw(
     share: str | None = None,
     eps: float = 1e-5,
     mult_adds: float | None = None,
+    structure: str = FREE,
 ) -> MobileNetV1DNW:
     """MobileNetV1-DNW with the edges of MobileNetV1 at a width of ``size.width``.
 
@@ -189,14 +191,18 @@ def mobilenetv1_dnw(
             MobileNetV1's.
         eps: See `MobileNetV1DNW`.
         mult_adds: At most so many multiply-adds of the whole network, if ``share`` is given; see `wirings.wire_`.
+        structure: Which edges are real together, such as "16x16"; see `wirings.wire_`. The fractions of the groups are
+            then those of the edges, and with N:M the width has no influence on them.
     """
-    model = MobileNetV1DNW(size.classes, size.image_size, reach, eps)
+    model, made = MobileNetV1DNW(size.classes, size.image_size, reach, eps), Structure.of(structure)
     if rule is None:
+        if made is not None:
+            raise WiringError(f"structure={structure!r} needs a rule that chooses edges, such as 'dnw'.")
         return model
     rule = get_rule(rule)
     names = [f"stages.{i}" for i in range(len(STAGES))] + (["head"] if small else [])
-    if rule.own_budget:
-        model.wiring = wire_(model, rule, include=names)
+    if rule.own_budget or (made is not None and made.fixed is not None):
+        model.wiring = wire_(model, rule, include=names, structure=structure)
         return model
     width = size.width
     if not width > 0:
@@ -213,11 +219,16 @@ def mobilenetv1_dnw(
         budget["head"] = float(width)
     if mult_adds is not None and share is None:
         raise WiringError('mult_adds bounds edges that are shared among the stages: give share, such as "global".')
+    sizes = {name: model.get_submodule(name).weight.numel() for name in budget}  # type: ignore[operator]
+    total = sum(floor_of(n, sizes[name]) if isinstance(n, float) else n for name, n in budget.items())
+    if made is not None:  # groups may have different sizes, of which no number of edges can be made
+        budget = {name: n if isinstance(n, float) else n / sizes[name] for name, n in budget.items()}
     if share is None:
-        model.wiring = wire_(model, rule, budget=budget)
+        model.wiring = wire_(model, rule, budget=budget, structure=structure)
     else:
-        total = sum(floor_of(n, model.head.weight.numel()) if isinstance(n, float) else n for n in budget.values())
-        model.wiring = wire_(model, rule, k=total, mult_adds=mult_adds, share=share, include=names)
+        amount: dict[str, Any] = {"k": total} if made is None else {"density": total / sum(sizes.values())}
+        amount |= {"mult_adds": mult_adds, "share": share, "structure": structure}
+        model.wiring = wire_(model, rule, include=names, **amount)
     return model
 
 

@@ -92,11 +92,20 @@ class GraphWiring:
     """A rule or its name; dnw by default."""
     edges: Amount | None = None
     """Number of edges, or their density if it is a float."""
+    structure: str = FREE
+    """Which edges are real together, such as "2:4" or "32x32"; see `wirings.wire_`."""
 
     def arguments(self, default: int) -> dict[str, Any]:
-        """Return the arguments ``rule`` and ``edges`` of a graph, with ``default`` edges unless others were given."""
+        """Return the arguments ``rule``, ``edges`` and ``structure`` of a graph.
+
+        Args:
+            default: The number of edges, unless another is given or the rule or the structure fixes it.
+        """
+        made = Structure.of(self.structure)
+        fixed = made is not None and made.fixed is not None
         own = self.rule is not None and get_rule(self.rule).own_budget
-        return {"rule": self.rule, "edges": default if self.edges is None and not own else self.edges}
+        edges = default if self.edges is None and not own and not fixed else self.edges
+        return {"rule": self.rule, "edges": edges, "structure": self.structure}
 
 
 IMAGENET_SIZE = NetworkSize()

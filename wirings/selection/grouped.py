@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from wirings.selection import functional, sharded
-from wirings.selection.block_groups import BlockGroups
 from wirings.selection.gradient import GradientReach, pass_through
 from wirings.selection.kept_edges import KeptEdges
 from wirings.selection.passes import more_edges
+from wirings.selection.ranked_groups import RankedGroups
 from wirings.selection.selectable_edges import SelectableEdges
 from wirings.selection.service import KeptPart, Selection
 from wirings.selection.shared import SelectedWeight, SharedRanking, rank_together
@@ -177,7 +177,7 @@ def reaches_hallucinated(kept: KeptEdges) -> bool:
 
 def block_scores(edges: Any, values: Tensor) -> Tensor:
     """What the blocks of a weight are ranked by; the weight may be sharded."""
-    groups: BlockGroups = edges.groups
+    groups: RankedGroups = edges.groups
     return groups.scores(sharded.whole(values.detach()), edges.allowed)
 
 

@@ -113,7 +113,7 @@ class Structure:
             return TransposableGroups(layout, m) if self.transposable else NMGroups(layout, m)
         height, width = self.block[0] or outputs, self.block[1] or inputs
         if not self.padded and (outputs % height or inputs % width):
-            near = f"{_nearest_divisor(outputs, height)}x{_nearest_divisor(inputs, width)}"
+            near = f"{nearest_divisor(outputs, height)}x{nearest_divisor(inputs, width)}"
             raise WiringError(
                 f"structure={self.text!r} needs layers that blocks of {height} outputs and {width} inputs divide, "
                 f'{has} {outputs} outputs and {inputs} inputs. The nearest block that divides it is "{near}". '
@@ -125,7 +125,7 @@ class Structure:
         return self.text
 
 
-def _nearest_divisor(size: int, wanted: int) -> int:
+def nearest_divisor(size: int, wanted: int) -> int:
     """The divisor of ``size`` that is nearest to ``wanted``, the smaller of two."""
     divisors = [d for low in range(1, int(size**0.5) + 1) if size % low == 0 for d in (low, size // low)]
     return min(sorted(divisors), key=lambda divisor: abs(divisor - wanted))

@@ -9,8 +9,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from wirings.selection.weight_layout import WeightLayout
-
 
 class WeightGroups(ABC):
     """The groups that a structure (`wirings.selection.structure.Structure`) makes of the edges of one weight.
@@ -24,7 +22,6 @@ class WeightGroups(ABC):
 
     unit: ClassVar[str]
     """What a unit is called in messages, in the plural."""
-    layout: WeightLayout
     possible: int
     """The number of units with an allowed edge."""
     edges: int

@@ -13,7 +13,8 @@ class WeightLayout:
     """The shape of a weight, and which of its dimensions are outputs and inputs.
 
     A weight is a stack of matrices (several for experts and for the groups of a grouped convolution) of shape
-    (outputs, inputs), with a number of places for each pair: those of a convolution's kernel, one in other layers.
+    (outputs, inputs), with a number of places for each pair: those of a convolution's kernel, one in other layers. A
+    vector, whose only dimension is ``"in"``, is the row of one output.
     """
 
     shape: tuple[int, ...]
@@ -35,12 +36,14 @@ class WeightLayout:
         if "experts" not in sizes:
             sizes[self.axes[0]] //= self.parts
         kernel = [size for size, axis in zip(self.shape, self.axes, strict=True) if axis == "kernel"]
-        object.__setattr__(self, "matrices", (stack, sizes["out"], sizes["in"]))
+        object.__setattr__(self, "matrices", (stack, sizes.get("out", 1), sizes["in"]))
         object.__setattr__(self, "places", math.prod(kernel))
-        object.__setattr__(self, "_inputs_first", self.axes.index("in") < self.axes.index("out"))
+        inputs_first = "out" in sizes and self.axes.index("in") < self.axes.index("out")
+        object.__setattr__(self, "_inputs_first", inputs_first)
 
     def to_matrices(self, values: Tensor) -> Tensor:
         """See a tensor of the weight's shape as (matrices, outputs, inputs, places)."""
+        values = values if "out" in self.axes else values.unsqueeze(0)
         stacked = values if "experts" in self.axes else values.unflatten(0, (self.parts, -1))
         stacked = stacked.flatten(3) if stacked.dim() > 3 else stacked.unsqueeze(-1)
         return stacked.transpose(1, 2) if self._inputs_first else stacked

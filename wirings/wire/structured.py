@@ -14,6 +14,7 @@ from wirings.budgets.budget import Amount, Budget, LayerSize
 from wirings.budgets.schedules import Schedule
 from wirings.errors import WiringError
 from wirings.rules.rule import Rule
+from wirings.selection.graph_groups import lay_over_graph
 from wirings.selection.grouped import reaches_hallucinated
 from wirings.selection.sharded import whole
 from wirings.selection.structure import Structure
@@ -98,22 +99,18 @@ def groups_of(
     """The groups of every weight; None for each without a structure."""
     if structure is None:
         return [None] * len(targets)
-    pairs = zip(targets, masks, strict=True)
-    return [structure.lay_over(target.name, _layout(structure, target), mask) for target, mask in pairs]
+    return [_groups(structure, target, mask) for target, mask in zip(targets, masks, strict=True)]
 
 
-def _layout(structure: Structure, target: Target) -> WeightLayout:
+def _groups(structure: Structure, target: Target, mask: Tensor | None) -> WeightGroups:
     _, module, attribute = target.places[0]
     if is_graph_weight(module, attribute):
-        raise WiringError(
-            f"structure={structure.text!r} needs weights with a row for every output, but the edges of a "
-            f"{type(module).__name__} are one vector ({target.name}). Neural graphs have free edges only: drop "
-            f"structure=, or use skip=[{target.name!r}]."
-        )
+        return lay_over_graph(structure, target.name, module.tiles, mask)  # type: ignore[arg-type]
     shape = tuple(target.weight.shape)
     kernel = ("kernel",) * (len(shape) - 2)
     axes = target.axes or ((("in", "out") if sends_first(module) else ("out", "in")) + kernel)
-    return WeightLayout(shape, axes, module.groups if isinstance(module, CONVOLUTIONS) else 1)
+    layout = WeightLayout(shape, axes, module.groups if isinstance(module, CONVOLUTIONS) else 1)
+    return structure.lay_over(target.name, layout, mask)
 
 
 def complete(
@@ -194,8 +191,9 @@ def _check_equal(what: str, size: LayerSize, groups: WeightGroups) -> None:
     """Raise unless all groups of a layer have as many edges: whole groups could exceed a budget of edges otherwise."""
     if not groups.equal:
         raise WiringError(
-            f"{what} cannot be met by whole groups of one size: {size.name} of shape {size.shape} has smaller ones at "
-            "its borders, or edges that are not allowed. Give a density instead, the fraction of the groups."
+            f"{what} cannot be met by whole groups of one size: those of {size.name} of shape {size.shape} differ, as "
+            "at borders, where edges are not allowed, or between nodes of a graph. Give a density instead, the "
+            "fraction of the groups (a float as edges= of a graph)."
         )
 
 

@@ -134,10 +134,10 @@ def wire_(
         structure: which edges are real together: ``"free"``, every edge for itself; ``"2:4"`` or any N:M, the N
             strongest of every M neighbouring inputs of a node; ``"2:4, transposable"``, of the outputs of an input too;
             ``"32x32"`` or any block of outputs x inputs, with all places of a convolution's kernel; ``"row"`` or
-            ``"column"``, all edges of an output or an input. Blocks, rows and columns are ranked by the root mean
-            square of their weights, and the budget is a number of them: ``density`` is the fraction of the groups, and
-            ``k`` edges are rounded down to whole groups. N:M needs no budget. ``"32x32, padded"`` allows smaller blocks
-            at the edges of layers that a block does not divide.
+            ``"column"``, all edges into an output (in graphs, a node) or out of an input. Blocks, rows and columns are
+            ranked by the root mean square of their weights, and the budget is a number of them: ``density`` is the
+            fraction of the groups, and ``k`` edges are rounded down to whole groups. N:M needs no budget. ``"32x32,
+            padded"`` allows smaller blocks where they do not divide.
         gradient_every: with a structure, and rules whose gradient reaches all edges (`dnw`, `soft_threshold`): let it
             reach hallucinated edges in every so many optimizer steps only, counted by ``wiring.step()``, and real ones
             alone in between, when products of blocks can be skipped in the backward pass, too. Momentum and weight

@@ -10,7 +10,7 @@ import torch
 
 from wirings.errors import WiringError
 from wirings.history import History, Recorder
-from wirings.history.from_model import structure_of, wired_weights_of
+from wirings.history.from_model import structure_of_wiring
 from wirings.train.data.metrics import metric_of
 from wirings.train.distributed import ProcessContext
 from wirings.train.run.folder import DAMAGED_HISTORY
@@ -117,7 +117,7 @@ def _load_before(path: Path, wiring: Wiring, progress: Progress, say: Callable[[
     done, aside = progress.steps, path.with_name(DAMAGED_HISTORY)
     try:
         found = History.load(path, whole=False)
-        if not found.structure.same_edges(structure_of(wired_weights_of(wiring), wiring.model)):
+        if not found.structure.same_edges(structure_of_wiring(wiring)):
             raise WiringError(f"{path} is the history of another network.")
         kept, damage = found.sound(done)
         if not len(kept):
