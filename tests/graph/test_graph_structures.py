@@ -323,7 +323,7 @@ def test_all_constructors_take_a_structure(kind: str) -> None:
         ({"structure": "2x2", "rule": "dense"}, "chooses its wiring without a budget"),
         ({"structure": "2x2", "rule": "str", "edges": 0.5}, "single edges in a way of its own"),
         ({"structure": "2:4", "rule": "sparse_momentum"}, "moves edges between layers"),
-        ({"structure": "2:4, transposable"}, 'is for layers with a matrix of weights; weight is that of a .* Use "2:4"'),
+        ({"structure": "2:4, transposable"}, 'for layers with a matrix of weights; .* Use "2:4"'),
         ({"structure": "2y2", "edges": 0.5}, "structure= expects"),
         ({"structure": torch.zeros(2), "edges": 0.5}, "structure= expects"),
     ],
