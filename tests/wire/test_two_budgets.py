@@ -81,3 +81,18 @@ def test_pairs_that_cannot_be_met_name_the_nearest() -> None:
         model = network()
         wire_(model, mult_adds=200, **settings | {"k": most})
         assert profile(model, SHAPE).mult_adds <= 200
+
+
+def test_removed_edges_are_not_asked_for_when_a_schedule_ends() -> None:
+    """The ranking at the end would ask a layer for more edges than gmp has left it."""
+    model = network()
+    rule = rules.get("gmp", every=1, schedule={"end": 0.5})
+    wiring = wire_(model, rule, k=EDGES, mult_adds=LIMIT, example_input=SHAPE, share="global")
+    wiring.plan(STEPS)
+    for step in range(1, STEPS + 1):
+        if step == STEPS // 2:
+            with torch.no_grad():
+                wiring.layers[3].weight.mul_(100.0)
+        wiring.step()
+    assert sum(report.edges for report in wiring.report()) == EDGES
+    assert profile(model, SHAPE).mult_adds <= LIMIT
