@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from wirings.errors import WiringError
-from wirings.train.data.augment import IMAGENET_MEAN, IMAGENET_STD, ImageCrop
+from wirings.train.data.augment import IMAGENET_MEAN, IMAGENET_STD, ImageCrop, read_image
 from wirings.train.data.base import Data, ImageDataset, LoadOptions, register_dataset
 from wirings.train.data.decode import DEFAULT_CROP, DecodedBatch, DecodingLoader, EncodedExample, assemble
 from wirings.train.data.device import Split, device_loaders
@@ -78,6 +78,8 @@ class FolderLoader(DecodingLoader):
         return torch.cat(images), torch.cat(labels)
 
 
+_CROP_OF = {"padding": "padded", "scale": "resized"}
+"""The kind of crop that an option belongs to."""
 ON_DEVICE = 2**32
 """The most bytes of images that are kept on the device."""
 
@@ -99,8 +101,8 @@ class ImageFolder(ImageDataset):
         options: LoadOptions,
         *,
         crop: str = "resized",
-        padding: int = 4,
-        scale: Sequence[float] = (0.08, 1.0),
+        padding: int | None = None,
+        scale: Sequence[float] | None = None,
         mean: Sequence[float] = IMAGENET_MEAN,
         std: Sequence[float] = IMAGENET_STD,
     ) -> Data:
@@ -110,8 +112,8 @@ class ImageFolder(ImageDataset):
             options: Options of every data set.
             crop: ``"resized"``, a random part of an image is resized, or ``"padded"``, an image is padded and cropped
                 to its own size. Both flip half of the images.
-            padding: With ``"padded"``, the black pixels on each side.
-            scale: With ``"resized"``, the range of the part's area relative to the image's.
+            padding: With ``"padded"``, the black pixels on each side, 4 by default.
+            scale: With ``"resized"``, the range of the part's area relative to the image's, by default 0.08 to 1.
             mean: Mean of each channel, where pixels range from 0 to 1.
             std: Standard deviation of each channel.
         """
@@ -120,9 +122,15 @@ class ImageFolder(ImageDataset):
 
     def with_options(self, options: Mapping[str, Any]) -> ImageFolder:
         """This data set with options of `load`."""
-        chosen = copy.copy(self)
-        scale = options.get("scale", ImageCrop.scale)
-        chosen.crop = ImageCrop(options.get("crop", "resized"), options.get("padding", 4), scale)
+        chosen, kind = copy.copy(self), options.get("crop", "resized")
+        given = {name: options[name] for name in _CROP_OF if options.get(name) is not None}
+        chosen.crop = ImageCrop(kind, **given)
+        for name in given:
+            if kind != _CROP_OF[name]:
+                raise WiringError(
+                    f"data.options.{name} changes nothing with data.options.crop = {kind!r}. Drop it, or set "
+                    f"data.options.crop={_CROP_OF[name]}."
+                )
         chosen.mean = _channels("mean", options.get("mean", self.mean), 0)
         chosen.std = _channels("std", options.get("std", self.std), 1e-6)
         return chosen
@@ -176,6 +184,8 @@ def load_folder(dataset: ImageDataset, options: LoadOptions) -> Data:
                 crop=crop,
             )
         )
+    if crop.kind == "padded" and options.image_size is None:
+        raise WiringError(_needs_size(loaders[0].files[0]))
     size = loaders[0].size
     padded = 3 * (size + 2 * crop.padding) ** 2 * sum(loader.examples for loader in loaders)
     if crop.kind == "padded" and padded <= ON_DEVICE:
@@ -187,6 +197,15 @@ def load_folder(dataset: ImageDataset, options: LoadOptions) -> Data:
             loader.skipped = reader.skipped  # type: ignore[attr-defined]
         return Data(dataset.name, len(classes), (3, size, size), *kept, names=tuple(classes))
     return Data(dataset.name, len(classes), (3, size, size), loaders[0], loaders[1], names=tuple(classes))
+
+
+def _needs_size(path: str) -> str:
+    """Why images that are not resized need a size."""
+    width, height = read_image(Path(path)).size
+    return (
+        "with data.options.crop = 'padded' images keep their own size, so set data.image_size, such as "
+        f"data.image_size={min(width, height)}: {path} has {width:,} × {height:,} pixels."
+    )
 
 
 def _channels(name: str, values: Any, least: float) -> tuple[float, float, float]:
