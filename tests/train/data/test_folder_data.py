@@ -364,3 +364,12 @@ def test_predictions_with_padded_crops_are_not_resized(tmp_path: Path) -> None:
         (tmp_path / split / "a").mkdir(parents=True)
         Image.fromarray(values).save(tmp_path / split / "a" / "0.png")
     assert torch.equal(prepared, whole(data(tmp_path, crop="padded").test.epoch(0))[0][0])
+
+
+@pytest.mark.parametrize("name", ["folder", "imagenet", "shards"])
+def test_predictions_are_cropped_as_in_testing(name: str) -> None:
+    """Test images are enlarged before they are cropped, also those of the network's size."""
+    values = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+    prepared = get(name).prepare_image(Image.fromarray(values), 16)
+    expected = torch.from_numpy(np.array(centre_crop(Image.fromarray(values), 16))).permute(2, 0, 1)
+    assert torch.allclose(pixels(prepared[None])[0], expected.float(), atol=1e-3)

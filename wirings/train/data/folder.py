@@ -9,7 +9,7 @@ import copy
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from wirings.train.data.device import Split, device_loaders
 from wirings.train.data.sampling import EXAMPLE, random_stream, rank_slices
 from wirings.utils.checks import is_number
 from wirings.utils.text import brief
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
@@ -135,16 +138,20 @@ class ImageFolder(ImageDataset):
         chosen.std = _channels("std", options.get("std", self.std), 1e-6)
         return chosen
 
+    def square(self, image: Image, side: int) -> Image:
+        """A user's image as it is tested."""
+        return self.crop.square(image, side)
+
     def write_sample(self, folder: Path) -> dict[str, Any]:
         """Write two classes of three training images and one test image each."""
-        from PIL import Image
+        from PIL.Image import new
 
         for split, count in (("train", 3), ("val", 1)):
             for number, label in enumerate(("cat", "dog")):
                 (folder / split / label).mkdir(parents=True)
                 for image in range(count):
                     colour = (100 * number, 40 * image, 200)
-                    Image.new("RGB", (12, 10), colour).save(folder / split / label / f"{image}.png")
+                    new("RGB", (12, 10), colour).save(folder / split / label / f"{image}.png")
         return {"directory": folder, "image_size": 8, "workers": 0}
 
 
