@@ -62,10 +62,10 @@ def test_points_have_the_baselines_of_the_paper(tmp_path: Path) -> None:
     add(tmp_path, "table2/mobilenetv1-0.5", 91.0, 12_000_000)
     board, resnet = leaderboard.boards(tmp_path)[:2]
     assert sorted(equal_cost.points(tmp_path, board)) == [
-        (3_000_000, 89.0, "dnw", 0.0),
-        (3_000_000, 89.7, "DNW, paper", 0.2),
-        (3_100_000, 90.0, "dnw with HAM", 0.0),
-        (12_000_000, 91.0, "MobileNetV1", 0.0),
+        (3_000_000, 89.0, "dnw", 0.0, False),
+        (3_000_000, 89.7, "DNW, paper", 0.2, False),
+        (3_100_000, 90.0, "dnw with HAM", 0.0, True),
+        (12_000_000, 91.0, "MobileNetV1", 0.0, True),
     ]
     assert equal_cost.points(tmp_path, resnet) == []
 
