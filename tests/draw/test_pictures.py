@@ -180,6 +180,11 @@ def test_accuracy_against_multiply_adds() -> None:
     figure = drawn(draw.accuracy_against_mult_adds, points, title="a table")
     assert overlaps(figure) == []
     assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["a", "b"]
+    assert figure.axes[0].get_xlabel() == "multiply-adds per image"
+    few = drawn(draw.accuracy_against_mult_adds, [*points, draw.Point(50e6, 67.0, "a", few=True)])
+    hollow = [line for line in few.axes[0].lines if line.get_markerfacecolor() == "white"]
+    assert [line.get_xydata().tolist() for line in hollow] == [[[50e6, 67.0]]]
+    assert few.axes[0].get_xlabel() == "multiply-adds per image (hollow: fewer than three seeds)"
     with pytest.raises(WiringError, match="at least one point"):
         drawn(draw.accuracy_against_mult_adds, [])
     with pytest.raises(WiringError, match="the result of table9/x has no multiply-adds"):

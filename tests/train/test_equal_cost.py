@@ -7,7 +7,9 @@ import pytest
 from test_results import make
 from typer.testing import CliRunner
 
+from wirings import models
 from wirings.cli.app import app
+from wirings.profiling import profile
 from wirings.train import recipes, results
 from wirings.train.tables import equal_cost, leaderboard
 
@@ -60,10 +62,10 @@ def test_points_have_the_baselines_of_the_paper(tmp_path: Path) -> None:
     add(tmp_path, "table2/mobilenetv1-0.5", 91.0, 12_000_000)
     board, resnet = leaderboard.boards(tmp_path)[:2]
     assert sorted(equal_cost.points(tmp_path, board)) == [
-        (3_000_000, 89.0, "dnw", 0.0),
-        (3_000_000, 89.7, "DNW, paper", 0.2),
-        (3_100_000, 90.0, "dnw with HAM", 0.0),
-        (12_000_000, 91.0, "MobileNetV1", 0.0),
+        (3_000_000, 89.0, "dnw", 0.0, False),
+        (3_000_000, 89.7, "DNW, paper", 0.2, False),
+        (3_100_000, 90.0, "dnw with HAM", 0.0, True),
+        (12_000_000, 91.0, "MobileNetV1", 0.0, True),
     ]
     assert equal_cost.points(tmp_path, resnet) == []
 
@@ -77,3 +79,26 @@ def test_table_command_draws_what_was_measured(tmp_path: Path) -> None:
     assert "at most the multiply-adds of `dnw` (3.00M)" in done.stdout
     assert [path.name for path in tmp_path.glob("*.png")] == ["cost-1.png"]
     assert CliRunner().invoke(app, ["table", "2", "--plot", "x.png"]).exit_code != 0
+
+
+BOUNDED = [
+    recipe.name
+    for table in ("ste", "cifar100")
+    for recipe in recipes.table(table)
+    if "mult_adds" in recipe.settings.model.options
+    and recipe.settings.rule.name in ("dnw", "rigl", "set")
+    and not recipe.settings.rule.options.get("schedule")
+    and not recipe.settings.optimizer.ham_alpha
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BOUNDED)
+def test_bounded_rows_begin_with_a_network_that_spends_most_of_the_bound(name: str) -> None:
+    """If hardly anything passed through a layer, the row would say nothing about its rule."""
+    found = recipes.get(name).settings
+    classes = 100 if found.data.name == "cifar100" else 10
+    given = {"image_size": 32} if found.model.name == "resnet18" else {}
+    model = models.get(found.model.name, rule=found.rule.name, classes=classes, **given, **found.model.options)
+    counted, bound = profile(model), found.model.options["mult_adds"]
+    assert bound / 2 < counted.live_mult_adds <= counted.mult_adds <= bound

@@ -139,3 +139,17 @@ def test_rejects_damaged_records(text: str, tmp_path: Path) -> None:
     path.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(WiringError, match=r"rules-x\.json is not a record of benchmarks\.rules: .*Remove it"):
         leaderboard.step_costs(tmp_path)
+
+
+def test_above_dnw_in_pooled_deviations(tmp_path: Path) -> None:
+    """Three seeds of 88, 89, 90 and two of 91, 93: pooled variance (2 · 1 + 1 · 2) / 3."""
+    for recipe, accuracies in (("table2/dnw", (88, 89, 90)), ("ste/mobilenet-gmp", (91, 93)), ("table2/random", (80,))):
+        for seed, accuracy in enumerate(accuracies):
+            results.write(make(recipe, seed, float(accuracy), edges=158_939), tmp_path)
+    found = by_name(boards(tmp_path))
+    assert found["ste/mobilenet-gmp"].deviations == pytest.approx(3 / (4 / 3) ** 0.5)
+    assert found["table2/random"].deviations is None
+    assert found["table2/dnw"].deviations is None
+    text = leaderboard.render(boards(tmp_path)[:1])
+    assert "+3.00 (+2.6 sd)" in text
+    assert "pooled standard deviations" in text

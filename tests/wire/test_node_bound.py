@@ -126,6 +126,14 @@ def test_nodes_are_closed_until_the_next_ranking() -> None:
     assert (wiring.masks()[layer.name] & (sent == closed)).any(), "ranked again"
 
 
+def test_open_nodes_are_not_edges_that_training_still_used() -> None:
+    model = Network(3)
+    k, bound = sum(m.allowed for m in model.stages) // 4, profile(model, SHAPE).mult_adds
+    wire_(model, k=k, mult_adds=bound, example_input=SHAPE, share="global", include=["stages"])
+    wirings.finalize_(model)  # without a warning, which would fail the test
+    assert sum(int(m.weight.count_nonzero()) for m in model.stages) == k
+
+
 @pytest.mark.parametrize("rule", ["dnw", "soft_threshold"])
 def test_a_schedule_closes_nodes_when_it_ends(rule: str) -> None:
     model = Network(5)

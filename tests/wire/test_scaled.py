@@ -160,6 +160,7 @@ def test_a_schedule_changes_the_number_of_all_layers_together() -> None:
     assert sum(int(mask.sum()) for mask in wiring.masks().values()) == 150
 
 
+@pytest.mark.filterwarnings("ignore:share=.global. with mult_adds= leaves a single edge")
 def test_multiply_adds_are_ranked_by_scale() -> None:
     torch.manual_seed(0)
     model = network()

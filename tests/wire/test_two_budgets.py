@@ -11,6 +11,8 @@ import wirings
 from wirings import WiringError, rules, wire_
 from wirings.profiling import profile
 
+pytestmark = pytest.mark.filterwarnings("ignore:share=.* leaves a single edge")  # with budgets as small as these
+
 SHAPE, EDGES, LIMIT, STEPS = (3, 8, 8), 120, 5200, 16
 RULES: dict[str, dict[str, Any]] = {
     "dnw": {}, "dnw, cubic": {"schedule": {"end": 0.5}}, "soft_threshold": {},
@@ -81,3 +83,24 @@ def test_pairs_that_cannot_be_met_name_the_nearest() -> None:
         model = network()
         wire_(model, mult_adds=200, **settings | {"k": most})
         assert profile(model, SHAPE).mult_adds <= 200
+
+
+def test_removed_edges_are_not_asked_for_when_a_schedule_ends() -> None:
+    """The ranking at the end would ask a layer for more edges than gmp has left it."""
+    model = network()
+    rule = rules.get("gmp", every=1, schedule={"end": 0.5})
+    wiring = wire_(model, rule, k=EDGES, mult_adds=LIMIT, example_input=SHAPE, share="global")
+    wiring.plan(STEPS)
+    for step in range(1, STEPS + 1):
+        if step == STEPS // 2:
+            with torch.no_grad():
+                wiring.layers[3].weight.mul_(100.0)
+        wiring.step()
+    assert sum(report.edges for report in wiring.report()) == EDGES
+    assert profile(model, SHAPE).mult_adds <= LIMIT
+
+
+def test_warns_if_a_bound_cuts_off_a_large_layer() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 40, 3, padding=1), nn.Flatten(), nn.Linear(40 * 64, 10))
+    with pytest.warns(UserWarning, match=r'share="uniform" with mult_adds= leaves a single edge in 1 of 2 layers \(0'):
+        wire_(model, k=500, mult_adds=499 + 64, example_input=SHAPE)

@@ -117,6 +117,8 @@ class Point(NamedTuple):
     accuracy: float
     line: str
     std: float = 0.0
+    few: bool = False
+    """Whether it comes from fewer than three seeds. Its mark is then hollow."""
 
 
 def accuracy_against_mult_adds(ax: Axes, points: Iterable[Point | Any], title: str = "") -> None:
@@ -140,10 +142,13 @@ def accuracy_against_mult_adds(ax: Axes, points: Iterable[Point | Any], title: s
         x, y, std = ([p[k] for p in found] for k in (0, 1, 3))
         look: dict[str, Any] = {"linewidth": 1.4, "markersize": 5, "capsize": 2}
         ax.errorbar(x, y, std, label=name, color=colour, marker=mark, **look)
+        if few := [(p.mult_adds, p.accuracy) for p in found if p.few]:
+            ax.plot(*zip(*few, strict=True), mark, color=colour, markerfacecolor="white", markersize=5, zorder=3)
+    any_few = any(p.few for found in lines.values() for p in found)
     ax.set_xscale("log")
     ax.xaxis.set_major_formatter(lambda value, _: _with_unit(value))
     ax.xaxis.set_minor_formatter(lambda value, _: _with_unit(value) if f"{value:e}"[0] in "25" else "")
-    ax.set_xlabel("multiply-adds per image")
+    ax.set_xlabel("multiply-adds per image" + (" (hollow: fewer than three seeds)" if any_few else ""))
     ax.set_ylabel("accuracy, %")
     ax.grid(color="#e4e5e7", linewidth=0.6)
     ax.set_axisbelow(True)

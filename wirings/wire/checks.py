@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from wirings.utils.text import brief
 from wirings.wire import fsdp
 from wirings.wire.edges import Edges
 from wirings.wire.layer import Layer
+from wirings.wire.report import LayerReport
 from wirings.wire.targets import Target
 
 
@@ -191,3 +193,31 @@ def unexpected_arguments(unknown: Mapping[str, object], known: Sequence[str]) ->
         meant = f"{round(1 - value, 12):g}" if is_number(value) and 0 <= value < 1 else "1 - sparsity"
         hint = f" Did you mean density={meant}?"
     return WiringError(f"wire_() got an unexpected argument {name}={brief(value)}.{hint}")
+
+
+_MANY = 1000
+"""Allowed edges of a layer that hardly anything passes through if only one of them is real."""
+
+
+def warn_if_cut_off(reports: Sequence[LayerReport], share: str, bounded: bool) -> None:
+    """Warn if a budget shared by all layers leaves no edges in some, or a bound on multiply-adds hardly any.
+
+    Args:
+        reports: the layers as they were just wired.
+        share: how the budget was shared out.
+        bounded: whether the budget limits multiply-adds. Every layer then keeps at least one edge.
+    """
+    empty = [report.name for report in reports if not report.edges]
+    if share in ("global", "scaled") and empty:
+        warnings.warn(
+            f'share="{share}" leaves no edges in {len(empty)} of {len(reports)} layers ({first_names(empty)}), so '
+            'nothing passes through them. Raise the budget, skip these layers, or use share="uniform" or "erk".',
+            stacklevel=3,
+        )
+    single = [report.name for report in reports if report.edges == 1 and report.possible >= _MANY]
+    if bounded and single:
+        warnings.warn(
+            f'share="{share}" with mult_adds= leaves a single edge in {len(single)} of {len(reports)} layers '
+            f"({first_names(single)}), so hardly anything passes through them. Raise mult_adds=, or use another share.",
+            stacklevel=3,
+        )

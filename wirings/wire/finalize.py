@@ -148,7 +148,7 @@ def _check_totals(places: list[Layer]) -> None:
 def _warn_if_unfinished(model: nn.Module, all_edges: list[Edges]) -> None:
     """Warn if the number of edges is not the one that a schedule leads to, or that training used last."""
     scheduled = [edges for edges in all_edges if edges.end is not None]
-    removing = [edges for edges in all_edges if edges.left is not None]
+    removing = [edges for edges in all_edges if edges.left is not None and not _are_open(edges)]
     end = sum(edges.end or 0 for edges in _one_per_budget(scheduled))
     left = sum(int(edges.count(edges.left)) for edges in removing if edges.left is not None)
     what = []
@@ -165,6 +165,11 @@ def _warn_if_unfinished(model: nn.Module, all_edges: list[Edges]) -> None:
             "every optimizer step.",
             stacklevel=3,
         )
+
+
+def _are_open(edges: Edges) -> bool:
+    """Whether the edges that are left are those of open nodes (`wirings.wire.node_bound`), not those in training."""
+    return edges.rule.follows_ranking and not edges.rule.keeps_wiring
 
 
 def _one_per_budget(all_edges: list[Edges]) -> list[Edges]:

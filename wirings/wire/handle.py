@@ -171,8 +171,9 @@ class Wiring:
             ranked = ranking.rank(budget)
         if budget is not None and budget.changes:
             counts = self._budgeted(budget, step, ranked)
-            if ranking is not None and counts == ranked == self._ranked != self._counts:
-                ranked = counts = ranking.rank(budget)  # a schedule ends, and the bound begins to hold
+            ends = counts == ranked == self._ranked != self._counts  # a schedule does, and the bound begins to hold
+            if ranking is not None and ends and not self.rule.removes_permanently:
+                ranked = counts = ranking.rank(budget)
         changed = counts != self._counts
         if changed or self.rule.acts_between_steps or ranked is not self._ranked:
             now = replace(now, budget_changed=changed)

@@ -37,6 +37,7 @@ from wirings.wire.checks import (
     matching,
     set_axes,
     unexpected_arguments,
+    warn_if_cut_off,
 )
 from wirings.wire.edges import Edges
 from wirings.wire.handle import Wiring
@@ -192,8 +193,8 @@ def wire_(
     wiring, reports = put_edges(
         model, rule, plan, targets, masks, sizes, ranked, scale_weights, starts, made, gradient_every
     )
-    if wiring.layers[0].edges.shared and not rule.starts_with_all:
-        _warn_if_cut_off(reports, share)
+    if not rule.starts_with_all:
+        warn_if_cut_off(reports, share, plan is not None and plan.spent is not None)
     if made is not None and share == "uniform":
         warn_if_denser(made, density, targets, groups)
     if rule.keeps_zeros:
@@ -309,17 +310,6 @@ _RANKS_EACH = (
     'With share="global" or "scaled", edges.k counts the edges of all layers: let the rule use rules.choose_by, or use '
     'share="uniform" or "erk".'
 )
-
-
-def _warn_if_cut_off(reports: list[LayerReport], share: str) -> None:
-    """Warn if layers that share one budget get no edges at all: nothing passes through them."""
-    empty = [report.name for report in reports if not report.edges]
-    if empty:
-        warnings.warn(
-            f'share="{share}" leaves no edges in {len(empty)} of {len(reports)} layers ({first_names(empty)}), so '
-            'nothing passes through them. Raise the budget, skip these layers, or use share="uniform" or "erk".',
-            stacklevel=3,
-        )
 
 
 UNKNOWN = 0.1

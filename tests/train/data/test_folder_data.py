@@ -335,6 +335,12 @@ def test_crops_of_another_scale(root: Path) -> None:
         ({"scale": 0.5}, "scale must be"),
         ({"mean": [0.5, 0.5]}, "mean must be a number for each of three channels"),
         ({"std": [0.5, 0.5, 0.0]}, "std must be"),
+        ({"padding": 2}, r"padding changes nothing with data.options.crop = 'resized'.*set data.options.crop=padded"),
+        ({"crop": "padded", "scale": [0.5, 1.0]}, r"scale changes nothing with data.options.crop = 'padded'"),
+        (
+            {"crop": "padded", "image_size": None},
+            r"set data.image_size, such as data.image_size=20: .* has 24 × 20 pixels",
+        ),
     ],
 )
 def test_rejects_invalid_options(root: Path, options: dict[str, object], says: str) -> None:
@@ -348,3 +354,22 @@ def test_predictions_are_normalised_as_training_was() -> None:
     prepared = get("folder").with_options(options).prepare_image(image, 8)
     assert prepared[:, 0, 0].tolist() == [1.0, -1.0, -1.0]
     assert get("folder").mean == IMAGENET_MEAN, "the registered one is unchanged"
+
+
+def test_predictions_with_padded_crops_are_not_resized(tmp_path: Path) -> None:
+    """As in testing: an image of the network's size is taken as it is."""
+    values = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    prepared = get("folder").with_options({"crop": "padded"}).prepare_image(Image.fromarray(values), 8)
+    for split in ("train", "val"):
+        (tmp_path / split / "a").mkdir(parents=True)
+        Image.fromarray(values).save(tmp_path / split / "a" / "0.png")
+    assert torch.equal(prepared, whole(data(tmp_path, crop="padded").test.epoch(0))[0][0])
+
+
+@pytest.mark.parametrize("name", ["folder", "imagenet", "shards"])
+def test_predictions_are_cropped_as_in_testing(name: str) -> None:
+    """Test images are enlarged before they are cropped, also those of the network's size."""
+    values = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+    prepared = get(name).prepare_image(Image.fromarray(values), 16)
+    expected = torch.from_numpy(np.array(centre_crop(Image.fromarray(values), 16))).permute(2, 0, 1)
+    assert torch.allclose(pixels(prepared[None])[0], expected.float(), atol=1e-3)

@@ -9,7 +9,7 @@ import copy
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,13 +17,16 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from wirings.errors import WiringError
-from wirings.train.data.augment import IMAGENET_MEAN, IMAGENET_STD, ImageCrop
+from wirings.train.data.augment import IMAGENET_MEAN, IMAGENET_STD, ImageCrop, read_image
 from wirings.train.data.base import Data, ImageDataset, LoadOptions, register_dataset
 from wirings.train.data.decode import DEFAULT_CROP, DecodedBatch, DecodingLoader, EncodedExample, assemble
 from wirings.train.data.device import Split, device_loaders
 from wirings.train.data.sampling import EXAMPLE, random_stream, rank_slices
 from wirings.utils.checks import is_number
 from wirings.utils.text import brief
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
@@ -78,6 +81,8 @@ class FolderLoader(DecodingLoader):
         return torch.cat(images), torch.cat(labels)
 
 
+_CROP_OF = {"padding": "padded", "scale": "resized"}
+"""The kind of crop that an option belongs to."""
 ON_DEVICE = 2**32
 """The most bytes of images that are kept on the device."""
 
@@ -99,8 +104,8 @@ class ImageFolder(ImageDataset):
         options: LoadOptions,
         *,
         crop: str = "resized",
-        padding: int = 4,
-        scale: Sequence[float] = (0.08, 1.0),
+        padding: int | None = None,
+        scale: Sequence[float] | None = None,
         mean: Sequence[float] = IMAGENET_MEAN,
         std: Sequence[float] = IMAGENET_STD,
     ) -> Data:
@@ -110,8 +115,8 @@ class ImageFolder(ImageDataset):
             options: Options of every data set.
             crop: ``"resized"``, a random part of an image is resized, or ``"padded"``, an image is padded and cropped
                 to its own size. Both flip half of the images.
-            padding: With ``"padded"``, the black pixels on each side.
-            scale: With ``"resized"``, the range of the part's area relative to the image's.
+            padding: With ``"padded"``, the black pixels on each side, 4 by default.
+            scale: With ``"resized"``, the range of the part's area relative to the image's, by default 0.08 to 1.
             mean: Mean of each channel, where pixels range from 0 to 1.
             std: Standard deviation of each channel.
         """
@@ -120,23 +125,33 @@ class ImageFolder(ImageDataset):
 
     def with_options(self, options: Mapping[str, Any]) -> ImageFolder:
         """This data set with options of `load`."""
-        chosen = copy.copy(self)
-        scale = options.get("scale", ImageCrop.scale)
-        chosen.crop = ImageCrop(options.get("crop", "resized"), options.get("padding", 4), scale)
+        chosen, kind = copy.copy(self), options.get("crop", "resized")
+        given = {name: options[name] for name in _CROP_OF if options.get(name) is not None}
+        chosen.crop = ImageCrop(kind, **given)
+        for name in given:
+            if kind != _CROP_OF[name]:
+                raise WiringError(
+                    f"data.options.{name} changes nothing with data.options.crop = {kind!r}. Drop it, or set "
+                    f"data.options.crop={_CROP_OF[name]}."
+                )
         chosen.mean = _channels("mean", options.get("mean", self.mean), 0)
         chosen.std = _channels("std", options.get("std", self.std), 1e-6)
         return chosen
 
+    def square(self, image: Image, side: int) -> Image:
+        """A user's image as it is tested."""
+        return self.crop.square(image, side)
+
     def write_sample(self, folder: Path) -> dict[str, Any]:
         """Write two classes of three training images and one test image each."""
-        from PIL import Image
+        from PIL.Image import new
 
         for split, count in (("train", 3), ("val", 1)):
             for number, label in enumerate(("cat", "dog")):
                 (folder / split / label).mkdir(parents=True)
                 for image in range(count):
                     colour = (100 * number, 40 * image, 200)
-                    Image.new("RGB", (12, 10), colour).save(folder / split / label / f"{image}.png")
+                    new("RGB", (12, 10), colour).save(folder / split / label / f"{image}.png")
         return {"directory": folder, "image_size": 8, "workers": 0}
 
 
@@ -176,6 +191,8 @@ def load_folder(dataset: ImageDataset, options: LoadOptions) -> Data:
                 crop=crop,
             )
         )
+    if crop.kind == "padded" and options.image_size is None:
+        raise WiringError(_needs_size(loaders[0].files[0]))
     size = loaders[0].size
     padded = 3 * (size + 2 * crop.padding) ** 2 * sum(loader.examples for loader in loaders)
     if crop.kind == "padded" and padded <= ON_DEVICE:
@@ -187,6 +204,15 @@ def load_folder(dataset: ImageDataset, options: LoadOptions) -> Data:
             loader.skipped = reader.skipped  # type: ignore[attr-defined]
         return Data(dataset.name, len(classes), (3, size, size), *kept, names=tuple(classes))
     return Data(dataset.name, len(classes), (3, size, size), loaders[0], loaders[1], names=tuple(classes))
+
+
+def _needs_size(path: str) -> str:
+    """Why images that are not resized need a size."""
+    width, height = read_image(Path(path)).size
+    return (
+        "with data.options.crop = 'padded' images keep their own size, so set data.image_size, such as "
+        f"data.image_size={min(width, height)}: {path} has {width:,} × {height:,} pixels."
+    )
 
 
 def _channels(name: str, values: Any, least: float) -> tuple[float, float, float]:

@@ -7,12 +7,15 @@ for each class (see `wirings.train.data.folder`), or shards (see `wirings.train.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from wirings.train.data.augment import IMAGENET_MEAN, IMAGENET_STD
+from wirings.train.data.augment import IMAGENET_MEAN, IMAGENET_STD, centre_crop
 from wirings.train.data.base import Data, ImageDataset, LoadOptions, register_dataset
 from wirings.train.data.folder import load_folder
 from wirings.train.data.shards import load_shards, write_sample_shards
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 
 @register_dataset("imagenet")
@@ -29,6 +32,10 @@ class ImageNet(ImageDataset):
         if root is not None and not (root / "train").is_dir() and any(root.glob("train-*.tar")):
             return load_shards(self, options, self.classes)
         return load_folder(self, options)
+
+    def square(self, image: Image, side: int) -> Image:
+        """A user's image as it is tested, whatever its size."""
+        return centre_crop(image, side)
 
     def write_sample(self, folder: Path) -> dict[str, Any]:
         """Write shards of a few images."""

@@ -19,20 +19,23 @@ import tarfile
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from wirings.errors import WiringError
-from wirings.train.data.augment import IMAGENET_MEAN, IMAGENET_STD
+from wirings.train.data.augment import IMAGENET_MEAN, IMAGENET_STD, centre_crop
 from wirings.train.data.base import Data, ImageDataset, LoadOptions, register_dataset
 from wirings.train.data.decode import DecodedBatch, DecodingLoader, EncodedExample, assemble
 from wirings.train.data.folder import IMAGE_SUFFIXES
 from wirings.train.data.sampling import BUFFER, EXAMPLE, random_stream, rank_slices
 from wirings.utils.files import read_regular_text
 from wirings.utils.text import brief
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 BUFFER_SIZE = 1000
 """Default number of encoded images in each worker's shuffle buffer."""
@@ -222,6 +225,10 @@ class Shards(ImageDataset):
                 f"and buffer = {buffer}. On the command line: --set data.options.classes=1000."
             )
         return load_shards(self, options, classes, buffer)
+
+    def square(self, image: Image, side: int) -> Image:
+        """A user's image as it is tested, whatever its size."""
+        return centre_crop(image, side)
 
     def write_sample(self, folder: Path) -> dict[str, Any]:
         """Write two shards to train on and one to test on."""

@@ -9,8 +9,9 @@ from pathlib import Path
 from wirings.draw import Point
 from wirings.train import recipes
 from wirings.train.tables import leaderboard
+from wirings.train.tables.agreement import ENOUGH
 from wirings.train.tables.leaderboard import Leaderboard, Standing
-from wirings.train.tables.paper import row_of
+from wirings.train.tables.paper import TableRow, row_of
 
 ON_CIFAR_100 = "cifar100"
 """The table of the second data set."""
@@ -53,18 +54,22 @@ def points(folder: Path, board: Leaderboard) -> list[Point]:
 
     On the network of Table 2, dense MobileNets of several widths and what the paper reports are added.
     """
-    found = [_point(one.row.mult_adds, one.row.mean, _line(one), one.row.std) for one in board.standings]
+    found = [_point(one.row, _line(one)) for one in board.standings]
     if any(one.row.recipe == "table2/dnw" for one in board.standings):
         dense = [row_of(recipes.get(name), folder) for name in BASELINES]
-        found += [_point(row.mult_adds, row.mean, "MobileNetV1", row.std) for row in dense]
+        found += [_point(row, "MobileNetV1") for row in dense]
         for name, line in PAPER.items():
             row = row_of(recipes.get(name), folder)
-            found.append(_point(row.mult_adds, row.paper, line, row.paper_std))
+            if row.mult_adds is not None and row.paper is not None:
+                found.append(Point(row.mult_adds, row.paper, line, row.paper_std or 0.0))
     return [point for point in found if point is not None]
 
 
-def _point(mult_adds: float | None, accuracy: float | None, line: str, std: float | None) -> Point | None:
-    return None if mult_adds is None or accuracy is None else Point(mult_adds, accuracy, line, std or 0.0)
+def _point(row: TableRow, line: str) -> Point | None:
+    """A measured row as a point; None if it was not measured."""
+    if row.mult_adds is None or row.mean is None:
+        return None
+    return Point(row.mult_adds, row.mean, line, row.std or 0.0, len(row.seeds) < ENOUGH)
 
 
 def _line(one: Standing) -> str:

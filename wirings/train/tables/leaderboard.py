@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ HEADER = (
     *("first edges", "gradient", "memory", "results"),
 )
 NOTE = (
+    "Above dnw: percentage points and, where both have two seeds or more, pooled standard deviations (sd) of the two. "
     "Training: the time of all training steps, including those of the network that a row starts from, of runs that "
     "were alone on their GPU; ≤: it is not known whether they were. Step: the time of a step relative to `dnw`, "
     "measured side by side by `benchmarks.rules`. First edges: those that the first step uses. Gradient: the edges "
@@ -57,6 +59,8 @@ class Standing:
     rule: str
     above: float | None
     """Percentage points above the mean accuracy of ``dnw`` on the same network; None if either was not measured."""
+    deviations: float | None
+    """The same in pooled standard deviations of the two; None for ``dnw`` itself and without two seeds of both."""
     seconds: float | None
     """The duration of training, including that of the network that the row starts from."""
     alone: bool
@@ -138,11 +142,21 @@ def _standing(
         row=row,
         rule=recipe.settings.rule.name,
         above=None if row.mean is None or dnw.mean is None else row.mean - dnw.mean,
+        deviations=None if row is dnw else in_deviations(row, dnw),
         seconds=seconds,
         alone=alone,
         ratio=ratio,
         needs=needs(rules.get(recipe.settings.rule.name, **recipe.settings.rule.options), density),
     )
+
+
+def in_deviations(row: TableRow, dnw: TableRow) -> float | None:
+    """How far the mean of a row is above that of ``dnw``, in pooled standard deviations of their seeds."""
+    if row.mean is None or dnw.mean is None or row.std is None or dnw.std is None:
+        return None
+    more, others = len(row.seeds) - 1, len(dnw.seeds) - 1
+    pooled = math.sqrt((more * row.std**2 + others * dnw.std**2) / (more + others))
+    return (row.mean - dnw.mean) / pooled if pooled > 0 else None
 
 
 def needs(rule: rules.Rule, density: float) -> RuleNeeds:
@@ -174,7 +188,9 @@ def _cells(one: Standing, files: str) -> tuple[str, ...]:
         row.recipe,
         with_std(row.mean, row.std, 2) or NOT_YET,
         seeds_cell(len(row.seeds)),
-        "" if one.above is None else f"{one.above:+.2f}",
+        ""
+        if one.above is None
+        else f"{one.above:+.2f}" + ("" if one.deviations is None else f" ({one.deviations:+.1f} sd)"),
         with_commas(row.edges),
         "" if row.mult_adds is None else f"{row.mult_adds / 1e6:.1f}M",
         time_cell(one.seconds, one.alone),
