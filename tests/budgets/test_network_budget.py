@@ -90,6 +90,7 @@ def test_parameters(seed: int, depth: int, fraction: float, share: str, skips: b
 @pytest.mark.slow
 @settings(max_examples=200)
 @given(st.integers(0, 10**6), st.integers(1, 4), st.floats(-0.1, 1.1), shares, st.booleans(), st.booleans())
+@pytest.mark.filterwarnings("ignore:share=.* leaves a single edge")
 def test_multiply_adds(seed: int, depth: int, fraction: float, share: str, skips: bool, as_share: bool) -> None:
     model, shape = network(seed, depth)
     skip = ["0"] if skips and depth > 1 else []
