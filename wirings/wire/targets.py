@@ -19,6 +19,9 @@ from wirings.utils.layers import (
 )
 from wirings.utils.text import brief
 
+ROUTERS = ("Router", "TopKGating")
+"""Parts of the names of classes whose layers score experts."""
+
 
 @dataclass(eq=False)
 class Target:
@@ -48,7 +51,10 @@ def find(model: nn.Module, include: Sequence[str] | None, skip: Sequence[str]) -
     known = [
         t
         for t in everything
-        if any(attribute in wired_by_default(module) and not in_adapter(name) for name, module, attribute in t.places)
+        if any(
+            attribute in wired_by_default(module) and not in_adapter(name) and not _is_router(model, name, attribute)
+            for name, module, attribute in t.places
+        )
     ]
     if not known and include is None:
         raise WiringError(
@@ -85,6 +91,22 @@ def all_targets(model: nn.Module) -> list[Target]:
         if not isinstance(weight, nn.parameter.UninitializedParameter):
             target.axes = axes_of(module, attribute, weight)
     return list(places.values())
+
+
+def _is_router(model: nn.Module, name: str, attribute: str) -> bool:
+    """Whether a weight scores experts, so that it stays dense, as the routers do that are no layers of PyTorch.
+
+    Such a layer, or the module that holds it, is of a class such as ``Llama4Router``; or it is called ``gate`` or
+    ``router`` and stands beside ``experts``.
+    """
+    path = name.removesuffix(attribute).rstrip(".")
+    above, _, own = path.rpartition(".")
+    parent = model.get_submodule(above)
+    if own in ("gate", "router") and "experts" in parent._modules:
+        return True
+    around = [model.get_submodule(path)] if path else []
+    around += [parent] if above else []  # not the model itself, whatever it is called
+    return any(word in cls.__name__ for module in around for cls in type(module).__mro__ for word in ROUTERS)
 
 
 def _check_none_computed(model: nn.Module, include: Sequence[str] | None, skip: Sequence[str]) -> None:
