@@ -177,7 +177,7 @@ def _named(target: Target, include: Sequence[str], known: list[Target]) -> bool:
 
 
 def _no_match(argument: str, pattern: str, targets: list[Target]) -> WiringError:
-    names = [target.name.removesuffix(".weight") for target in targets]
+    names = [name.removesuffix(".weight") for target in targets for name in target.names]  # all names of tied weights
     shown = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
     nested = [n for n in names if n.endswith(f".{pattern}")]
     hint = f" Patterns match from the start of a name: '*.{pattern}' would match {nested[0]}." if nested else ""
