@@ -56,11 +56,13 @@ def bleu(
     overwrite: OverwriteOption = False,
 ) -> None:
     """Compute the BLEU of finished runs from the translations in their folders, without the model and its data."""
-    from wirings.train.results import write
+    from wirings.train.results import path_of, write
     from wirings.train.translations import score_translations
 
     for run in runs:
         result = score_translations(run)
+        if results is not None and not overwrite and (path := path_of(results, result.recipe, result.seed)).exists():
+            raise WiringError(f"{path} holds a result already. Give --overwrite, or another --results folder.")
         echo(f"{run}: {result}")
         if results is not None:
             echo(f"wrote {write(result, results, overwrite=overwrite)}")
