@@ -217,7 +217,7 @@ def test_fetches_shakespeare_into_the_cache(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(WiringError, match=r"a folder with input\.txt, got "):
         get("shakespeare").fetch(tmp_path)
     (tmp_path / "other.txt").write_bytes(b"other")
-    with pytest.raises(WiringError, match="is not Tiny Shakespeare as published"):
+    with pytest.raises(WiringError, match=r"is not Tiny Shakespeare as published.* data\.options\.sha256=null\."):
         get("shakespeare").fetch(tmp_path / "other.txt")
     path.write_bytes(contents[:-1])
     with pytest.raises(WiringError, match=r"neither found nor downloaded: .*no network here.*--data"):
@@ -279,7 +279,7 @@ def test_warns_of_files_that_are_not_text(tmp_path: Path) -> None:
     for i in range(5):
         (tmp_path / f"{i}.png").write_bytes(b"\x89PNG\0\0" * 10)
     (tmp_path / "a.md").write_bytes(b"text" * 100)
-    with pytest.warns(UserWarning, match=r"'0\.png', '1\.png', '2\.png' and 2 more in .* cannot be text"):
+    with pytest.warns(UserWarning, match=r"/0\.png, .*/1\.png, .*/2\.png and 2 more cannot be text"):
         load("text", directory=tmp_path, batch=2, context=4)
 
 

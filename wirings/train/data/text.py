@@ -26,7 +26,6 @@ from wirings.train.data.base import Data, Dataset, LoadOptions, register_dataset
 from wirings.train.data.metrics import BITS_PER_BYTE
 from wirings.train.data.text_loader import check_fraction, text_loaders
 from wirings.train.data.unpack import read_bytes
-from wirings.utils.text import brief
 
 TRAIN, VALIDATION = (("train",),), (("val", "valid", "validation"), ("test",))
 """Names of files and folders, up to the first dot, that hold the two parts of a text; names that come first win."""
@@ -159,10 +158,10 @@ def _joined(files: Sequence[Path], where: Path) -> bytes:
                 f"{path} is compressed ({packed.lastgroup}), not text. Decompress it; only files that end in .xz or "
                 ".gz are decompressed here."
             )
-    if binary := [path.name for path, part in zip(files, contents, strict=True) if b"\0" in part]:
+    if binary := [path for path, part in zip(files, contents, strict=True) if b"\0" in part]:
         more = f" and {len(binary) - 3:,} more" if len(binary) > 3 else ""
         warnings.warn(
-            f"{', '.join(map(brief, binary[:3]))}{more} in {where} cannot be text in UTF-8, with bytes of 0. They are "
+            f"{', '.join(map(str, binary[:3]))}{more} cannot be text in UTF-8, with bytes of 0. They are "
             "tokens all the same: remove these files, or convert them, unless you mean to train on them.",
             stacklevel=2,
         )
