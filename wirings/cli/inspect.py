@@ -166,7 +166,7 @@ def show(
         folder = Path(run)
         usual = folder / "history.html" if folder.is_dir() else Path(f"{run.strip('./').replace('/', '-')}.html")
         path = draw.write_page(history, out or usual, title, whole)
-        echo(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB): open it in a browser")
+        echo(f"wrote {path} ({path.stat().st_size / 1e6:.2f} MB): open it in a browser")
     if pictures is not None:
         for path in draw.save_pictures(history, pictures, "svg" if svg else "png", title):
             echo(f"wrote {path}")
