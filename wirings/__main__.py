@@ -1,5 +1,6 @@
 """``python -m wirings`` and the command ``wirings``."""
 
+import io
 import sys
 
 from wirings.errors import WiringError
@@ -14,6 +15,8 @@ CTRL_C = 130
 
 def main() -> None:
     """Run the command line. A user's mistake is one message, not a traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # not every encoding has every character, such as Windows' in a pipe
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         _run()
     except KeyboardInterrupt:  # before a command could handle it

@@ -1,5 +1,6 @@
-"""Commands that run out of memory end with a sentence, and those that are interrupted early without a traceback."""
+"""How the command line ends: out of memory, interrupted early, or with characters that the output does not have."""
 
+import io
 import sys
 from pathlib import Path
 
@@ -33,6 +34,17 @@ def test_early_interrupts_end_with_their_status(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(SystemExit) as caught:
         main()
     assert caught.value.code == 130
+
+
+def test_characters_that_the_output_cannot_encode_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="cp1252"))
+    monkeypatch.setattr(sys, "argv", ["wirings", "show", "table1/static-dnw"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert not caught.value.code
+    sys.stdout.flush()
+    assert rb"\u2588" in written.getvalue()  # a block of a curve
 
 
 def test_errors_of_allocators() -> None:

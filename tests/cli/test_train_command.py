@@ -81,6 +81,10 @@ def test_data_prepares_what_can_be_downloaded(tmp_path: Path, monkeypatch: pytes
         WiringError, match="data set 'imagenet' cannot be downloaded, only cifar10, cifar100, shakespeare can"
     ):
         call("data", "imagenet")
+    with pytest.raises(
+        WiringError, match=r"data set 'text' needs no preparation\. Give the folder to wirings train: --data"
+    ):
+        call("data", "text", "--data", tmp_path)
     with pytest.raises(WiringError, match=r"unknown data set 'cifar'\. Did you mean 'cifar10'"):
         call("data", "cifar")
 
@@ -90,6 +94,13 @@ def test_rejects_images_that_do_not_fit_the_network(tmp_path: Path) -> None:
     with pytest.raises(WiringError, match=message):
         train("--out", "run", settings=["epochs=1", "data.name=synthetic"])
     assert not (tmp_path / "run").exists()
+
+
+def test_rejects_text_that_does_not_fit_the_network(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("To be, or not to be. " * 100)
+    changes = ["data.name=text", "data.directory=text.txt", "data.options.context=8", "epochs=1"]
+    with pytest.raises(WiringError, match=r"should be the same\. Fix model\.options or data\.options\."):
+        train("--out", "run", settings=changes)
 
 
 @pytest.mark.parametrize("classes", [1, 9])

@@ -301,6 +301,30 @@ def test_clicking_the_timeline_seeks(open_page: Open) -> None:
     assert page.evaluate("wirings.replay.at") in (5, 6)
 
 
+def test_curves_that_do_not_change_have_one_label(open_page: Open) -> None:
+    graph = wirings.StaticGraph([2, 2, 1], edges=4, rule="dnw")
+    recorder = wirings.Recorder(graph.wiring, every=10)
+    recorder.step(10, loss=1.0)
+    recorder.note(bleu=0.0)
+    recorder.step(20, loss=0.5)
+    page = open_page(recorder.history())
+    page.evaluate(
+        """() => {
+            window.texts = [];
+            const write = CanvasRenderingContext2D.prototype.fillText;
+            CanvasRenderingContext2D.prototype.fillText = function (text, ...at) {
+                window.texts.push(text);
+                return write.call(this, text, ...at);
+            };
+        }"""
+    )
+    page.set_viewport_size({"width": 1000, "height": 650})
+    page.wait_for_function("() => window.texts.includes('bleu')")
+    texts = page.evaluate("window.texts")
+    assert texts[texts.index("bleu") + 1] == "0"
+    assert "1e-9" not in texts
+
+
 def test_touch_on_a_phone(open_page: Open) -> None:
     history = small()
     phone = {"viewport": {"width": 390, "height": 844}, "device_scale_factor": 3, "has_touch": True, "is_mobile": True}

@@ -1,5 +1,6 @@
 """Pictures: each can be drawn with 5 to 5,000 nodes, shows the right values, and has no overlapping labels."""
 
+import copy
 import itertools
 from pathlib import Path
 from typing import Any
@@ -148,9 +149,20 @@ def test_the_matrix_has_one_cell_per_edge() -> None:
 def test_the_matrix_of_a_layer_shows_its_density() -> None:
     model = nn.Linear(64, 100)
     wirings.wire_(model, density=0.25)
+    draw.layers(labelled := Figure(), model)
+    assert (labelled.get_supxlabel(), labelled.get_supylabel()) == ("sending nodes", "receiving nodes")
     table = draw.layers(figure := Figure(), model) or np.square(np.asarray(figure.axes[0].images[0].get_array()))
     assert table.shape == (48, 48)
     assert table.max() == pytest.approx(1)
+
+
+def test_layers_of_like_names_are_told_apart() -> None:
+    block = nn.ModuleDict({"feed_forward": nn.ModuleDict({"down": nn.Linear(4, 4)})})
+    model = nn.ModuleDict({"encoder": nn.ModuleList([block]), "decoder": nn.ModuleList([copy.deepcopy(block)])})
+    wirings.wire_(model, density=0.25)
+    draw.layers(figure := Figure(), model)
+    titles = [ax.get_title() for ax in figure.axes[:2]]
+    assert titles == [f"{side}.\n0.feed_forward.down\n25 %" for side in ("encoder", "decoder")]
 
 
 def test_degrees_and_densities() -> None:

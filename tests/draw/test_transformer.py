@@ -1,6 +1,7 @@
 """Transformers in the terminal, as pictures and on the page: blocks, kinds of layers, heads, and dead ones."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from commands import call
 from torch import nn
 
 import wirings
-from wirings import WiringError, draw
+from wirings import WiringError, draw, models
 from wirings.draw.html import page as page_of
 from wirings.draw.terminal import summary
 from wirings.history import History
@@ -77,7 +78,7 @@ def test_pictures(tmp_path: Path) -> None:
     assert [text.get_text() for text in grid.get_xticklabels()] == ["q", "k", "v", "out", "MLP\nin", "MLP\nout"]
     assert [text.get_text() for text in grid.get_yticklabels()] == ["block 0", "block 1", "block 2"]
     assert [text.get_text() for text in heads.texts].count("no v") == 1
-    assert heads.get_title() == "real edges of each head: 1 of 12 dead"
+    assert heads.get_title() == "real edges of each head\n1 of 12 dead"
     figure = figure_of(draw.density_over_time, history)
     charts = figure.axes[:6]
     assert [chart.get_title() for chart in charts] == ["q", "k", "v", "out", "MLP in", "MLP out"]
@@ -89,6 +90,24 @@ def test_pictures(tmp_path: Path) -> None:
         figure_of(draw.transformer, wirings.StaticGraph([2, 3, 2], edges=4))
     with pytest.raises(WiringError, match="at least two records"):
         figure_of(draw.density_over_time, History(history.structure, {}, history.chunks[:1]))
+
+
+def test_titles_of_attention_and_cross_attention_do_not_overlap() -> None:
+    pytest.importorskip("matplotlib")
+    from wirings.draw.by_block import picture_size
+    from wirings.draw.common import figure_of
+
+    options = {"layers": 2, "heads": 4, "width": 32, "hidden": 64, "density": 0.1}
+    model = models.get("seq2seq", classes=20, length=8, rule="dnw", **options)
+    recorder = wirings.Recorder(model.wiring, every=1)
+    recorder.step()
+    history = recorder.history()
+    figure = figure_of(draw.transformer, history, size=picture_size(history), title="a title")
+    figure.canvas.draw()
+    boxes = [ax.title.get_window_extent() for ax in figure.axes]
+    assert [len(ax.get_title().splitlines()) for ax in figure.axes] == [1, 2, 2]
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+    assert boxes[-1].x1 < figure.bbox.x1
 
 
 def test_page(open_page: Open) -> None:

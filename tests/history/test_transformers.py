@@ -56,6 +56,20 @@ FAMILIES: dict[str, tuple[dict[str, tuple[int, int]], list[str], list[str]]] = {
         ["block 0", "block 1"],
         [*ATTENTION, "MLP gate", *MLP],
     ),
+    "DeepSeek, whose queries have a low rank, the inner width of its shared expert": (
+        {
+            "model.layers.#.self_attn.q_a_proj.weight": (16, 32),
+            "model.layers.#.self_attn.q_b_proj.weight": (64, 16),
+            "model.layers.#.self_attn.kv_a_proj_with_mqa.weight": (24, 32),
+            "model.layers.#.self_attn.kv_b_proj.weight": (64, 16),
+            "model.layers.#.self_attn.o_proj.weight": (32, 32),
+            "model.layers.#.mlp.shared_experts.gate_proj.weight": (16, 32),
+            "model.layers.#.mlp.shared_experts.up_proj.weight": (16, 32),
+            "model.layers.#.mlp.shared_experts.down_proj.weight": (32, 16),
+        },
+        ["block 0", "block 1"],
+        [*ATTENTION, "MLP gate", *MLP],
+    ),
     "Phi-3, whose output projection comes first": (
         {
             "model.layers.#.self_attn.o_proj.weight": (32, 32),
@@ -124,6 +138,13 @@ def test_finds_blocks_and_kinds_by_names_and_shapes(family: str) -> None:
     assert found.outside == [2 * len(layers)]
     assert sum(cell.edges for cell in found.cells) == sum(matrix.edges for matrix in matrices(layers))
     assert all(attention.heads == 0 for attention in found.attentions)
+
+
+def test_the_output_projection_is_that_of_the_attention() -> None:
+    layers = next(layers for family, (layers, _, _) in FAMILIES.items() if family.startswith("DeepSeek"))
+    found = find_transformer(matrices(layers), {})
+    assert found is not None
+    assert [attention.parts["out"][0] for attention in found.attentions] == [4, 12]  # o_proj
 
 
 def test_splits_fused_projections_by_heads() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from breaking import BreakError, Stops, lines, same_runs
+from commands import call
 from typer.testing import CliRunner
 
 from wirings import WiringError
@@ -112,6 +113,11 @@ def test_a_run_without_sacrebleu_is_scored_later(small: Small, tmp_path: Path, m
     assert scored.settings == whole.settings
     [found] = results.find(kept, RECIPE)
     assert found == scored
+    with pytest.raises(
+        WiringError, match=r"seed0\.json holds a result already\. Give --overwrite, or another --results"
+    ):
+        call("bleu", out, "--results", kept)
+    call("bleu", out, "--results", kept, "--overwrite")
 
 
 def test_scoring_needs_a_finished_run_that_translates(small: Small, tmp_path: Path) -> None:

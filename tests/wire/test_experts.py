@@ -63,6 +63,52 @@ def test_stacks_are_wired_by_default_with_the_budget_of_their_matrices() -> None
     assert [int(w.count_nonzero()) for w in (model.experts.up_proj, model.experts.down_proj)] == [24, 24]
 
 
+class TopKRouter(nn.Linear):
+    """A router that is a linear layer, as in Llama 4."""
+
+
+class RouterOfLayers(nn.Module):
+    """A router that holds a linear layer, as in Switch Transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(4, 3)
+
+
+class Mixture(nn.Module):
+    """Experts and routers of every form. Other layers may be called ``gate``, too."""
+
+    def __init__(self, router: nn.Module | None = None, gate: nn.Module | None = None) -> None:
+        super().__init__()
+        self.experts, self.mlp = Experts(), nn.ModuleDict({"gate": nn.Linear(4, 4)})
+        self.router, self.gate = router, gate
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Mixture(TopKRouter(4, 3)),
+        Mixture(RouterOfLayers()),
+        Mixture(gate=nn.Linear(4, 3)),
+        Mixture(nn.Linear(4, 3)),
+    ],
+)
+def test_routers_stay_dense_unless_they_are_included(model: Mixture) -> None:
+    wanted = ["experts.up_proj", "experts.down_proj", "mlp.gate.weight"]
+    model = nn.Sequential(model)  # type: ignore[assignment]
+    assert [layer.name for layer in wire_(copy.deepcopy(model), density=0.25).layers] == [f"0.{n}" for n in wanted]
+    routers = [name for name, p in model.named_parameters() if p.shape == (3, 4)]
+    assert [layer.name for layer in wire_(model, density=0.25, include=routers).layers] == routers
+
+
+def test_a_model_that_is_called_a_router_is_wired() -> None:
+    class RouterModel(nn.Sequential):
+        pass
+
+    assert len(wire_(RouterModel(nn.Linear(4, 4)), density=0.25).layers) == 1
+    assert len(wire_(TopKRouter(4, 3), density=0.25).layers) == 1
+
+
 class MixtureOfExpertsViT(nn.Module):
     """Parameters of three dimensions that are no experts, in a class whose name says otherwise."""
 

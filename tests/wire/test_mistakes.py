@@ -51,6 +51,12 @@ def expanded() -> nn.Module:
     return model
 
 
+def tied() -> nn.Module:
+    model = nn.ModuleDict({"embedding": nn.Embedding(8, 8), "up": nn.Linear(8, 8), "head": nn.Linear(8, 8, bias=False)})
+    model["head"].weight = model["embedding"].weight
+    return model
+
+
 MISTAKES = {
     "density of zero": (network, {"density": 0.0}, r"density must be in \(0, 1\].*got 0.0"),
     "density in percent": (network, {"density": 5.0}, "For 5.0 % write 0.05"),
@@ -58,6 +64,11 @@ MISTAKES = {
     "k too large": (network, {"k": 1000}, "k = 1000 edges were requested, but the 2 layers .* allow only 248; lower k"),
     "k too large in a layer": (network, {"budget": {"3": 33}}, "33 edges were requested in 3.weight.*only 32"),
     "skip matches nothing": (network, {"density": 0.1, "skip": ["fc"]}, r"skip=\['fc'\] matches no weight.*0, 3"),
+    "tied weights have several names": (
+        tied,
+        {"density": 0.1, "skip": ["lm_head"]},
+        r"Its weights: embedding, head, up\.",
+    ),
     "include matches nothing": (network, {"density": 0.1, "include": ["fc"]}, r"include=\['fc'\] matches no weight"),
     "budget matches nothing": (
         network,

@@ -23,6 +23,8 @@ def data(
     from wirings.train import data as data_sets
 
     dataset = data_sets.get(name)
+    if not dataset.can_fetch and folder is not None:
+        raise WiringError(f"data set {name!r} needs no preparation. Give the folder to wirings train: --data {folder}.")
     if not dataset.can_fetch:
         known = ", ".join(each for each in data_sets.names() if data_sets.get(each).can_fetch)
         raise WiringError(

@@ -56,11 +56,13 @@ def bleu(
     overwrite: OverwriteOption = False,
 ) -> None:
     """Compute the BLEU of finished runs from the translations in their folders, without the model and its data."""
-    from wirings.train.results import write
+    from wirings.train.results import path_of, write
     from wirings.train.translations import score_translations
 
     for run in runs:
         result = score_translations(run)
+        if results is not None and not overwrite and (path := path_of(results, result.recipe, result.seed)).exists():
+            raise WiringError(f"{path} holds a result already. Give --overwrite, or another --results folder.")
         echo(f"{run}: {result}")
         if results is not None:
             echo(f"wrote {write(result, results, overwrite=overwrite)}")
@@ -164,7 +166,7 @@ def show(
         folder = Path(run)
         usual = folder / "history.html" if folder.is_dir() else Path(f"{run.strip('./').replace('/', '-')}.html")
         path = draw.write_page(history, out or usual, title, whole)
-        echo(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB): open it in a browser")
+        echo(f"wrote {path} ({path.stat().st_size / 1e6:.2f} MB): open it in a browser")
     if pictures is not None:
         for path in draw.save_pictures(history, pictures, "svg" if svg else "png", title):
             echo(f"wrote {path}")

@@ -110,8 +110,9 @@ def _draw_heads(ax: Axes, heads: list[HeadCounts], family: str) -> None:
     ax.set_xlabel("head", fontsize=8)
     ax.tick_params(axis="x", labelsize=8)
     dead, total = sum(int(one.dead[-1].sum()) for one in heads), sum(one.attention.heads for one in heads)
-    of = "" if family == "attention" else f" of {family}"
-    _finish(ax, f"real edges of each head{of}: {dead:,} of {total:,} dead")
+    # Two lines, since few heads make a narrow picture.
+    which = "real edges of each head" if family == "attention" else f"those of {family}"
+    _finish(ax, f"{which}\n{dead:,} of {total:,} dead")
 
 
 def _compact(count: int) -> str:

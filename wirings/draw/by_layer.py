@@ -41,25 +41,28 @@ def layers(figure: Figure, what: Drawable, title: str = "") -> None:
         ax.imshow(np.sqrt(table / most), cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="none")
         ax.set_xticks([])
         ax.set_yticks([])
-        name = as_label(_shorten(layer.name.removesuffix(".weight")))
+        name = "\n".join(map(as_label, _in_lines(layer.name.removesuffix(".weight"))))
         ax.set_title(f"{name}\n{100 * count / (layer.stop - layer.start):.3g} %", fontsize=7, color=SOFT, pad=3)
     if title:
         figure.suptitle(title, fontsize=11)
+    figure.supxlabel("sending nodes", fontsize=8)
+    figure.supylabel("receiving nodes", fontsize=8)
 
 
 layers.whole_figure = True  # type: ignore[attr-defined]
 
 
-def _shorten(name: str, most: int = 20) -> str:
-    """The end of a long name, cut at a dot if there is one.
+def _in_lines(name: str, most: int = 20) -> list[str]:
+    """A long name in two lines, broken at a dot if there is one, without the beginning of what is still too long.
 
-    >>> _shorten("stages.1.0.shortcut.0"), _shorten("transformer_in_the_middle")
-    ('….1.0.shortcut.0', '…ormer_in_the_middle')
+    >>> _in_lines("decoder.0.feed_forward.down"), _in_lines("transformer_in_the_middle")
+    (['decoder.', '0.feed_forward.down'], ['…ormer_in_the_middle'])
+    >>> _in_lines("model.language_model.layers.0.self_attn.q_proj")
+    ['…guage_model.layers.', '0.self_attn.q_proj']
     """
-    if len(name) <= most:
-        return name
-    end = name[1 - most :]
-    return f"…{end[max(end.find('.'), 0) :]}"
+    dot = name.find(".", len(name) - most - 1) + 1 if len(name) > most else 0
+    lines = [name[:dot], name[dot:]] if dot else [name]
+    return [line if len(line) <= most else f"…{line[1 - most :]}" for line in lines]
 
 
 def _density_table(state: WiringState, i: int) -> np.ndarray:

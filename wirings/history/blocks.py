@@ -195,13 +195,21 @@ def _output_of(
     paths: list[tuple[str, ...]],
     width: int,
 ) -> int | None:
-    """The output projection of an attention: near it, with as many inputs as its heads have outputs together."""
+    """The output projection of an attention: near it, with as many inputs as its heads have outputs together.
+
+    In the attention's own module, the name alone is enough: heads may have values of another size than their queries,
+    and queries of low rank two weights (DeepSeek).
+    """
     for length in range(len(prefix), len(block) - 1, -1):
-        for i in left:
-            if paths[i][:length] != prefix[:length] or (width and matrices[i].takes != width):
-                continue
-            if length > len(block) or set(_words(paths[i])) & _OUTPUT_WORDS:
-                return i
+        near = [i for i in left if paths[i][:length] == prefix[:length]]
+        fits = [i for i in near if not width or matrices[i].takes == width]
+        called = [i for i in near if set(_words(paths[i])) & _OUTPUT_WORDS]
+        if length > len(block):
+            found = fits or (called if length == len(prefix) else [])
+        else:
+            found = [i for i in fits if i in called]
+        if found:
+            return found[0]
     return None
 
 

@@ -15,6 +15,12 @@ from wirings.utils.text import brief
 
 
 @torch.no_grad()
+def check_search(where: str, beams: int, penalty: float) -> None:
+    """Raise, in the name of ``where``, unless these are options of `beam_search`."""
+    check_int(where, "beams", beams, most=10_000)
+    check_number(where, "penalty", penalty, least=-1e3, most=1e3)
+
+
 def beam_search(model: Seq2Seq, source: Tensor, *, beams: int = 1, penalty: float = 1.0, longest: int = 50) -> Tensor:
     """Find likely translations.
 
@@ -32,9 +38,8 @@ def beam_search(model: Seq2Seq, source: Tensor, *, beams: int = 1, penalty: floa
         The best translation of every sentence, int64 (batch, at most ``longest``): without `START`, and with `PAD`
         after its `END`. A translation that was cut off has no `END`.
     """
-    check_int("beam_search", "beams", beams, most=10_000)
+    check_search("beam_search", beams, penalty)
     check_int("beam_search", "longest", longest, most=2**20)
-    check_number("beam_search", "penalty", penalty, least=-1e3, most=1e3)
     if not isinstance(source, Tensor) or source.dim() != 2 or source.dtype != torch.int64:
         raise WiringError(f"beam_search expects source tokens, int64 (batch, length), got {brief(source)}.")
     states, mask = model.encode(source)

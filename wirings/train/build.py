@@ -148,7 +148,7 @@ def _check_tokens(model: nn.Module, data: Data, name: str) -> None:
     except (WiringError, RuntimeError) as error:
         raise WiringError(
             f"model {name!r} cannot take the text of data set {data.name!r}, windows of {count:,} tokens out of "
-            f"{data.classes:,}: {error} Fix model.options or data.options."
+            f"{data.classes:,}: {str(error).rstrip('.')}. Fix model.options or data.options."
         ) from error
     if scores.shape[:-1] != (1, count) or scores.shape[-1] < data.classes:
         raise WiringError(

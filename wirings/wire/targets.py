@@ -20,6 +20,9 @@ from wirings.utils.layers import (
 )
 from wirings.utils.text import brief
 
+ROUTERS = ("Router", "TopKGating")
+"""Parts of the names of classes whose layers score experts."""
+
 
 @dataclass(eq=False)
 class Target:
@@ -49,7 +52,10 @@ def find(model: nn.Module, include: Sequence[str] | None, skip: Sequence[str]) -
     known = [
         t
         for t in everything
-        if any(attribute in wired_by_default(module) and not in_adapter(name) for name, module, attribute in t.places)
+        if any(
+            attribute in wired_by_default(module) and not in_adapter(name) and not _is_router(model, name, attribute)
+            for name, module, attribute in t.places
+        )
     ]
     if not known and include is None:
         raise WiringError(
@@ -86,6 +92,22 @@ def all_targets(model: nn.Module) -> list[Target]:
         if not isinstance(weight, nn.parameter.UninitializedParameter):
             target.axes = axes_of(module, attribute, weight)
     return list(places.values())
+
+
+def _is_router(model: nn.Module, name: str, attribute: str) -> bool:
+    """Whether a weight scores experts, so that it stays dense, as the routers do that are no layers of PyTorch.
+
+    Such a layer, or the module that holds it, is of a class such as ``Llama4Router``; or it is called ``gate`` or
+    ``router`` and stands beside ``experts``.
+    """
+    path = name.removesuffix(attribute).rstrip(".")
+    above, _, own = path.rpartition(".")
+    parent = model.get_submodule(above)
+    if own in ("gate", "router") and "experts" in parent._modules:
+        return True
+    around = [model.get_submodule(path)] if path else []
+    around += [parent] if above else []  # not the model itself, whatever it is called
+    return any(word in cls.__name__ for module in around for cls in type(module).__mro__ for word in ROUTERS)
 
 
 def _check_none_computed(model: nn.Module, include: Sequence[str] | None, skip: Sequence[str]) -> None:
@@ -158,7 +180,7 @@ def _named(target: Target, include: Sequence[str], known: list[Target]) -> bool:
 
 
 def _no_match(argument: str, pattern: str, targets: list[Target]) -> WiringError:
-    names = [target.name.removesuffix(".weight") for target in targets]
+    names = [name.removesuffix(".weight") for target in targets for name in target.names]  # all names of tied weights
     shown = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
     nested = [n for n in names if n.endswith(f".{pattern}")]
     hint = f" Patterns match from the start of a name: '*.{pattern}' would match {nested[0]}." if nested else ""

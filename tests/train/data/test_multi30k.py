@@ -135,6 +135,13 @@ def test_mistakes_in_options(load_sample: Load) -> None:
         WiringError, match=r"data\.options\.lengths ends with 4, but a sentence of /.*sample has \d+ tokens"
     ):
         load_sample(lengths=[4])
+    for lengths in (20, [], [20, 10], "20", None):
+        with pytest.raises(WiringError, match=r"data\.options\.lengths must be increasing integers above 1, got "):
+            load_sample(lengths=lengths)
+    with pytest.raises(WiringError, match="multi30k: beams must be a whole number from 1 to 10000, got 0"):
+        load_sample(beams=0)
+    with pytest.raises(WiringError, match="multi30k: penalty must be a number"):
+        load_sample(penalty="long")
     with pytest.raises(WiringError, match="image_size"):
         load_sample(image_size=32)
 

@@ -1,5 +1,6 @@
 """Text data sets: how text is found and split, windows of it, characters as tokens, and errors."""
 
+import bz2
 import gzip
 import hashlib
 import lzma
@@ -216,7 +217,7 @@ def test_fetches_shakespeare_into_the_cache(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(WiringError, match=r"a folder with input\.txt, got "):
         get("shakespeare").fetch(tmp_path)
     (tmp_path / "other.txt").write_bytes(b"other")
-    with pytest.raises(WiringError, match="is not Tiny Shakespeare as published"):
+    with pytest.raises(WiringError, match=r"is not Tiny Shakespeare as published.* data\.options\.sha256=null\."):
         get("shakespeare").fetch(tmp_path / "other.txt")
     path.write_bytes(contents[:-1])
     with pytest.raises(WiringError, match=r"neither found nor downloaded: .*no network here.*--data"):
@@ -254,6 +255,32 @@ def test_rejects_text_that_cannot_be_used(
         load("text", directory=tmp_path / "one.txt", **{"batch": 2, "context": 4, **options})
     assert message in str(caught.value)
     assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("contents", "kind"),
+    [
+        (bz2.compress(b"text" * 100), "bzip2"),
+        (gzip.compress(b"text" * 100), "gzip"),
+        (lzma.compress(b"text" * 100), "xz"),
+        (b"PK\3\4" + bytes(100), "zip"),
+        (b"\x28\xb5\x2f\xfd" + bytes(100), "zstd"),
+    ],
+    ids=["bzip2", "gzip", "xz", "zip", "zstd"],
+)
+def test_rejects_files_that_are_still_compressed(contents: bytes, kind: str, tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_bytes(b"text" * 100)
+    (tmp_path / "val.packed").write_bytes(contents)
+    with pytest.raises(WiringError, match=rf"val\.packed is compressed \({kind}\), not text\. Decompress it"):
+        load("text", directory=tmp_path, batch=2, context=4)
+
+
+def test_warns_of_files_that_are_not_text(tmp_path: Path) -> None:
+    for i in range(5):
+        (tmp_path / f"{i}.png").write_bytes(b"\x89PNG\0\0" * 10)
+    (tmp_path / "a.md").write_bytes(b"text" * 100)
+    with pytest.warns(UserWarning, match=r"/0\.png, .*/1\.png, .*/2\.png and 2 more cannot be text"):
+        load("text", directory=tmp_path, batch=2, context=4)
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, lzma.compress])

@@ -78,8 +78,8 @@ class Timeline {
         low = (i + 1) * each - 4,
         values = row.points.map(([, value]) => value);
       const least = row.bars ? 0 : Math.min(...values),
-        most = Math.max(...values, least + 1e-9);
-      const y = (value) => low - ((value - least) / (most - least)) * (low - top);
+        most = Math.max(...values, least);
+      const y = (value) => low - ((value - least) / (most - least || 1)) * (low - top);
       context.strokeStyle = colour.line;
       context.beginPath();
       context.moveTo(this.left, low + 1);
@@ -92,7 +92,7 @@ class Timeline {
       context.textAlign = "right";
       const label = (value) => (row.bars ? formatCount(value) : Number(value.toPrecision(3)).toString()) + row.unit;
       if (box.width >= 500) {
-        context.fillText(label(most), this.left - 6, top + 3);
+        if (most > least) context.fillText(label(most), this.left - 6, top + 3);
         context.fillText(label(least), this.left - 6, low - 3);
       }
       context.strokeStyle = context.fillStyle = paints[row.name] ?? colour.negative;

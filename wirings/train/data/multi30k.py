@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from wirings.errors import WiringError
-from wirings.models.beam_search import beam_search
+from wirings.models.beam_search import beam_search, check_search
 from wirings.models.seq2seq import END, PAD, Seq2Seq
 from wirings.train.data.base import Data, Dataset, LoadOptions, Measured, register_dataset
 from wirings.train.data.bleu import bleu as bleu_of
 from wirings.train.data.bleu import need_sacrebleu
 from wirings.train.data.bpe import BytePairs
 from wirings.train.data.metrics import BLEU, NATS
-from wirings.train.data.pair_loader import PairLoader
+from wirings.train.data.pair_loader import PairLoader, check_increasing
 from wirings.train.data.unpack import read_bytes
 from wirings.utils.checks import check_bool
 
@@ -73,6 +73,8 @@ class Multi30k(Dataset):
         """
         if check_bool("multi30k", "bleu", bleu):
             need_sacrebleu()
+        check_increasing(lengths)
+        check_search("multi30k", beams, penalty)  # now, and not after hours of training
         if options.directory is None:
             raise WiringError(
                 "data set 'multi30k' needs the folder with train.en, train.de and so on (data/task1/raw of the "

@@ -20,6 +20,7 @@ from wirings.models.seq2seq import END, PAD, START
 from wirings.train.data.base import Loader
 from wirings.train.data.sampling import ORDER, random_stream
 from wirings.utils.checks import is_int
+from wirings.utils.text import brief
 
 IGNORED = -100
 """The label of positions without a next token, which ``torch.nn.functional.cross_entropy`` ignores by default."""
@@ -140,13 +141,18 @@ class PairLoader(Loader):
             yield self.next(size)
 
 
+def check_increasing(lengths: object) -> None:
+    """Raise unless this is a list of lengths that pairs can be padded to."""
+    listed = isinstance(lengths, Sequence) and all(is_int(n) and n > 1 for n in lengths)
+    if not listed or not lengths or list(lengths) != sorted(set(lengths)):  # type: ignore[call-overload]
+        raise WiringError(f"data.options.lengths must be increasing integers above 1, got {brief(lengths)}.")
+
+
 def check_lengths(
     lengths: Sequence[int], batch: int, world: int, longest: int, folder: Path | None = None
 ) -> list[int]:
     """Check the lengths that pairs are padded to, and return the number of pairs of a batch of each length."""
-    increasing = all(is_int(n) and n > 1 for n in lengths) and list(lengths) == sorted(set(lengths))
-    if not increasing or not lengths:
-        raise WiringError(f"data.options.lengths must be increasing integers above 1, got {lengths!r}.")
+    check_increasing(lengths)
     if longest > lengths[-1]:
         where = f" of {folder}" if folder is not None else ""
         raise WiringError(

@@ -108,7 +108,8 @@ def prepare(directory: Path | None = None) -> Path:
         if not _matches(contents):
             raise WiringError(
                 f"{path} is not Tiny Shakespeare as published: expected sha256 {SHA256[:12]}…, got "
-                f"{hashlib.sha256(contents).hexdigest()[:12]}…. Remove it, or use data set 'text'."
+                f"{hashlib.sha256(contents).hexdigest()[:12]}…. Remove it; for other text, use data set 'text', or "
+                "this one with data.options.sha256=null."
             )
         if not target.is_file() or target.read_bytes() != contents:
             write_whole(target, lambda file: file.write(contents))

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -29,6 +31,10 @@ from wirings.train.data.unpack import read_bytes
 TRAIN, VALIDATION = (("train",),), (("val", "valid", "validation"), ("test",))
 """Names of files and folders, up to the first dot, that hold the two parts of a text; names that come first win."""
 SPLITS = ("end", "files")
+_PACKED = re.compile(
+    rb"(?P<gzip>\x1f\x8b)|(?P<xz>\xfd7zXZ\0)|(?P<bzip2>BZh[1-9]1AY&SY)|(?P<zstd>\x28\xb5\x2f\xfd)|(?P<zip>PK\x03\x04)"
+)
+"""How compressed files begin."""
 
 
 @register_dataset("text")
@@ -146,8 +152,22 @@ def _files(path: Path) -> list[Path]:
 
 
 def _joined(files: Sequence[Path], where: Path) -> bytes:
-    """The bytes of all files, one after the other; raises if there are none."""
-    text = b"".join(read_bytes(path) for path in files)
+    """The bytes of all files, one after the other; raises if there are none, or if one is still compressed."""
+    contents = [read_bytes(path) for path in files]
+    for path, part in zip(files, contents, strict=True):
+        if (packed := _PACKED.match(part)) is not None:
+            raise WiringError(
+                f"{path} is compressed ({packed.lastgroup}), not text. Decompress it; only files that end in .xz or "
+                ".gz are decompressed here."
+            )
+    if binary := [path for path, part in zip(files, contents, strict=True) if b"\0" in part]:
+        more = f" and {len(binary) - 3:,} more" if len(binary) > 3 else ""
+        warnings.warn(
+            f"{', '.join(map(str, binary[:3]))}{more} cannot be text in UTF-8, with bytes of 0. They are "
+            "tokens all the same: remove these files, or convert them, unless you mean to train on them.",
+            stacklevel=2,
+        )
+    text = b"".join(contents)
     if not text:
         reason = "is empty" if where.is_file() else "holds no text" if files else "holds no files"
         raise WiringError(f"{where} {reason}. Give a file or folder of text.")
