@@ -373,3 +373,39 @@ def test_predictions_are_cropped_as_in_testing(name: str) -> None:
     prepared = get(name).prepare_image(Image.fromarray(values), 16)
     expected = torch.from_numpy(np.array(centre_crop(Image.fromarray(values), 16))).permute(2, 0, 1)
     assert torch.allclose(pixels(prepared[None])[0], expected.float(), atol=1e-3)
+
+
+@pytest.mark.parametrize(("holdout", "train", "test"), [(3, 9, 3), (0.25, 9, 3), (5, 7, 5), (0.5, 6, 6)])
+def test_holds_out_training_images_of_every_class(root: Path, holdout: float, train: int, test: int) -> None:
+    found = data(root, holdout=holdout, augment=False)
+    assert (found.train.examples, found.test.examples) == (train, test)
+    assert found.names == ("ant", "bee", "cow")
+    assert set(found.test.files).isdisjoint(found.train.files)  # type: ignore[attr-defined]
+    assert all("/train/" in path for path in found.test.files)  # type: ignore[attr-defined]
+    assert set(found.test.labels) == {0, 1, 2}  # type: ignore[attr-defined]
+    again = data(root, holdout=holdout, seed=7)
+    assert again.test.files == found.test.files, "the same images for every seed"  # type: ignore[attr-defined]
+
+
+def test_small_images_are_held_out_on_the_device(root: Path) -> None:
+    found = data(root, holdout=3, crop="padded", image_size=20)
+    assert (found.train.examples, found.test.examples) == (9, 3)
+    assert len(whole(found.test.epoch(0))[1]) == 3
+
+
+@pytest.mark.parametrize("holdout", [0, 2, 1.5, 12, 0.99, -1, True, "many"])
+def test_rejects_holdouts_without_images_of_every_class(root: Path, holdout: object) -> None:
+    with pytest.raises(WiringError, match="holdout"):
+        data(root, holdout=holdout)
+
+
+def test_imagenet_holds_out_images_of_folders_alone(
+    root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(ImageNet, "classes", 3)
+    assert data(root, "imagenet", holdout=3).test.examples == 3
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    (shards / "train-0.tar").touch()
+    with pytest.raises(WiringError, match=r"data\.options\.holdout takes images of class folders, but .* has shards"):
+        data(shards, "imagenet", holdout=3)

@@ -90,7 +90,11 @@ def test_recipes_that_start_from_another_one_share_its_run(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("recipe", "changes", "match"),
     [
-        ("table4/dense", [], "data set 'imagenet' does not say how to hold out training data, so that the rate would"),
+        (
+            "digits/static-dnw",
+            ["data.name=synthetic"],
+            "'synthetic' does not say how to hold out training data, so that",
+        ),
         ("digits/static-dnw", ["optimizer.lr=0.1,0.2"], r"optimizer\.lr"),
         ("digits/static-dnw", ["optimizer.rate=1"], r"unknown setting .optimizer\.rate."),
         ("digits/no-such", [], "unknown recipe"),

@@ -9,6 +9,7 @@ import copy
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from wirings.train.data.augment import IMAGENET_MEAN, IMAGENET_STD, ImageCrop, r
 from wirings.train.data.base import Data, ImageDataset, LoadOptions, register_dataset
 from wirings.train.data.decode import DEFAULT_CROP, DecodedBatch, DecodingLoader, EncodedExample, assemble
 from wirings.train.data.device import Split, device_loaders
-from wirings.train.data.sampling import EXAMPLE, random_stream, rank_slices
+from wirings.train.data.sampling import EXAMPLE, hold_out, random_stream, rank_slices
 from wirings.utils.checks import is_number
 from wirings.utils.text import brief
 
@@ -98,6 +99,7 @@ class ImageFolder(ImageDataset):
     title = "a folder of images"
     mean, std = IMAGENET_MEAN, IMAGENET_STD
     crop = ImageCrop()
+    held_out = MappingProxyType({"holdout": 0.1})
 
     def load(
         self,
@@ -108,6 +110,7 @@ class ImageFolder(ImageDataset):
         scale: Sequence[float] | None = None,
         mean: Sequence[float] = IMAGENET_MEAN,
         std: Sequence[float] = IMAGENET_STD,
+        holdout: float | None = None,
     ) -> Data:
         """Find the classes and their images.
 
@@ -119,9 +122,10 @@ class ImageFolder(ImageDataset):
             scale: With ``"resized"``, the range of the part's area relative to the image's, by default 0.08 to 1.
             mean: Mean of each channel, where pixels range from 0 to 1.
             std: Standard deviation of each channel.
+            holdout: Test on so many training images instead of on the test set; below 1, a fraction of them.
         """
         given = {"crop": crop, "padding": padding, "scale": scale, "mean": mean, "std": std}
-        return load_folder(self.with_options(given), options)
+        return load_folder(self.with_options(given), options, holdout)
 
     def with_options(self, options: Mapping[str, Any]) -> ImageFolder:
         """This data set with options of `load`."""
@@ -155,7 +159,7 @@ class ImageFolder(ImageDataset):
         return {"directory": folder, "image_size": 8, "workers": 0}
 
 
-def load_folder(dataset: ImageDataset, options: LoadOptions) -> Data:
+def load_folder(dataset: ImageDataset, options: LoadOptions, holdout: float | None = None) -> Data:
     """Load a data set from ``train`` and ``val`` (or ``test``) with a folder for each class."""
     if options.directory is None:
         raise WiringError(f"data set {dataset.name!r} needs directory=, the folder that contains train and val.")
@@ -175,16 +179,17 @@ def load_folder(dataset: ImageDataset, options: LoadOptions) -> Data:
             "load it as 'folder'."
         )
     crop = getattr(dataset, "crop", DEFAULT_CROP)
-    loaders = []
-    for folder in (train, val):
-        found = [(path, number) for number, label in enumerate(classes) for path in image_files(folder / label)]
-        files, labels = zip(*found, strict=True)
+    parts = [_labelled(folder, classes) for folder in (train, val)]
+    if holdout is not None:
+        parts = _held_out(*parts[0], holdout)
+    loaders: list[FolderLoader] = []
+    for files, labels in parts:
         loaders.append(
             FolderLoader(
                 files,
                 labels,
                 classes=len(classes),
-                train=folder == train,
+                train=not loaders,
                 options=options,
                 mean=dataset.mean,
                 std=dataset.std,
@@ -204,6 +209,22 @@ def load_folder(dataset: ImageDataset, options: LoadOptions) -> Data:
             loader.skipped = reader.skipped  # type: ignore[attr-defined]
         return Data(dataset.name, len(classes), (3, size, size), *kept, names=tuple(classes))
     return Data(dataset.name, len(classes), (3, size, size), loaders[0], loaders[1], names=tuple(classes))
+
+
+def _labelled(folder: Path, classes: Sequence[str]) -> tuple[list[str], list[int]]:
+    """The images of all classes, and their labels."""
+    of_classes = [image_files(folder / label) for label in classes]
+    return [path for files in of_classes for path in files], [
+        number for number, files in enumerate(of_classes) for _ in files
+    ]
+
+
+def _held_out(files: list[str], labels: list[int], holdout: Any) -> list[tuple[list[str], list[int]]]:
+    """Training images in two parts: those to train on, and those to test on, of every class alike."""
+    if is_number(holdout) and 0 < holdout < 1:
+        holdout = round(holdout * len(files))
+    parts = hold_out(np.array(labels), holdout)
+    return [([files[i] for i in part], [labels[i] for i in part]) for part in parts]
 
 
 def _needs_size(path: str) -> str:

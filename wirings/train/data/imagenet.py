@@ -7,8 +7,10 @@ for each class (see `wirings.train.data.folder`), or shards (see `wirings.train.
 from __future__ import annotations
 
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from wirings.errors import WiringError
 from wirings.train.data.augment import IMAGENET_MEAN, IMAGENET_STD, centre_crop
 from wirings.train.data.base import Data, ImageDataset, LoadOptions, register_dataset
 from wirings.train.data.folder import load_folder
@@ -25,13 +27,25 @@ class ImageNet(ImageDataset):
     title = "ImageNet"
     classes: int = 1000
     mean, std = IMAGENET_MEAN, IMAGENET_STD
+    held_out = MappingProxyType({"holdout": 0.02})
 
-    def load(self, options: LoadOptions) -> Data:
-        """Load the folder of each class; or the shards, if there are ``train-*.tar`` files and no folder ``train``."""
+    def load(self, options: LoadOptions, *, holdout: float | None = None) -> Data:
+        """Load the folder of each class; or the shards, if there are ``train-*.tar`` files and no folder ``train``.
+
+        Args:
+            options: Options of every data set.
+            holdout: Test on so many training images instead of on the test set; below 1, a fraction of them. Not with
+                shards.
+        """
         root = options.directory
         if root is not None and not (root / "train").is_dir() and any(root.glob("train-*.tar")):
+            if holdout is not None:
+                raise WiringError(
+                    f"data.options.holdout takes images of class folders, but {root} has shards. Leave out some of the "
+                    "train-*.tar files, and give them as val-*.tar."
+                )
             return load_shards(self, options, self.classes)
-        return load_folder(self, options)
+        return load_folder(self, options, holdout)
 
     def square(self, image: Image, side: int) -> Image:
         """A user's image as it is tested, whatever its size."""
