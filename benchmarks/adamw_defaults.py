@@ -2,8 +2,9 @@
 
 A small GPT trains with each variant at learning rates that differ by a factor of two, until the rate with the fewest
 bits per byte of held-out text has a worse one on both sides; then the rates beside the best one, at a factor of √2,
-are tried as well. The two best rates train again with the other seeds. Another part of the text measures the result
-at the rate that is best in the mean.
+are tried as well. The two best rates train again with the other seeds, and so does any other rate whose mean so far is
+smaller, since the best rate of one seed may be too high for another. Another part of the text measures the result at
+the rate that is best in the mean.
 
     python -m benchmarks.adamw_defaults FILE [--steps 600] [--seeds 0 1 2] [--only SIDE …] [--out RECORD.json]
 
@@ -122,9 +123,14 @@ class Study:
             values[further] = self.value(side, further, self.seeds[0])
         for beside in (best / math.sqrt(2), best * math.sqrt(2)):
             values[beside] = self.value(side, beside, self.seeds[0])
-        for rate in sorted(values, key=lambda rate: values[rate])[:2]:
-            for seed in self.seeds[1:]:
-                self.value(side, rate, seed)
+        means = {rate: self.mean(side, rate) for rate in sorted(values, key=lambda rate: values[rate])[:2]}
+        values |= means
+        while (best := min(values, key=lambda rate: values[rate])) not in means:
+            values[best] = means[best] = self.mean(side, best)
+
+    def mean(self, side: str, rate: float) -> float:
+        """The mean of `value` over all seeds."""
+        return statistics.mean(self.value(side, rate, seed) for seed in self.seeds)
 
     def value(self, side: str, rate: float, seed: int) -> float:
         """The bits per byte by which rates are chosen; trains if the record has no such training."""

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 import runpy
 import sys
 from dataclasses import replace
@@ -83,6 +84,21 @@ def test_adamw_defaults(run: RunBenchmark, tmp_path: Path, monkeypatch: pytest.M
     assert len(second) == 2  # the best ones
     assert set(second) < set(first)
     assert out.count("| `dnw` |") == 4
+
+
+def test_rates_that_only_the_first_seed_stands_are_not_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.02 and 0.014 are best for the first seed and diverge for the second, so 0.01 trains with both."""
+    asked = []
+
+    def value(self: adamw_defaults.Study, side: str, rate: float, seed: int) -> float:
+        asked.append((round(rate, 4), seed))
+        return math.inf if seed and rate > 0.012 else 1 + abs(rate - 0.02)
+
+    monkeypatch.setattr(adamw_defaults.Study, "value", value)
+    study = adamw_defaults.Study(torch.zeros(100), 10, [0, 1], [0.01, 0.02, 0.04], None)
+    study.tune("dnw")
+    assert {rate for rate, seed in asked if seed} == {0.01, 0.0141, 0.02}
+    assert {rate for rate, _ in asked} == {0.01, 0.0141, 0.02, 0.0283, 0.04}
 
 
 def test_best_rate_is_chosen_on_text_of_its_own() -> None:
