@@ -87,7 +87,7 @@ def test_adamw_defaults(run: RunBenchmark, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_rates_that_only_the_first_seed_stands_are_not_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    """0.02 and 0.014 are best for the first seed and diverge for the second, so 0.01 trains with both."""
+    """The rates above 0.01 diverge for the second seed, so it trains with both, after those that seemed better."""
     asked = []
 
     def value(self: adamw_defaults.Study, side: str, rate: float, seed: int) -> float:
@@ -97,7 +97,7 @@ def test_rates_that_only_the_first_seed_stands_are_not_the_best(monkeypatch: pyt
     monkeypatch.setattr(adamw_defaults.Study, "value", value)
     study = adamw_defaults.Study(torch.zeros(100), 10, [0, 1], [0.01, 0.02, 0.04], None)
     study.tune("dnw")
-    assert {rate for rate, seed in asked if seed} == {0.01, 0.0141, 0.02}
+    assert {rate for rate, seed in asked if seed} == {0.01, 0.0141, 0.02, 0.0283}  # not 0.04
     assert {rate for rate, _ in asked} == {0.01, 0.0141, 0.02, 0.0283, 0.04}
 
 
