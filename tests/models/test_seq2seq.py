@@ -168,3 +168,17 @@ def test_weights_are_drawn_in_a_fixed_order(monkeypatch: pytest.MonkeyPatch) -> 
         assert [id(weight) for weight in drawn[-3:]] == [
             id(layer.weight) for layer in (model.source, model.target, model.head)
         ]
+
+
+def test_search_keeps_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, seen = small(), []
+    encode = model.encode
+
+    def watched(source: Tensor) -> tuple[Tensor, Tensor]:
+        states, mask = encode(source)
+        seen.append(states.requires_grad)
+        return states, mask
+
+    monkeypatch.setattr(model, "encode", watched)
+    beam_search(model, torch.tensor([[4, 5, END]]), longest=3)
+    assert seen == [False]

@@ -206,6 +206,18 @@ def test_warns_of_zeros_that_are_loaded_after_wiring() -> None:
     model.load_state_dict(sparse.state_dict())
 
 
+def test_warns_of_zeros_in_place_of_few_edges() -> None:
+    """What counts is the share of the edges, of which one in a hundred weights is one."""
+    model = nn.Sequential(nn.Linear(100, 100))
+    with torch.no_grad():
+        model[0].weight[torch.arange(10_000).view(100, 100) % 100 > 0] = 0.0
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    wire_(model, "keep")
+    state["0.weight"][:50] = 0.0
+    with pytest.warns(UserWarning, match="50 zeros in the state to load"):
+        model.load_state_dict(state)
+
+
 def test_a_wired_state_must_have_the_same_zeros() -> None:
     model, other = pruned(), pruned(0.2, seed=5)
     wire_(model, "keep")

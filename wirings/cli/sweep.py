@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -125,6 +125,7 @@ def execute(
     ended: Callable[[SweepDisplay], None],
     *,
     data: Path | None,
+    belongs: Callable[[Mapping[str, Any]], bool] = lambda line: False,
     **options: Any,
 ) -> tuple[Sequence[RunProgress], SweepDisplay]:
     """Train the runs of a sweep in its folder, which is locked meanwhile, and stop the executor.
@@ -137,6 +138,7 @@ def execute(
         interrupted: Says how much is done, after Ctrl-C.
         ended: Called at the end, also after Ctrl-C.
         data: The folder of the data.
+        belongs: See `wirings.train.sweep.folder.check_sweep_folder`.
         options: Arguments of `wirings.train.sweep.schedule.run_sweep`.
     """
     from wirings.train.sweep import display, folder, schedule
@@ -144,7 +146,7 @@ def execute(
 
     try:
         with held(out, echo), display.SweepDisplay() as shown, StopSignals() as signals:
-            folder.claim_sweep_folder(out, runs)
+            folder.claim_sweep_folder(out, runs, belongs)
             shown.say(f"{what}, {executor}; see {out}")
             where = None if data is None else data.resolve()
             try:

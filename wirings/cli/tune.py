@@ -72,18 +72,21 @@ def tune(
     if dry_run:
         list_runs(runs)
         return
-    folder.check_sweep_folder(out, runs)
+    folder.check_sweep_folder(out, runs, tuning.belongs)
     if results is not None:
         check_folder(results, "--results")
         check_records(results, tuning.recipes)
     executor = executor_for(on, jobs, per_gpu, device)  # before anything is written: it may raise
 
+    dropped: set[str] = set()
+
     def more(states: Sequence[RunProgress]) -> list[SweepRun]:
         new = tuning.more(states)
         if new:
-            folder.claim_sweep_folder(out, [*(state.run for state in states), *new])
+            folder.claim_sweep_folder(out, [*(state.run for state in states), *new], tuning.belongs)
         for state in states:
-            if state.run.requested and state.result is not None:
+            if state.run.requested and state.result is not None and state.attempts and state.run.path not in dropped:
+                dropped.add(state.run.path)
                 folder.drop_networks(state.folder)
         return new
 
@@ -95,12 +98,14 @@ def tune(
         for path in [] if results is None else write_rates(results, tuning.recipes):
             shown.say(f"wrote {path}")
 
+    count = len(tuning.recipes)
+    what_for = f"Learning rates of {count} recipe{'s' if count > 1 else ''}"
     states, shown = execute(
-        runs, out, executor, f"Rates of {len(tuning.recipes)} recipes", interrupted, ended,
+        runs, out, executor, what_for, interrupted, ended, belongs=tuning.belongs,
         data=data, device=device, retries=retries, max_minutes=max_minutes, more=more,
     )  # fmt: skip
     shown.say("\n".join(rates_table(tuning.recipes)))
-    report_failures([state for state in states if not has_diverged(state)], shown)
+    report_failures([state for state in states if not (state.run.requested and has_diverged(state))], shown)
 
 
 def rates_table(recipes: Sequence[TunedRecipe]) -> list[str]:

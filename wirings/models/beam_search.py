@@ -14,13 +14,13 @@ from wirings.utils.checks import check_int, check_number
 from wirings.utils.text import brief
 
 
-@torch.no_grad()
 def check_search(where: str, beams: int, penalty: float) -> None:
     """Raise, in the name of ``where``, unless these are options of `beam_search`."""
     check_int(where, "beams", beams, most=10_000)
     check_number(where, "penalty", penalty, least=-1e3, most=1e3)
 
 
+@torch.no_grad()
 def beam_search(model: Seq2Seq, source: Tensor, *, beams: int = 1, penalty: float = 1.0, longest: int = 50) -> Tensor:
     """Find likely translations.
 

@@ -304,7 +304,7 @@ def _warn_if_sparser(state: dict[str, Any], kept: dict[str, Edges]) -> None:
         if isinstance(weight, Tensor) and weight.shape == ours.shape and f"{name}.wiring.wiring" not in state:
             zeros = ours.numel() - int(torch.count_nonzero(sharded.whole(weight != 0)))
             more = zeros - int(torch.count_nonzero(~ours))
-            if more > BY_CHANCE * ours.numel():
+            if more > BY_CHANCE * int(torch.count_nonzero(ours)):
                 lost, first = lost + more, first or name
     if lost:
         warnings.warn(

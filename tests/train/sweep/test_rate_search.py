@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wirings.train.sweep.rate_search import FURTHEST, RateSearch, best_rate
+from wirings.train.sweep.rate_search import FURTHEST, RateSearch, best_rate, worse_sides
 
 
 def follow(search: RateSearch, loss: dict[float, float]) -> list[list[float]]:
@@ -29,6 +29,15 @@ def test_goes_down_where_all_diverge() -> None:
     assert follow(RateSearch(1.0), loss) == [[0.5, 1.0, 2.0], [0.25], [0.125], [0.177, 0.354]]
     assert best_rate(loss) == 0.177  # the lower of two equal ones
     assert best_rate({0.5: math.inf}) is None
+
+
+def test_goes_up_from_rates_that_are_too_low_to_learn() -> None:
+    guessing = dict.fromkeys([0.05, 0.1, 0.2], 90.0)
+    assert RateSearch(0.1).missing(guessing) == [0.4]
+    loss = {**guessing, 0.4: 50.0, 0.8: 50.0, 1.6: 90.0}
+    assert RateSearch(0.1).missing(loss) == [0.566, 1.13]
+    assert worse_sides(guessing, 0.1) == (False, False)
+    assert RateSearch(0.012345).missing({}) == [0.00617, 0.012345, 0.0247]
 
 
 def test_asks_again_only_for_what_is_missing() -> None:

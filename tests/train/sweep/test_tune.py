@@ -12,10 +12,12 @@ from fake_sweep import command_of, go, write_template
 
 from wirings import WiringError
 from wirings.train import recipes
-from wirings.train.sweep import schedule
-from wirings.train.sweep.plan import SweepRun
+from wirings.train.sweep import folder, schedule
+from wirings.train.sweep.plan import SweepPlan, SweepRun
+from wirings.train.sweep.rate_records import lines_of
 from wirings.train.sweep.tuning import Tuning
 from wirings.train.tables import by_rule
+from wirings.train.tables.tuned import rates_of
 
 call = partial(commands.call, "tune")
 
@@ -172,10 +174,71 @@ def test_tables_count_the_rates(tmp_path: Path) -> None:
     rows = {row.recipe: (row.rates, row.tuned) for row in by_rule.table("text", tmp_path)}
     assert rows["text/dnw-10"] == (3, True)
     assert rows["text/set-10"] == (2, False)
-    assert rows["text/dense"] == (1, False)
+    assert rows["text/dense"] == (0, False)
     printed = by_rule.render(by_rule.table("text", tmp_path))
     assert "‡: worse ones are not known on both sides" in printed
     for text in ("{", "[1]", '[{"recipe": "text/dense", "lr": "x", "seed": 0, "metric": "accuracy", "value": 1}]'):
         (tmp_path / "tuning/text.json").write_text(text)
         with pytest.raises(WiringError, match=r"text\.json is not a record of learning rates"):
             by_rule.table("text", tmp_path)
+
+
+def test_seeds_can_be_added_and_runs_be_trained_again(tmp_path: Path) -> None:
+    """Runs of later rates belong to the search, though they are not known before the first ones are over."""
+    states = search(tmp_path, Tuning(["digits/static-random"], changes=["optimizer.lr=0.4"]))
+    folder.claim_sweep_folder(tmp_path / "out", [state.run for state in states])
+    first = tmp_path / "out/digits/static-random/data.options.holdout=200,optimizer.lr=0.2/seed0"
+    (first / "result.json").unlink()
+    tuning = Tuning(["digits/static-random"], seeds=[0, 1], changes=["optimizer.lr=0.4"])
+    runs = tuning.first_runs(tmp_path / "out")
+    folder.check_sweep_folder(tmp_path / "out", runs, tuning.belongs)
+    with pytest.raises(WiringError, match="holds another sweep"):
+        folder.check_sweep_folder(tmp_path / "out", runs)
+    other = Tuning(["digits/static-random"], changes=["optimizer.lr=0.4", "epochs=2"])
+    with pytest.raises(WiringError, match="holds another sweep"):
+        folder.check_sweep_folder(tmp_path / "out", other.first_runs(tmp_path / "out"), other.belongs)
+
+
+def test_recipes_of_one_name_are_refused(tmp_path: Path) -> None:
+    for part, base in (("a", "digits/static-dnw"), ("b", "digits/static-random")):
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "mine.yaml").write_text(f"base: {base}\n")
+    with pytest.raises(WiringError, match=r"have the same name, mine, and so the same folders\. Rename one of them"):
+        Tuning([str(tmp_path / part / "mine.yaml") for part in "ab"])
+    with pytest.raises(WiringError, match="a search needs a recipe"):
+        call("0", "--seed", "1", "--out", tmp_path / "out")
+    (tmp_path / "sweep.yaml").write_text("recipes: [digits/static-dnw]\n")
+    with pytest.raises(WiringError, match=r"sweep\.yaml describes a sweep\. Give the recipes"):
+        Tuning([str(tmp_path / "sweep.yaml")])
+
+
+@pytest.mark.usefixtures("fake_command")
+def test_networks_of_other_sweeps_are_kept(tmp_path: Path) -> None:
+    plan = SweepPlan(["digits/static-dnw"], [0], [["data.options.holdout=200"], ["optimizer.lr=0.4"]])
+    go(tmp_path, plan.runs(), accuracy)
+    call("digits/static-dnw", "--set", "optimizer.lr=0.4", "--out", tmp_path / "out", "--device", "cpu")
+    assert [path.parent.parent.name for path in (tmp_path / "out").rglob("last.safetensors")] == [
+        "data.options.holdout=200,optimizer.lr=0.4"
+    ]
+
+
+def test_diverged_runs_are_recorded_like_the_others(tmp_path: Path) -> None:
+    tuning = Tuning(["digits/static-random"], changes=["optimizer.lr=1.6"])
+    states = search(tmp_path, tuning)
+    assert {line["steps"] for line in lines_of(tuning.recipes[0])} == {4}
+    (recipe,) = tuning.recipes
+    recipe.found = {rate: runs for rate, runs in recipe.found.items() if rate > 3}
+    assert lines_of(recipe) == [], "without a result, neither metric nor steps are known"
+    assert len(states) == 5
+
+
+def test_lines_of_other_trainings_are_not_mixed(tmp_path: Path) -> None:
+    common = {"recipe": "vit/dnw-10", "seed": 0, "metric": "accuracy"}
+    settings = recipes.get("vit/dnw-10").settings
+    full = [{**common, "lr": lr, "value": 90.0 + lr, "steps": 5280, "holdout": 5000} for lr in (0.1, 0.2)]
+    (tmp_path / "tuning").mkdir()
+    path = tmp_path / "tuning/vit.json"
+    path.write_text(json.dumps([{**full[0], "steps": 10, "value": 10.0}, *full, {**full[1], "holdout": 9, "value": 1}]))
+    found = rates_of("vit/dnw-10", settings, tmp_path)
+    assert found is not None
+    assert found.values == {0.1: 90.1, 0.2: 90.2}

@@ -22,7 +22,7 @@ from wirings.train.data.augment import IMAGENET_MEAN, IMAGENET_STD, ImageCrop, r
 from wirings.train.data.base import Data, ImageDataset, LoadOptions, register_dataset
 from wirings.train.data.decode import DEFAULT_CROP, DecodedBatch, DecodingLoader, EncodedExample, assemble
 from wirings.train.data.device import Split, device_loaders
-from wirings.train.data.sampling import EXAMPLE, hold_out, random_stream, rank_slices
+from wirings.train.data.sampling import EXAMPLE, HOLDOUT, hold_out, random_stream, rank_slices
 from wirings.utils.checks import is_number
 from wirings.utils.text import brief
 
@@ -181,7 +181,7 @@ def load_folder(dataset: ImageDataset, options: LoadOptions, holdout: float | No
     crop = getattr(dataset, "crop", DEFAULT_CROP)
     parts = [_labelled(folder, classes) for folder in (train, val)]
     if holdout is not None:
-        parts = _held_out(*parts[0], holdout)
+        parts = _held_out(*parts[0], holdout, classes)
     loaders: list[FolderLoader] = []
     for files, labels in parts:
         loaders.append(
@@ -219,12 +219,34 @@ def _labelled(folder: Path, classes: Sequence[str]) -> tuple[list[str], list[int
     ]
 
 
-def _held_out(files: list[str], labels: list[int], holdout: Any) -> list[tuple[list[str], list[int]]]:
-    """Training images in two parts: those to train on, and those to test on, of every class alike."""
+def _held_out(
+    files: list[str], labels: list[int], holdout: Any, classes: Sequence[str]
+) -> list[tuple[list[str], list[int]]]:
+    """Training images in two parts: those to train on, and those to test on, of every class alike.
+
+    A number is divided among the classes equally, a fraction is taken of each class, and at least one image.
+    """
     if is_number(holdout) and 0 < holdout < 1:
-        holdout = round(holdout * len(files))
-    parts = hold_out(np.array(labels), holdout)
+        parts = _fraction_of_each(np.array(labels), holdout, classes)
+    else:
+        parts = hold_out(np.array(labels), holdout)
     return [([files[i] for i in part], [labels[i] for i in part]) for part in parts]
+
+
+def _fraction_of_each(labels: np.ndarray, fraction: float, classes: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """The indices of the images to train on and of those to hold out, both sorted; the same for every seed."""
+    held = []
+    for number, name in enumerate(classes):
+        places = np.flatnonzero(labels == number)
+        if len(places) < 2:
+            raise WiringError(
+                f"holdout = {fraction:g} takes an image of every class, but class {name!r} has only one, so that none "
+                "would be left to train on. Add images of it."
+            )
+        count = min(max(round(fraction * len(places)), 1), len(places) - 1)
+        held.append(random_stream(0, 0, HOLDOUT, number).permutation(places)[:count])
+    chosen = np.sort(np.concatenate(held))
+    return np.setdiff1d(np.arange(len(labels)), chosen), chosen
 
 
 def _needs_size(path: str) -> str:

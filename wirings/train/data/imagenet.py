@@ -42,7 +42,7 @@ class ImageNet(ImageDataset):
             if holdout is not None:
                 raise WiringError(
                     f"data.options.holdout takes images of class folders, but {root} has shards. Leave out some of the "
-                    "train-*.tar files, and give them as val-*.tar."
+                    "train-*.tar files, give them as val-*.tar, and set data.options.holdout=null."
                 )
             return load_shards(self, options, self.classes)
         return load_folder(self, options, holdout)

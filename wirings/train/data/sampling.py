@@ -8,6 +8,7 @@ import numpy as np
 
 from wirings.errors import WiringError
 from wirings.utils.checks import is_int
+from wirings.utils.text import brief
 
 ORDER, EXAMPLE, BUFFER, HOLDOUT = range(4)
 """Purposes of random numbers. Each purpose has a stream of its own, see `random_stream`."""
@@ -54,8 +55,8 @@ def hold_out(labels: np.ndarray, count: Any) -> tuple[np.ndarray, np.ndarray]:
     classes = np.unique(labels)
     if not is_int(count) or count < len(classes):
         raise WiringError(
-            f"holdout must be an integer of at least {len(classes)} (one image for each class), got {count!r}. Leave "
-            "it out to hold out nothing."
+            f"holdout must be an integer of at least {len(classes)} (one image for each class), got {brief(count)}. "
+            "Leave it out to hold out nothing."
         )
     held = []
     for number, label in enumerate(classes):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from wirings.errors import WiringError
 from wirings.train.results import load_settings
@@ -38,18 +39,33 @@ def _has_trained(folder: Path) -> bool:
     return has_result(folder) or (folder / LAST).exists()
 
 
-def check_sweep_folder(folder: Path, runs: Sequence[SweepRun]) -> None:
+def check_sweep_folder(
+    folder: Path, runs: Sequence[SweepRun], belongs: Callable[[Mapping[str, Any]], bool] = lambda line: False
+) -> list[dict[str, Any]]:
     """Raise unless the folder is new or belongs to this sweep.
 
     A sweep with the same runs and more may continue there. Runs that have trained nothing yet, such as those with a
     rejected setting, may be left out.
+
+    Args:
+        folder: The folder.
+        runs: The runs.
+        belongs: Whether another run, given as the folder's list describes it, is of this sweep, too.
+
+    Returns:
+        What the folder's list has of such other runs.
     """
+    others: list[dict[str, Any]] = []
     check_folder(folder, "--out")
     plan = folder / PLAN
     if plan.exists():
         before = _listed(plan)
         now = {run.path for run in runs}
-        if missing := [path for path in before if path not in now and _has_trained(folder / path)]:
+        others = [line for line in before if line["place"] not in now and belongs(line)]
+        fine = now | {line["place"] for line in others}
+        if missing := [
+            line["place"] for line in before if line["place"] not in fine and _has_trained(folder / line["place"])
+        ]:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise WiringError(
                 f"{folder} holds another sweep: of its {len(before)} runs, this one lacks {missing[0]}{more}. "
@@ -61,26 +77,29 @@ def check_sweep_folder(folder: Path, runs: Sequence[SweepRun]) -> None:
         if run.path.split("/")[0] in (PLAN, EVENTS, LOCK):
             raise WiringError(f"a recipe cannot be called {run.name!r}, like a file of the sweep itself. Rename it.")
         _check_run(folder / run.path, run)
+    return others
 
 
-def claim_sweep_folder(folder: Path, runs: Sequence[SweepRun]) -> None:
+def claim_sweep_folder(
+    folder: Path, runs: Sequence[SweepRun], belongs: Callable[[Mapping[str, Any]], bool] = lambda line: False
+) -> None:
     """Write the list of runs to the folder, if `check_sweep_folder` allows it."""
-    check_sweep_folder(folder, runs)
+    others = check_sweep_folder(folder, runs, belongs)
     lines = [{"place": run.path, "recipe": run.recipe, "seed": run.seed, "changes": list(run.changes)} for run in runs]
     try:
         with whole_file(folder / PLAN) as part:
-            part.write_text(dump_yaml({"schema": 1, "runs": lines}), encoding="utf-8")
+            part.write_text(dump_yaml({"schema": 1, "runs": [*lines, *others]}), encoding="utf-8")
     except OSError as error:
         raise WiringError(
             f"{folder / PLAN} cannot be written: {error.strerror}. Make room, or give another --out."
         ) from error
 
 
-def _listed(plan: Path) -> list[str]:
-    """The paths of the runs that a sweep's folder lists."""
+def _listed(plan: Path) -> list[dict[str, Any]]:
+    """The runs that a sweep's folder lists."""
     try:
         mapping = parse_yaml(read_regular_text(plan), str(plan))
-        return [str(run["place"]) for run in mapping["runs"]]
+        return [{**run, "place": str(run["place"])} for run in mapping["runs"]]
     except (OSError, TypeError, KeyError, UnicodeDecodeError) as error:
         raise WiringError(f"{plan} does not describe a sweep: {error!r}. Restore it, or give another --out.") from error
 

@@ -7,6 +7,7 @@ it once for all runs that start from it, before them.
 from __future__ import annotations
 
 import fnmatch
+import functools
 import hashlib
 import itertools
 import json
@@ -50,7 +51,7 @@ class SweepRun:
     requested: bool = True
     """Whether the user asked for this run. False if it is only there for others to start from."""
 
-    @property
+    @functools.cached_property
     def path(self) -> str:
         """The run's folder, relative to the sweep's: ``<recipe>/[<settings>/]seed<N>``."""
         written = ",".join(change.replace('"', "") for change in self.changes)
@@ -147,14 +148,14 @@ def _with_first(name: str, seed: int, texts: Sequence[str]) -> list[SweepRun]:
         raise WiringError(f"the setting {max(keys, key=keys.count)!r} is given twice for one run: {', '.join(texts)}.")
     settings, overrides = with_overrides(recipe.settings, texts)
     settings = replace(settings, seed=seed)
-    run = SweepRun(_absolute(name), recipe.name, seed, tuple(_canonical(texts)), settings)
+    run = SweepRun(_absolute(name), recipe.name, seed, tuple(canonical_changes(texts)), settings)
     if settings.start.recipe is None:
         return [run]
     first = recipes.get(settings.start.recipe)
     first_wanted, changed = first_settings(recipe.name, settings, first, overrides)
     if first_wanted.checkpoint_every != first.settings.checkpoint_every:
         changed["checkpoint_every"] = first_wanted.checkpoint_every
-    changes = tuple(_canonical(f"{key}={json.dumps(value)}" for key, value in changed.items()))
+    changes = tuple(canonical_changes(f"{key}={json.dumps(value)}" for key, value in changed.items()))
     source = _absolute(settings.start.recipe)
     earlier = SweepRun(source, first.name, seed, changes, first_wanted, requested=False)
     return [earlier, replace(run, start=earlier)]
@@ -165,8 +166,8 @@ def _absolute(recipe: str) -> str:
     return str(Path(recipe).resolve()) if recipes.is_file(recipe) else recipe
 
 
-def _canonical(texts: Iterable[str]) -> list[str]:
-    """Changes in one order and one spelling, so that 0.10 is 0.1: sorted by key, values as JSON."""
+def canonical_changes(texts: Iterable[str]) -> list[str]:
+    """Changes of settings in one order and one spelling, so that 0.10 is 0.1: sorted by key, values as JSON."""
     pairs = [
         (key.strip(), parse_yaml(value, f"the value of {key}")) for key, _, value in (t.partition("=") for t in texts)
     ]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from wirings.errors import WiringError
+from wirings.train import recipes
 from wirings.train.sweep.schedule import RunProgress
 from wirings.train.sweep.tuning import OPTIONS, TunedRecipe
 from wirings.train.tables.tuned import read_lines, record_path
@@ -21,25 +22,32 @@ _IDENTITY = ("recipe", "lr", "scale_weights", "seed", "steps", "holdout")
 
 def unnamed(recipe: TunedRecipe) -> list[str]:
     """The settings that were changed and that a line does not name, so that the recipe's rates cannot be recorded."""
-    named = {SCALED, STEPS, *(OPTIONS + key for key in recipe.held_out)}
+    named = {SCALED, *(OPTIONS + key for key in recipe.held_out)}
+    if recipes.get(recipe.recipe).settings.steps is not None:  # for others, nothing says what the usual number is
+        named.add(STEPS)
     return [key for change in recipe.changes if (key := change.partition("=")[0].strip()) not in named]
 
 
 def lines_of(recipe: TunedRecipe) -> list[dict[str, Any]]:
-    """A line for each run that is over; none if settings were changed that a line does not name."""
-    if unnamed(recipe):
+    """A line for each run that is over; none if settings were changed that a line does not name.
+
+    None either if all trainings diverged: then the metric and the number of steps are not known.
+    """
+    over = [state for states in recipe.found.values() for state in states]
+    results = [state.result for state in over if state.result is not None]
+    if unnamed(recipe) or not results:
         return []
-    return [_line(recipe, state) for states in recipe.found.values() for state in states]
+    return [_line(recipe, state, results[0].steps) for state in over]
 
 
-def _line(recipe: TunedRecipe, state: RunProgress) -> dict[str, Any]:
+def _line(recipe: TunedRecipe, state: RunProgress, steps: int) -> dict[str, Any]:
     settings, result = state.run.settings, state.result
     return {
         "recipe": recipe.name,
         "lr": settings.optimizer.lr,
         "scale_weights": bool(settings.model.options.get("scale_weights", False)),
         "seed": state.run.seed,
-        "steps": settings.steps if result is None else result.steps,
+        "steps": steps,
         "holdout": next(iter(recipe.held_out.values()), None),
         "metric": recipe.metric.name,
         "value": None if result is None else float(recipe.metric.number(result.score)),
@@ -47,9 +55,9 @@ def _line(recipe: TunedRecipe, state: RunProgress) -> dict[str, Any]:
     }
 
 
-def check_records(results: Path, recipes: Sequence[TunedRecipe]) -> None:
+def check_records(results: Path, tuned: Sequence[TunedRecipe]) -> None:
     """Raise if the rates cannot be recorded, or if the records to add to cannot be read."""
-    for recipe in recipes:
+    for recipe in tuned:
         if changed := unnamed(recipe):
             raise WiringError(
                 f"--results keeps the rates of recipes as they are, but {changed[0]} is changed. Leave --results out, "
@@ -58,10 +66,10 @@ def check_records(results: Path, recipes: Sequence[TunedRecipe]) -> None:
         read_lines(record_path(results, recipe.name))
 
 
-def write_rates(results: Path, recipes: Sequence[TunedRecipe]) -> list[Path]:
+def write_rates(results: Path, tuned: Sequence[TunedRecipe]) -> list[Path]:
     """Add what was measured to the records, a file for each table. Lines of the same trainings are replaced."""
     by_path: dict[Path, list[dict[str, Any]]] = {}
-    for recipe in recipes:
+    for recipe in tuned:
         by_path.setdefault(record_path(results, recipe.name), []).extend(lines_of(recipe))
     return [_add(path, lines) for path, lines in by_path.items() if lines]
 

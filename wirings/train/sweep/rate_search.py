@@ -33,6 +33,8 @@ class RateSearch:
 
     def rate(self, half_steps: int) -> float:
         """The rate that is so many square roots of a factor above the first one, to three digits."""
+        if half_steps == 0:
+            return self.start
         return float(f"{self.start * FACTOR ** (half_steps / 2):.3g}")
 
     def missing(self, losses: Mapping[float, float]) -> list[float]:
@@ -40,7 +42,8 @@ class RateSearch:
         coarse = {step: losses[rate] for step, rate in self._rates(2).items() if rate in losses}
         if first := [self.rate(step) for step in (-2, 0, 2) if step not in coarse]:
             return first
-        best = min(coarse, key=lambda step: (coarse[step], step))
+        # Rates that are too low give equal losses, those of guessing; rates that are too high give infinite ones.
+        best = min(coarse, key=lambda step: (coarse[step], -step if math.isfinite(coarse[step]) else step))
         further = {min(coarse): best - 2, max(coarse): best + 2}.get(best)
         if further in self._rates(2):
             return [self.rate(further)]
@@ -58,3 +61,13 @@ def best_rate(losses: Mapping[float, float]) -> float | None:
     """
     finite = [rate for rate, loss in losses.items() if math.isfinite(loss)]
     return min(finite, key=lambda rate: (losses[rate], rate), default=None)
+
+
+def worse_sides(losses: Mapping[float, float], best: float) -> tuple[bool, bool]:
+    """Whether a lower rate than the best one is worse, and a higher one.
+
+    >>> worse_sides({0.1: 1.2, 0.2: 1.0, 0.4: 1.0}, 0.2)
+    (True, False)
+    """
+    worse = [rate for rate, loss in losses.items() if loss > losses[best]]
+    return any(rate < best for rate in worse), any(rate > best for rate in worse)

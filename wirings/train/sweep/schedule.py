@@ -133,9 +133,9 @@ class _Sweep:
 
     def _add(self, runs: Sequence[SweepRun]) -> bool:
         """Add runs that the sweep does not have yet; whether there were any."""
-        new = [state_of(run, self.out) for run in runs if run.path not in self.by_path]
-        self.states += new
-        self.by_path |= {state.run.path: state for state in new}
+        new = {run.path: run for run in runs if run.path not in self.by_path}
+        self.by_path |= {path: state_of(run, self.out) for path, run in new.items()}
+        self.states += [self.by_path[path] for path in new]
         return bool(new)
 
     def run(self) -> list[RunProgress]:

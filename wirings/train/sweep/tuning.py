@@ -13,11 +13,12 @@ from typing import Any
 from wirings.errors import WiringError
 from wirings.train import data as data_sets
 from wirings.train.data.metrics import ACCURACY, Metric
+from wirings.train.recipes import is_file
 from wirings.train.run.loop import DIVERGED
 from wirings.train.sweep.folder import has_result
-from wirings.train.sweep.plan import SweepPlan, SweepRun, matching_recipes
+from wirings.train.sweep.plan import SweepPlan, SweepRun, canonical_changes, is_sweep_file, matching_recipes
 from wirings.train.sweep.process import output_tail
-from wirings.train.sweep.rate_search import RateSearch, best_rate
+from wirings.train.sweep.rate_search import RateSearch, best_rate, worse_sides
 from wirings.train.sweep.schedule import FAILED, WAITING, RunProgress, state_of
 
 RATE = "optimizer.lr"
@@ -70,8 +71,8 @@ class TunedRecipe:
 
     @property
     def bracketed(self) -> bool:
-        """Whether rates on both sides of the best one were tried."""
-        return self.best is not None and min(self.found) < self.best < max(self.found)
+        """Whether rates on both sides of the best one were worse."""
+        return self.best is not None and all(worse_sides(self.losses, self.best))
 
     def runs(self, rate: float) -> list[SweepRun]:
         """The runs with one rate, each after the one that it starts from."""
@@ -108,24 +109,51 @@ class Tuning:
 
     def __init__(self, recipes: Sequence[str], seeds: Sequence[int] = (0,), changes: Sequence[str] = ()) -> None:
         names = dict.fromkeys(name for word in recipes for name in matching_recipes(word))
+        if not names:
+            raise WiringError("a search needs a recipe, such as: wirings tune text/dense text/dnw-10 --out tuning/text")
+        for name in names:
+            if is_file(name) and is_sweep_file(Path(name)):
+                raise WiringError(f"{name} describes a sweep. Give the recipes whose learning rates are to be tuned.")
         self.recipes = [_tuned(name, tuple(seeds), changes) for name in names]
+        for recipe in self.recipes:
+            if twins := [other.recipe for other in self.recipes if other.name == recipe.name and other is not recipe]:
+                raise WiringError(
+                    f"{recipe.recipe} and {twins[0]} have the same name, {recipe.name}, and so the same folders. "
+                    "Rename one of them."
+                )
+        self._seen: list[tuple[str, int]] = []
 
     def more(self, states: Iterable[RunProgress]) -> list[SweepRun]:
         """The runs to add to a sweep: see `wirings.train.sweep.schedule.run_sweep`.
 
         Runs that diverged before the sweep was stopped are not repeated when it continues.
         """
+        states = list(states)
+        seen = [(state.status, state.attempts) for state in states]
+        if states and seen == self._seen:
+            return []  # nothing has ended since it was asked
+        self._seen = seen
         by_path = {state.run.path: state for state in states}
         for state in by_path.values():
             if state.status == WAITING and not state.attempts and _diverged_in(state.folder):
                 state.status, state.reason = FAILED, output_tail(state.folder)
         return [run for recipe in self.recipes for run in recipe.update(by_path)]
 
+    def belongs(self, line: Mapping[str, Any]) -> bool:
+        """Whether a run that a sweep's folder lists is one of these searches, with whatever rate and seed."""
+        changes = [str(change) for change in line.get("changes", ())]
+        rest = sorted(change for change in changes if not change.startswith(f"{RATE}="))
+        return any(
+            line.get("recipe") == recipe.recipe and rest == sorted(canonical_changes(recipe.changes))
+            for recipe in self.recipes
+        )
+
     def first_runs(self, out: Path) -> list[SweepRun]:
         """The runs to begin with, and those that an earlier sweep in the same folder had come to."""
         states: dict[str, RunProgress] = {}
         while more := self.more(states.values()):
             states |= {run.path: state_of(run, out) for run in more}
+        self._seen = []
         return [state.run for state in states.values()]
 
 
@@ -151,10 +179,11 @@ def _tuned(recipe: str, seeds: tuple[int, ...], changes: Sequence[str]) -> Tuned
     run = SweepPlan([recipe], seeds, [[change] for change in changes]).runs()[-1]
     given = {change.partition("=")[0].strip() for change in changes}
     dataset = data_sets.get(run.settings.data.name)
-    if not dataset.held_out and not any(key.startswith(OPTIONS) for key in given):
+    if not dataset.held_out and not any(key.startswith("data.") and key != "data.name" for key in given):
         raise WiringError(
             f"{run.name}: the data set {run.settings.data.name!r} does not say how to hold out training data, so that "
-            f"the rate would be chosen on its test set. Set the option that does: --set {OPTIONS}…=…"
+            "the rate would be chosen on its test set. Set the option that does with --set data.options.…=…, or give "
+            "training data in two parts with --set data.directory=…"
         )
     added = {key: value for key, value in dataset.held_out.items() if OPTIONS + key not in given}
     kept = [change for change in changes if change.partition("=")[0].strip() != RATE]

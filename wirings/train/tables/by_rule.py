@@ -39,7 +39,7 @@ class ComparedRow:
     lr: float
     """The base learning rate."""
     rates: int
-    """How many learning rates were tried on held-out data, at least this one."""
+    """How many learning rates were tried on held-out data."""
     tuned: bool
     """Whether this is the best of them, with worse ones on both sides."""
     measured: TableRow
@@ -130,7 +130,7 @@ def _cells(row: ComparedRow, files: str) -> tuple[str, ...]:
         seeds_cell(len(found.seeds)),
         "" if row.difference is None else f"{row.difference:+.{metric.digits}f}",
         f"{row.lr:g}",
-        f"{row.rates}{'' if row.tuned else '‡'}",
+        f"{row.rates or '–'}{'' if row.tuned else '‡'}",
         time_cell(found.train_s, found.alone),
         files,
     )
@@ -140,7 +140,7 @@ def _tried(recipe: recipes.Recipe, results_folder: Path) -> dict[str, Any]:
     """How many learning rates were tried for a recipe, and whether its own is the best of them."""
     found = rates_of(recipe.name, recipe.settings, results_folder)
     if found is None:
-        return {"rates": 1, "tuned": False}
+        return {"rates": 0, "tuned": False}
     best = math.isclose(found.best, recipe.settings.optimizer.lr, rel_tol=0.02)
     return {"rates": len(found.values), "tuned": best and all(found.sides)}
 

@@ -41,8 +41,9 @@ class TriedRates:
 
     @property
     def sides(self) -> tuple[bool, bool]:
-        """Whether lower rates than the best one were tried, and higher ones. All of these were worse."""
-        return min(self.values) < self.best, self.best < max(self.values)
+        """Whether a lower rate than the best one was worse, and a higher one."""
+        worse = [rate for rate, value in self.values.items() if self.metric.better(self.values[self.best], value)]
+        return any(rate < self.best for rate in worse), any(rate > self.best for rate in worse)
 
 
 def record_path(results: Path, recipe: str) -> Path:
@@ -78,7 +79,7 @@ def tried_rates(lines: Sequence[dict[str, Any]]) -> TriedRates:
 
 
 def rates_of(recipe: str, settings: Settings, results: Path) -> TriedRates | None:
-    """The rates that were tried for a recipe as it is, or None."""
+    """The rates that were tried for a recipe as it is, most of them in the same way, or None."""
     scaled = bool(settings.model.options.get("scale_weights", False))
     mine = [
         line
@@ -87,4 +88,7 @@ def rates_of(recipe: str, settings: Settings, results: Path) -> TriedRates | Non
         and bool(line.get("scale_weights", False)) == scaled
         and settings.steps in (None, line.get("steps"))
     ]
-    return tried_rates(mine) if mine else None
+    alike: dict[tuple[Any, Any], list[dict[str, Any]]] = {}
+    for line in mine:
+        alike.setdefault((line.get("steps"), line.get("holdout")), []).append(line)
+    return tried_rates(max(alike.values(), key=len)) if alike else None
