@@ -17,6 +17,7 @@ if not __package__:  # run as a script: keep this folder's select.py from shadow
     sys.path[0] = str(Path(__file__).parents[1])
 
 from benchmarks import (
+    adamw_defaults,
     agreement,
     block_models,
     choosing,
@@ -305,6 +306,7 @@ PAGES = {
     "docs/transformers.md": {
         "tuned": tuning.tables,
         "rigl_adam": lambda: rigl_adam.table(record("benchmarks/rigl_adam-cpu")),
+        "adamw_defaults": lambda: adamw_defaults.tables(record("benchmarks/adamw_defaults-cpu")),
     }
     | {name: functools.partial(compared, name) for name in ("text", "shakespeare", "vit", "translate")},
     "docs/keep_sparse.md": {"pruned": lambda: compared("pruned")},
