@@ -18,6 +18,8 @@ FILES = {
     "hub": "descriptions of shared networks (`config.json`)",
     "hub_structure": "descriptions of shared networks with a structure",
     "hub_weights": "weights of shared networks",
+    "hub_sparse": "descriptions of shared networks of which only the edges are stored",
+    "hub_sparse_weights": "edges of shared networks",
     "pretrained": "descriptions in Hugging Face folders (`config.json`)",
     "pretrained_index": "indices of Hugging Face folders",
     "pretrained_weights": "weights of Hugging Face folders",

@@ -182,7 +182,7 @@ ON_MODELS: dict[str, Call] = {
     "ship": (shipped, ("example_input", "data", "threads", "seconds", "dtype", "name")),
     "save_pretrained": (
         lambda model, **given: hub.save_pretrained(model, **{"folder": "saved", "card": False, **given}),
-        ("folder", "results", "name", "card", "best"),
+        ("folder", "results", "name", "card", "best", "sparse"),
     ),
 }
 """Functions of a model, and their other parameters."""

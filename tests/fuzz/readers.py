@@ -26,7 +26,7 @@ import yaml
 from torch import nn
 
 import wirings
-from tests.fuzz.files import ODD, spliced, truncated
+from tests.fuzz.files import ODD, crafted, spliced, truncated
 from tests.fuzz.runner import MISTAKE, Fuzzer
 from wirings import WiringError
 from wirings.draw.html import page
@@ -35,6 +35,7 @@ from wirings.train import data, recipes, results
 from wirings.train.data.base import get
 from wirings.train.sweep.plan import read_sweep_file
 from wirings.train.tables.leaderboard import step_costs
+from wirings.wire.sparse_state import is_sparse_file
 
 MEMORY = 3 * 2**29
 """Bytes that reading may take beyond those of a process with PyTorch."""
@@ -307,6 +308,28 @@ def write_hub(folder: Path) -> None:
     wirings.hub.save_pretrained(wirings.models.get("digits_static", rule="rigl", edges=500), folder, card=False)
 
 
+def write_sparse_hub(folder: Path) -> None:
+    """A finalized network with tied weights, of which only the edges are stored."""
+    torch.manual_seed(0)
+    options = {"layers": 1, "width": 32, "heads": 2, "context": 8, "classes": 65, "density": 0.05}
+    model = wirings.finalize_(wirings.models.get("gpt", rule="dnw", **options))
+    wirings.hub.save_pretrained(model, folder, card=False)
+    assert is_sparse_file(folder / "model.safetensors")
+
+
+def same_state(found: nn.Module, intact: nn.Module) -> bool:
+    one, other = found.state_dict(), intact.state_dict()
+    return one.keys() == other.keys() and all(torch.equal(x, other[name]) for name, x in one.items())
+
+
+def craft_sparse_weights(raw: bytes, draw: random.Random) -> bytes:
+    """Other descriptions and parts, with a valid checksum."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.safetensors"
+        path.write_bytes(raw)
+        return crafted(path, draw)
+
+
 def craft_weights(raw: bytes, draw: random.Random) -> bytes:
     """Other tensors, with a valid checksum."""
     from wirings.train.run import checkpoint
@@ -341,13 +364,16 @@ def craft_config(raw: bytes, draw: random.Random) -> bytes:
     names = [key for key in wirings.models.options(name) if key != "rule"]
     sizes = (*ODD, 64, 512, 4096, 5000, 10**4, 8.0, 0.1, 1e-9)
     config["model"] = {"name": name, "options": {key: draw.choice(sizes) for key in draw.sample(names, 2)}}
-    config["rule"] = draw.choice((config["rule"], {"name": draw.choice(wirings.rules.names())}))
+    rules = [config.get("rule"), {"name": draw.choice(wirings.rules.names())}]
+    config |= {"rule": rule} if (rule := draw.choice(rules)) is not None else {}
     return json.dumps(config).encode()
 
 
-def of_folder(path: str, write: Callable[[Path], object], read: Callable[[Path], object], craft: Any) -> Kind:
+def of_folder(
+    path: str, write: Callable[[Path], object], read: Callable[[Path], object], craft: Any, holds: Any = None
+) -> Kind:
     """A kind of file in a folder that is read as a whole."""
-    return Kind(path, write, read, craft, folder=True)
+    return Kind(path, write, read, craft, folder=True, holds=holds)
 
 
 read_shards = read_data("shards", classes=3, image_size=8)
@@ -356,6 +382,10 @@ KINDS = {
     "hub": of_folder("config.json", write_hub, wirings.hub.from_pretrained, craft_config),
     "hub structure": of_folder("config.json", write_structured_hub, wirings.hub.from_pretrained, craft_config),
     "hub weights": of_folder("model.safetensors", write_structured_hub, wirings.hub.from_pretrained, craft_weights),
+    "hub sparse": of_folder("config.json", write_sparse_hub, wirings.hub.from_pretrained, craft_config),
+    "hub sparse weights": of_folder(
+        "model.safetensors", write_sparse_hub, wirings.hub.from_pretrained, craft_sparse_weights, same_state
+    ),
     "history": Kind("history.wirings", write_history, read_history, craft_history, holds=is_prefix),
     "text.gz": of_folder("train.txt.gz", write_text("gz"), read_text, craft_packed("gz")),
     "text.xz": of_folder("train.txt.xz", write_text("xz"), read_text, craft_packed("xz")),

@@ -37,6 +37,8 @@ REFUSED |= {name for name in foreign_files.KINDS if name != "pretrained"}
 REFUSED |= {
     "hub",
     "hub structure",
+    "hub sparse",
+    "hub sparse weights",
     "sweep",
     "benchmark",
     "pairs",

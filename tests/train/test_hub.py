@@ -479,7 +479,7 @@ def test_any_value_in_a_config_is_accepted_or_explained(wire: Callable[[nn.Modul
         ("gpt", {"width": 10**400}, r"width = about 2\^1329 is out of proportion"),
         ("resnet18", {"width": float("nan")}, "width = nan is out of proportion"),
         ("gpt", {"layers": 4000, "width": 4, "heads": 1, "context": 4}, "many more layers than its weights file"),
-        ("gpt", {"width": 4092, "layers": 4000}, r"takes more than 64 MiB, but its weights file has 24,\d+ bytes"),
+        ("gpt", {"width": 4092, "layers": 4000}, r"takes more than 64 MiB, but its weights take 24,\d+ bytes"),
         ("vit", {"image_size": 4096, "patch": 4}, "takes more than 64 MiB"),
         ("seq2seq", {"length": 4096, "width": 4096, "classes": 4, "hidden": 8}, "takes more than 64 MiB"),
         ("resnet18", {"image_size": 4096, "density": 0.1, "mult_adds": 10**9}, "takes more than 64 MiB"),

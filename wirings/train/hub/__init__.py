@@ -4,8 +4,9 @@
     model = wirings.hub.from_pretrained("me/static-dnw")
 
 `save_pretrained` writes four files: ``config.json`` (which network of `wirings.models`, and how it is wired),
-``model.safetensors`` (its weights, or a compact model), ``README.md`` (a model card, made from the run's result) and
-``wiring.png`` (a picture of the wiring). None of them holds code, and loading them executes none.
+``model.safetensors`` (its weights, those of a sparse network without the zeros, or a compact model), ``README.md`` (a
+model card, made from the run's result) and ``wiring.png`` (a picture of the wiring). None of them holds code, and
+loading them executes none.
 
 Folders are written and read without huggingface_hub; only the Hub itself needs it.
 """
@@ -34,6 +35,7 @@ def save_pretrained(
     name: str | None = None,
     card: bool = True,
     best: bool = False,
+    sparse: bool = True,
 ) -> Path:
     """Write a trained network to a folder, which `from_pretrained` reads.
 
@@ -49,13 +51,18 @@ def save_pretrained(
         name: the title of the card, and the name to load the model by; by default that of the folder.
         card: whether to write the model card and its picture. Without a result, there can be none.
         best: of a run, save the network of the best epoch instead of the last.
+        sparse: whether to store only the real edges of a network that is not wired, such as a finalized one, if that
+            saves at least a tenth of the file. `from_pretrained` loads the same network either way; with False,
+            programs without this library can read the weights, too.
 
     Returns:
         The folder.
     """
     check_folder(folder, "save_pretrained()")
     target = Path(folder)
-    prepare(model, target.resolve().name if name is None else name, results, card=card, best=best).write(target)
+    prepare(model, target.resolve().name if name is None else name, results, card=card, best=best, sparse=sparse).write(
+        target
+    )
     return target
 
 
@@ -66,6 +73,7 @@ def push_to_hub(
     results: Results | Sequence[Results] = (),
     card: bool = True,
     best: bool = False,
+    sparse: bool = True,
     **options: Any,
 ) -> str:
     """Upload a trained network to the Hugging Face Hub. Log in first: ``hf auth login``.
@@ -76,6 +84,7 @@ def push_to_hub(
         results: see `save_pretrained`.
         card: see `save_pretrained`.
         best: see `save_pretrained`.
+        sparse: see `save_pretrained`.
         options: those of ``push_to_hub`` of huggingface_hub's ``ModelHubMixin``, such as ``private``, ``token``,
             ``branch``, ``create_pr`` and ``commit_message``.
 
@@ -83,7 +92,7 @@ def push_to_hub(
         The address of the commit.
     """
     hub = _hub()
-    return hub.push(prepare(model, name, results, card=card, best=best), name, options)
+    return hub.push(prepare(model, name, results, card=card, best=best, sparse=sparse), name, options)
 
 
 def from_pretrained(name: str | PathLike[str], **options: Any) -> nn.Module:

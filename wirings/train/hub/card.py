@@ -15,9 +15,11 @@ from wirings.compaction import CompactModel
 from wirings.errors import WiringError
 from wirings.history import History, snapshot_of
 from wirings.models.registry import built_as
+from wirings.train.hub.weights import file_bytes, model_bytes
 from wirings.train.results import Result
 from wirings.train.yaml_io import dump_yaml
 from wirings.utils.text import LONGEST, as_markdown, printable, shortened
+from wirings.wire.sparse_state import SparseState
 
 if TYPE_CHECKING:
     from wirings.draw.gallery import Picture
@@ -37,7 +39,14 @@ class Card:
 
 
 def make_card(
-    name: str, model: nn.Module, results: Sequence[Result], history: History | None, picture: str, *, best: bool
+    name: str,
+    model: nn.Module,
+    results: Sequence[Result],
+    history: History | None,
+    picture: str,
+    *,
+    best: bool,
+    edges: SparseState | None = None,
 ) -> Card:
     """Make the card of a network.
 
@@ -48,6 +57,7 @@ def make_card(
         history: the wiring to draw, if not that of the model.
         picture: the name of the picture's file.
         best: whether the network is that of the best epoch, while results are those of the last.
+        edges: the weights, if only the real edges are in the file.
     """
     if not results:
         raise WiringError(
@@ -64,7 +74,7 @@ def make_card(
         *([f"![The wiring]({picture})", ""] if drawn is not None else []),
         "| | |",
         "|---|---|",
-        *(f"| {label} | {as_markdown(value)} |" for label, value in _rows(model, results, best)),
+        *(f"| {label} | {as_markdown(value)} |" for label, value in _rows(model, results, best, edges)),
         "",
         "## Load it",
         "",
@@ -74,7 +84,7 @@ def make_card(
         f"model = wirings.hub.from_pretrained({printable(name)!r})",
         "```",
         "",
-        _what_it_is(model),
+        _what_it_is(model, edges),
         *_command(first),
     ]
     return Card(f"---\n{dump_yaml(_metadata(name, model, results))}---\n\n" + "\n".join(lines) + "\n", drawn)
@@ -96,7 +106,9 @@ def _kind(result: Result) -> str:
     return f"A sparse network, wired by the rule {as_markdown(_rule(result))} and"
 
 
-def _rows(model: nn.Module, results: Sequence[Result], best: bool) -> Iterable[tuple[str, str]]:
+def _rows(
+    model: nn.Module, results: Sequence[Result], best: bool, edges: SparseState | None
+) -> Iterable[tuple[str, str]]:
     first = results[0]
     metric = first.measured_by
     yield "recipe", first.recipe
@@ -115,6 +127,9 @@ def _rows(model: nn.Module, results: Sequence[Result], best: bool) -> Iterable[t
     if best:
         yield "weights", "those of the best epoch on the test data; the figures above are of the last epoch"
     yield from _sizes(model, first)
+    if edges is not None:
+        file, dense = (size / 1e6 for size in (file_bytes(edges), model_bytes(edges)))
+        yield "weights file", f"{file:,.2f} MB, without the zeros; {dense:,.2f} MB in memory"
     unit = f"{first.epochs:,} epochs, {first.steps:,} steps"
     beside = f", beside up to {first.most_others} other runs" if first.most_others else ""
     yield "training", f"{unit}, {first.train_s:,.0f} s on {first.hardware}{beside}"
@@ -138,11 +153,17 @@ def _sizes(model: nn.Module, result: Result) -> Iterable[tuple[str, str]]:
         yield "multiply-adds", f"{result.mult_adds:,} for one example"
 
 
-def _what_it_is(model: nn.Module) -> str:
+def _what_it_is(model: nn.Module, edges: SparseState | None) -> str:
     if isinstance(model, CompactModel):
         return (
             "This is a compact model: dead nodes are removed and norms are folded. Its outputs are those of the "
             "trained network; `wirings.engine.compile(model)` makes it fast on a CPU."
+        )
+    if edges is not None:
+        return (
+            "The model is in evaluation mode, a plain network with exact zeros, which `wirings.compact(model)` can "
+            "remove. Its file is in the safetensors format, but holds only the weights that are not zero and their "
+            "places: load it with the line above, not with other programs. Nothing in the files is executed."
         )
     return (
         "The model is in evaluation mode. If it is wired, training can go on from here; `wirings.finalize_(model)` "

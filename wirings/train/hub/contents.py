@@ -18,6 +18,7 @@ from wirings.models.registry import built_as, is_bundled
 from wirings.train import bundled, files
 from wirings.train.hub.card import Card, make_card
 from wirings.train.hub.limits import CONFIG_BYTES, BuildLimit, check_sizes
+from wirings.train.hub.weights import SavedWeights, smaller_state
 from wirings.train.results import Result, read
 from wirings.train.run import checkpoint
 from wirings.train.run.folder import RESULT, SETTINGS
@@ -32,6 +33,7 @@ from wirings.wire.handle import Wiring
 from wirings.wire.parametrization import wired
 from wirings.wire.pretrained import handles_of
 from wirings.wire.rewire import rewire_
+from wirings.wire.sparse_state import SparseState
 
 FORMAT = 1
 """The format of ``config.json``. A change that earlier versions would misread gets the next number."""
@@ -48,6 +50,8 @@ class HubFiles:
     model: nn.Module
     config: dict[str, Any]
     card: Card | None
+    edges: SparseState | None
+    """The weights by their real edges; None if all weights are written."""
 
     def write(self, folder: Path) -> None:
         """Write the files to a folder, which is made if it does not exist."""
@@ -57,6 +61,9 @@ class HubFiles:
             folder.mkdir(parents=True, exist_ok=True)
         if isinstance(self.model, CompactModel):
             self.model.save(folder / MODEL)
+        elif self.edges is not None:
+            edges = self.edges
+            files.write_file(folder / MODEL, lambda part: edges.write(Path(part)), remedy)
         else:
             checkpoint.save_model(folder / MODEL, self.model, {"wirings": __version__}, remedy)
         files.write_text(folder / CONFIG, json.dumps(self.config, indent=1) + "\n", remedy)
@@ -67,12 +74,19 @@ class HubFiles:
 
 
 def prepare(
-    model: nn.Module | str | PathLike[str], name: str, results: Results | Sequence[Results], *, card: bool, best: bool
+    model: nn.Module | str | PathLike[str],
+    name: str,
+    results: Results | Sequence[Results],
+    *,
+    card: bool,
+    best: bool,
+    sparse: bool,
 ) -> HubFiles:
     """Collect what the files of a network hold; see `wirings.hub.save_pretrained` for the arguments."""
     given = _given_results(results)
     check_bool("hub", "best", best)
     check_bool("hub", "card", card)
+    check_bool("hub", "sparse", sparse)
     if not isinstance(name, str) or not name:
         raise WiringError(f"name must be a text that is not empty, got {brief(name)}.")
     if isinstance(model, nn.Module):
@@ -88,15 +102,17 @@ def prepare(
         elif card:
             given = [model, *given]
     config = {"library_name": "wirings", "format": FORMAT, "version": __version__, **_describe(network)}
+    edges = smaller_state(network) if sparse and config["kind"] == "model" and not _is_wired(config) else None
     if not card:
-        return HubFiles(network, config, None)
+        return HubFiles(network, config, None, edges)
     found = _distinct([one if isinstance(one, Result) else _result_of(one) for one in given])
     _check_same_network(network, found[0] if found else None)
     history = None
     if isinstance(network, CompactModel):  # which has no wiring to draw, unlike the run that it was made from
         runs = [one for one in given if not isinstance(one, Result) and (Path(one).is_dir() or bundled.find(one))]
         history = load_run_history(str(runs[0])).history if runs else None
-    return HubFiles(network, config, make_card(name, network, found, history, PICTURE, best=best))
+    made = make_card(name, network, found, history, PICTURE, best=best, edges=edges)
+    return HubFiles(network, config, made, edges)
 
 
 def _given_results(results: Any) -> list[Results]:
@@ -198,6 +214,11 @@ def _describe(model: nn.Module) -> dict[str, Any]:
     return described
 
 
+def _is_wired(config: dict[str, Any]) -> bool:
+    """Whether a description is that of a wired network, which needs all its edges."""
+    return "rule" in config or "wiring" in config
+
+
 def _own_wiring(model: nn.Module) -> Wiring | None:
     """The handle of a model that was wired when it was built, unless it has been finalized."""
     wiring = getattr(model, "wiring", None)
@@ -254,17 +275,19 @@ def _build(config: dict[str, Any], path: Path) -> nn.Module:
     if "rule" in config:
         rule = config["rule"]
         options["rule"] = rules.get(rule["name"], rule.get("schedule"), **rule.get("settings", {}))
-    tensors, _ = checkpoint.read(path)
+    weights = SavedWeights.read(path)
     if is_bundled(given["name"]):  # options of others may be anything, such as a seed
-        check_sizes(given["options"], tensors)
-    with BuildLimit(tensors):
-        return _build_from(config, options, tensors, path)
+        check_sizes(given["options"], weights.tensors)
+    with BuildLimit(weights.tensors):
+        return _build_from(config, options, weights)
 
 
-def _build_from(config: dict[str, Any], options: dict[str, Any], tensors: dict[str, Tensor], path: Path) -> nn.Module:
+def _build_from(config: dict[str, Any], options: dict[str, Any], weights: SavedWeights) -> nn.Module:
+    if _is_wired(config):
+        weights.check_all_edges()
     model = models.get(config["model"]["name"], **options)
     if "rule" in config:
-        checkpoint.load_model(model, tensors, path)
+        checkpoint.load_model(model, weights.tensors, weights.path)
         wiring = _own_wiring(model)
         if wiring is None:
             raise WiringError(f"rule {config['rule']['name']!r} leaves this network dense")
@@ -274,11 +297,11 @@ def _build_from(config: dict[str, Any], options: dict[str, Any], tensors: dict[s
     if "wiring" in config:
         if wired(model):
             unwire_(model)
-        wiring = rewire_(model, config["wiring"], checkpoint.model_state(tensors))
+        wiring = rewire_(model, config["wiring"], checkpoint.model_state(weights.tensors))
         if not isinstance(getattr(type(model), "wiring", None), property):  # that of a graph, which is not wired now
             model.wiring = wiring  # type: ignore[assignment]
         return model
     if wired(model):
         finalize_(model)
-    checkpoint.load_model(model, tensors, path)
+    weights.load_into(model)
     return model

@@ -18,10 +18,25 @@ CONFIG_BYTES = 16 * 2**20
 MIN_BYTES, MAX_RATIO = 64 * 2**20, 8
 """What any network may take while it is built, and what it may take as a multiple of its weights in the file. Networks
 of the library take at most 2.2 times their weights."""
+SPARSE_RATIO = 256
+"""What weights that are stored by their edges may take in memory, as a multiple of what they take in the file, if that
+is more than `MIN_BYTES`: a file without edges may claim any size. As for compact models, this leaves room for weights
+of which one in 128 is not zero."""
 MIN_CALLS, CALLS_PER_TENSOR = 10_000, 200
 """How many operators of PyTorch may be called. Networks of the library call at most 26 for each of their tensors."""
 SMALL = 4096
 """Sizes up to this one are allowed for any network; a larger one cannot exceed the number of weights."""
+
+
+def may_decode(stored: int, decoded: int) -> bool:
+    """Whether weights that take ``stored`` bytes in a file may take ``decoded`` bytes in memory."""
+    return decoded <= max(MIN_BYTES, SPARSE_RATIO * stored)
+
+
+def check_decoded(stored: int, decoded: int) -> None:
+    """Raise unless `may_decode`."""
+    if not may_decode(stored, decoded):
+        raise WiringError(f"its weights would take {decoded:,} bytes of memory, but those in the file take {stored:,}")
 
 
 class BuildLimit(TorchDispatchMode):
@@ -51,7 +66,7 @@ class BuildLimit(TorchDispatchMode):
     def _check(self, size: int) -> None:
         if size > self.bytes:
             raise WiringError(
-                f"the network takes more than {self.bytes / 2**20:,.0f} MiB, but its weights file has {self._stored:,} "
+                f"the network takes more than {self.bytes / 2**20:,.0f} MiB, but its weights take {self._stored:,} "
                 "bytes"
             )
 

@@ -154,7 +154,7 @@ def restore(step: TrainingStep, tensors: dict[str, Tensor], about: dict[str, Any
     if step.device.type != "cuda" or "random.cuda" not in given:  # it may have been written on another device
         given.pop("random.cuda", None)
         fixed.pop("random.cuda", None)
-    _check_fits(fixed, given, path)
+    check_fits(fixed, given, path)
     buffers = _optimizer_buffers(step, tensors, path)
     try:
         torch.Generator().set_state(given["random.cpu"])
@@ -202,7 +202,7 @@ def _optimizer_buffers(
         _, number, key = (*name.split(".", 2), "")[:3]
         if number not in parameters or key not in known:
             raise damaged(path, f"the optimizer has no {name[:60]!r}")
-        _check_fits({name: torch.zeros(()) if key == "step" else parameters[number]}, {name: tensors[name]}, path)
+        check_fits({name: torch.zeros(()) if key == "step" else parameters[number]}, {name: tensors[name]}, path)
         if missing := [other for other in known if f"optimizer.{number}.{other}" not in tensors]:
             raise damaged(path, f"the optimizer lacks {missing[0]!r} of a parameter")
         found.append((parameters[number], key, tensors[name]))
@@ -214,7 +214,7 @@ def is_json_number(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
 
 
-def _check_fits(own: Mapping[str, Tensor], given: Mapping[str, Tensor], path: Path) -> None:
+def check_fits(own: Mapping[str, Tensor], given: Mapping[str, Tensor], path: Path) -> None:
     """Raise unless two sets of tensors have the same names, dtypes and shapes."""
     for name in [*own, *(name for name in given if name not in own)]:
         ours, theirs = (_kind(tensors.get(name)) for tensors in (own, given))
@@ -244,7 +244,7 @@ def evaluated(tensors: dict[str, Tensor]) -> str:
 def load_model(model: nn.Module, tensors: dict[str, Tensor], path: Path, prefix: str = "model.") -> None:
     """Load the weights under ``prefix`` of a checkpoint into a model."""
     state = model_state(tensors, prefix)
-    _check_fits(model.state_dict(), state, path)
+    check_fits(model.state_dict(), state, path)
     _load(model, state)
 
 
