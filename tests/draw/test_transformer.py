@@ -154,8 +154,9 @@ def test_charts_have_a_minimum_height_in_small_windows(open_page: Open) -> None:
     for width, height, rows in ((1400, 900, 1), (1400, 300, 1), (360, 640, 3)):
         page.set_viewport_size({"width": width, "height": height})
         page.wait_for_function(
-            f"() => wirings.charts.rows === {rows} && wirings.charts.painted.startsWith("
-            "`${wirings.charts.canvas.getBoundingClientRect().width} `)"
+            f"() => {{ const box = wirings.charts.canvas.getBoundingClientRect();"
+            f" return innerWidth === {width} && innerHeight === {height} && wirings.charts.rows === {rows}"
+            " && wirings.charts.painted.startsWith(`${box.width} ${box.height} `); }"
         )
         check(rows)
 
