@@ -152,7 +152,7 @@ def test_runs_that_trained_nothing_may_be_left_out(tmp_path: Path) -> None:
     (tmp_path / first[0].path).mkdir(parents=True)
     (tmp_path / first[0].path / "output.txt").write_text("failed")
     folder.claim_sweep_folder(tmp_path, first[1:])
-    assert folder._listed(tmp_path / folder.PLAN) == [first[1].path]
+    assert [line["place"] for line in folder._listed(tmp_path / folder.PLAN)] == [first[1].path]
     with pytest.raises(WiringError, match="holds another sweep"):
         folder.claim_sweep_folder(tmp_path, first[:1])
 
