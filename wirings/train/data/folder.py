@@ -22,7 +22,7 @@ from wirings.train.data.augment import IMAGENET_MEAN, IMAGENET_STD, ImageCrop, r
 from wirings.train.data.base import Data, ImageDataset, LoadOptions, register_dataset
 from wirings.train.data.decode import DEFAULT_CROP, DecodedBatch, DecodingLoader, EncodedExample, assemble
 from wirings.train.data.device import Split, device_loaders
-from wirings.train.data.sampling import EXAMPLE, HOLDOUT, hold_out, random_stream, rank_slices
+from wirings.train.data.sampling import EXAMPLE, hold_out, hold_out_of_each, random_stream, rank_slices
 from wirings.utils.checks import is_number
 from wirings.utils.text import brief
 
@@ -235,18 +235,14 @@ def _held_out(
 
 def _fraction_of_each(labels: np.ndarray, fraction: float, classes: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """The indices of the images to train on and of those to hold out, both sorted; the same for every seed."""
-    held = []
-    for number, name in enumerate(classes):
-        places = np.flatnonzero(labels == number)
-        if len(places) < 2:
+    sizes = np.bincount(labels).tolist()
+    for name, size in zip(classes, sizes, strict=True):
+        if size < 2:
             raise WiringError(
                 f"holdout = {fraction:g} takes an image of every class, but class {name!r} has only one, so that none "
                 "would be left to train on. Add images of it."
             )
-        count = min(max(round(fraction * len(places)), 1), len(places) - 1)
-        held.append(random_stream(0, 0, HOLDOUT, number).permutation(places)[:count])
-    chosen = np.sort(np.concatenate(held))
-    return np.setdiff1d(np.arange(len(labels)), chosen), chosen
+    return hold_out_of_each(labels, [min(max(round(fraction * size), 1), size - 1) for size in sizes])
 
 
 def _needs_size(path: str) -> str:

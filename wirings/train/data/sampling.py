@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -52,20 +53,27 @@ def hold_out(labels: np.ndarray, count: Any) -> tuple[np.ndarray, np.ndarray]:
     Returns:
         The indices of the images to train on and those of the held-out images, both sorted.
     """
-    classes = np.unique(labels)
+    classes, sizes = np.unique(labels, return_counts=True)
     if not is_int(count) or count < len(classes):
         raise WiringError(
             f"holdout must be an integer of at least {len(classes)} (one image for each class), got {brief(count)}. "
             "Leave it out to hold out nothing."
         )
-    held = []
-    for number, label in enumerate(classes):
-        places, part = np.flatnonzero(labels == label), len(rank_slice(count, number, len(classes)))
-        if part >= len(places):
+    parts = [len(rank_slice(count, number, len(classes))) for number in range(len(classes))]
+    for label, size, part in zip(classes, sizes, parts, strict=True):
+        if part >= size:
             raise WiringError(
-                f"holdout = {count} takes {part} images of class {label}, which has only {len(places)}, so none would "
-                "be left to train on. Hold out fewer images."
+                f"holdout = {count} takes {part} images of class {label}, which has only {size}, so none would be "
+                "left to train on. Hold out fewer images."
             )
-        held.append(random_stream(0, 0, HOLDOUT, number).permutation(places)[:part])
+    return hold_out_of_each(labels, parts)
+
+
+def hold_out_of_each(labels: np.ndarray, counts: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Hold out a number of images of each class, in the order of their labels; see `hold_out`."""
+    held = [
+        random_stream(0, 0, HOLDOUT, number).permutation(np.flatnonzero(labels == label))[:count]
+        for number, (label, count) in enumerate(zip(np.unique(labels), counts, strict=True))
+    ]
     chosen = np.sort(np.concatenate(held))
     return np.setdiff1d(np.arange(len(labels)), chosen), chosen
