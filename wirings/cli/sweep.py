@@ -21,7 +21,7 @@ from wirings.cli.options import (
     SeedOption,
     check_path,
     out_option,
-)  # fmt: skip
+)
 from wirings.errors import WiringError, unknown
 from wirings.utils.console import echo
 from wirings.utils.signals import StopSignals

@@ -21,7 +21,7 @@ from wirings.cli.options import (
     SeedOption,
     check_path,
     out_option,
-)  # fmt: skip
+)
 from wirings.cli.sweep import check_sweep_options, execute, executor_for, list_runs, report_failures, split_seeds
 from wirings.utils.tables import text_table
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wirings.train.sweep.rate_search import FURTHEST, RateSearch, best_rate, worse_sides
+from wirings.train.sweep.rate_search import FURTHEST, RateSearch, best_rate
+from wirings.train.tables.tuned import worse_sides
 
 
 def follow(search: RateSearch, loss: dict[float, float]) -> list[list[float]]:

@@ -61,13 +61,3 @@ def best_rate(losses: Mapping[float, float]) -> float | None:
     """
     finite = [rate for rate, loss in losses.items() if math.isfinite(loss)]
     return min(finite, key=lambda rate: (losses[rate], rate), default=None)
-
-
-def worse_sides(losses: Mapping[float, float], best: float) -> tuple[bool, bool]:
-    """Whether a lower rate than the best one is worse, and a higher one.
-
-    >>> worse_sides({0.1: 1.2, 0.2: 1.0, 0.4: 1.0}, 0.2)
-    (True, False)
-    """
-    worse = [rate for rate, loss in losses.items() if loss > losses[best]]
-    return any(rate < best for rate in worse), any(rate > best for rate in worse)

@@ -18,8 +18,9 @@ from wirings.train.run.loop import DIVERGED
 from wirings.train.sweep.folder import has_result
 from wirings.train.sweep.plan import SweepPlan, SweepRun, canonical_changes, is_sweep_file, matching_recipes
 from wirings.train.sweep.process import output_tail
-from wirings.train.sweep.rate_search import RateSearch, best_rate, worse_sides
+from wirings.train.sweep.rate_search import RateSearch, best_rate
 from wirings.train.sweep.schedule import FAILED, WAITING, RunProgress, state_of
+from wirings.train.tables.tuned import losses_of, worse_sides
 
 RATE = "optimizer.lr"
 """The setting that is tuned."""
@@ -61,8 +62,7 @@ class TunedRecipe:
     @property
     def losses(self) -> dict[float, float]:
         """The same, as numbers of which the smallest is best."""
-        sign = -1 if self.metric.higher_is_better else 1
-        return {rate: sign * value if math.isfinite(value) else math.inf for rate, value in self.values.items()}
+        return losses_of(self.values, self.metric)
 
     @property
     def best(self) -> float | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from statistics import fmean
@@ -42,8 +42,23 @@ class TriedRates:
     @property
     def sides(self) -> tuple[bool, bool]:
         """Whether a lower rate than the best one was worse, and a higher one."""
-        worse = [rate for rate, value in self.values.items() if self.metric.better(self.values[self.best], value)]
-        return any(rate < self.best for rate in worse), any(rate > self.best for rate in worse)
+        return worse_sides(losses_of(self.values, self.metric), self.best)
+
+
+def losses_of(values: Mapping[float, float], metric: Metric) -> dict[float, float]:
+    """Values of a metric by rate as numbers of which the smallest is best, infinite for a training that diverged."""
+    sign = -1 if metric.higher_is_better else 1
+    return {rate: sign * value if math.isfinite(value) else math.inf for rate, value in values.items()}
+
+
+def worse_sides(losses: Mapping[float, float], best: float) -> tuple[bool, bool]:
+    """Whether a lower rate than the best one is worse, and a higher one.
+
+    >>> worse_sides({0.1: 1.2, 0.2: 1.0, 0.4: 1.0}, 0.2)
+    (True, False)
+    """
+    worse = [rate for rate, loss in losses.items() if loss > losses[best]]
+    return any(rate < best for rate in worse), any(rate > best for rate in worse)
 
 
 def record_path(results: Path, recipe: str) -> Path:
