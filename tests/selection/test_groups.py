@@ -7,9 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from largest_tensor import LargestTensor
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from wirings import WiringError
 from wirings.selection.block_groups import BlockGroups
@@ -219,15 +218,7 @@ def test_every_group_has_n(n: int, m: int, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("m", [4, 32, 64, 4096])
 def test_nm_groups_of_any_size_take_little_memory(m: int) -> None:
     """On a GPU, for which a device without values stands in here."""
-    most = []
-
-    class Largest(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            result = func(*args, **(kwargs or {}))
-            most.extend(x.numel() for x in tree_leaves(result) if isinstance(x, Tensor))
-            return result
-
     groups = NMGroups(WeightLayout((4, 8192), ("out", "in")), m)
-    with Largest():
+    with LargestTensor() as largest:
         groups._first(torch.empty(4, 8192, device="meta", dtype=torch.int32), 2, None)
-    assert max(most) <= 32 * 4 * 8192
+    assert largest.entries <= 32 * 4 * 8192

@@ -9,10 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from largest_tensor import LargestTensor
 from test_groups import layouts, places
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import wirings
 from wirings import WiringError
@@ -267,22 +266,14 @@ def test_a_soft_threshold_changes_the_output_continuously() -> None:
 
 
 def test_large_weights_are_looked_at_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    most = []
-
-    class Largest(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            result = func(*args, **(kwargs or {}))
-            most.extend(x.numel() for x in tree_leaves(result) if isinstance(x, Tensor))
-            return result
-
     torch.manual_seed(0)
     values, k = torch.randn(10_000, 4, 4), torch.tensor(2)
     expected = choose_tiles(values, k), tile_thresholds(values, k)
     monkeypatch.setitem(tile_patterns._TILES, "cpu", 100)
-    with Largest():
+    with LargestTensor() as largest:
         found = tile_patterns._choose_tiles(values, k, None), tile_patterns._tile_thresholds(values, k, None)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-    assert max(most) == values.numel(), "nothing is larger than the weight"
+    assert largest.entries == values.numel(), "nothing is larger than the weight"
 
 
 @pytest.mark.gpu
